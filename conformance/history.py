@@ -1,0 +1,53 @@
+"""What happened between the ranks: one value per collective, as every rank saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective that a rank issued.
+
+    `index` counts the rank's collectives in this group from 0; `op` is torch's name (`all_reduce`, `broadcast`, ...);
+    `shapes` and `dtypes` describe the tensors passed in; `reduce_op` is `sum`, `avg`, ... or empty; `root` is the root
+    rank or -1; `phase` is what the program was doing (`construct`, `forward`, `backward`, ...); `step` counts the
+    program's steps (-1 before the first); `sync` tells whether the program was outside `no_sync`; `finished` whether
+    somebody waited for it and it completed.
+    """
+
+    index: int
+    op: str
+    group: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    reduce_op: str = ""
+    root: int = -1
+    phase: str = ""
+    step: int = -1
+    sync: bool = True
+    finished: bool = True
+    started_ns: int = 0
+    duration_ns: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Elements passed in, over all tensors."""
+        total = 0
+        for shape in self.shapes:
+            product = 1
+            for extent in shape:
+                product *= extent
+            total += product
+        return total
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What must agree between ranks for the collectives to match each other."""
+        return (self.op, self.group, self.numel, self.dtypes, self.reduce_op, self.root)
+
+    def describe(self) -> str:
+        """Return e.g. `all_reduce #7 (4096 x float32, sum)`."""
+        dtypes = "/".join(dict.fromkeys(self.dtypes)) or "no tensor"
+        reduce_op = f", {self.reduce_op}" if self.reduce_op else ""
+        return f"{self.op} #{self.index} ({self.numel} x {dtypes}{reduce_op})"

@@ -1,0 +1,67 @@
+"""What one rank did and saw in one scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.history import Collective
+
+#: Named facts in the order in which they were observed. Names are paths (`step0/grad/fc1.weight`); values are tensors
+#: (detached, cloned, on the CPU), `Raised`, or plain JSON data.
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception as a fact: type name, names of all its bases, and message."""
+
+    type: str
+    bases: tuple[str, ...]
+    message: str
+    traceback: str = ""
+
+    @staticmethod
+    def of(error: BaseException, traceback: str = "") -> Raised:
+        """Describe `error` without keeping it (or its frames) alive."""
+        bases = tuple(base.__name__ for base in type(error).__mro__)
+        return Raised(type(error).__name__, bases, str(error), traceback)
+
+    def __str__(self) -> str:
+        """Return type and message, as Python prints them."""
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How a rank ended: `returned`, `raised`, `exited`, `killed` (by a signal), `hung` or `abandoned`.
+
+    `abandoned` is a rank that was ended by the harness because another rank died or hung first.
+    """
+
+    kind: str
+    code: int = 0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return a short phrase such as `killed by SIGKILL`."""
+        return self.detail or self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything that one rank reports; `stack` and `stderr` are filled when the rank failed or hung."""
+
+    rank: int
+    fate: Fate
+    facts: Facts = field(default_factory=dict)
+    raised: Raised | None = None
+    history: tuple[Collective, ...] = ()
+    phase: str = ""
+    faults_fired: int = 0
+    hygiene: tuple[str, ...] = ()
+    unsupported: str = ""
+    stack: str = ""
+    stderr: str = ""
+    duration_ns: int = 0

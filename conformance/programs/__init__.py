@@ -1,0 +1,1 @@
+"""Programs: what every rank runs (SPMD), and what must come of it."""

@@ -1,0 +1,82 @@
+"""A program: a function that every rank runs, the facts that must come of it, and the invariants that hold meanwhile.
+
+A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports what it sees with
+`ctx.observe(name, value)`. What must be seen is computed from the scenario alone, in the controller, by the function
+given to `expects`; it returns for each rank the facts that are required. Facts without an expectation are reported but
+not judged; an expected fact that was not observed is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conformance.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from conformance.observation import Facts
+    from conformance.rank_context import RankContext
+    from conformance.scenario import Scenario
+
+    Body = Callable[[RankContext], None]
+    Expectation = Callable[[Scenario], Mapping[int, Facts]]
+
+_PROGRAMS: dict[str, Program] = {}
+
+
+@dataclass
+class Program:
+    """A registered program; `invariants` names the checkers of the collective history that apply to it."""
+
+    name: str
+    body: Body
+    invariants: tuple[str, ...] = ("same_collectives",)
+    native_facts: tuple[str, ...] = ()
+    expectation: Expectation | None = field(default=None)
+
+    def expects(self, expectation: Expectation) -> Expectation:
+        """Register the function that computes the required facts from the scenario alone."""
+        assert self.expectation is None, f"program {self.name} has an expectation already"
+        self.expectation = expectation
+        return expectation
+
+
+def program(
+    name: str, *, invariants: tuple[str, ...] = ("same_collectives",), native_facts: tuple[str, ...] = ()
+) -> Callable[[Body], Program]:
+    """Register the decorated function as program `name`.
+
+    `native_facts` are prefixes of fact names in which the subject must equal torch's own DDP wherever torch's passes.
+    """
+
+    def register(body: Body) -> Program:
+        assert name not in _PROGRAMS, f"two programs are called {name}"
+        _PROGRAMS[name] = Program(name, body, invariants, native_facts)
+        return _PROGRAMS[name]
+
+    return register
+
+
+def load_programs() -> Mapping[str, Program]:
+    """Import every module of this package and return the programs by name."""
+    import importlib
+    import pkgutil
+
+    import conformance.programs as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return _PROGRAMS
+
+
+def get_program(name: str) -> Program:
+    """Return the program called `name`; raises `ScenarioError` with near misses."""
+    programs = load_programs()
+    if name not in programs:
+        import difflib
+
+        near = difflib.get_close_matches(name, programs, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(sorted(programs))}"
+        raise ScenarioError(f"unknown program {name!r}{hint}")
+    return programs[name]

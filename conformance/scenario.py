@@ -1,0 +1,193 @@
+"""A scenario: everything that decides what a run does, as one frozen value that travels as JSON.
+
+The same value drives pytest, the command line, replay, generated runs and mutants, so a failing scenario is a file that
+somebody else can run. Loading one never executes anything and never half-succeeds: it gives a `Scenario` or raises
+`ScenarioError` with the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from conformance.errors import ScenarioError
+
+SCHEMA_VERSION = 1
+
+ZERO_GRAD = ("none", "zeros", "keep")
+FAULT_KINDS = ("kill", "stop", "exit", "segfault", "raise")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimiser step of a schedule.
+
+    The order within a step is: `zero_grad`, then `local_backwards` times forward and backward under `no_sync`, then
+    (if `synchronised`) one forward and backward that synchronises, then (if `optimizer`) the optimiser's step.
+    """
+
+    local_backwards: int = 0
+    synchronised: bool = True
+    optimizer: bool = True
+    zero_grad: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run could mean."""
+        if self.local_backwards < 0:
+            raise ScenarioError(f"local_backwards must be >= 0, got {self.local_backwards}")
+        if self.zero_grad not in ZERO_GRAD:
+            raise ScenarioError(f"zero_grad must be one of {', '.join(ZERO_GRAD)}, got {self.zero_grad!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One injected misfortune: `kind` happens on `rank` when it reaches `at` for the `occurrence`-th time.
+
+    `at` is a phase that the program announces (`forward`, `backward`, `step`, ...) or `collective`, counted from 0.
+    """
+
+    kind: str
+    rank: int
+    at: str = "backward"
+    occurrence: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse unknown kinds early: a fault that cannot fire would make a scenario that tests nothing."""
+        if self.kind not in FAULT_KINDS:
+            raise ScenarioError(f"fault kind must be one of {', '.join(FAULT_KINDS)}, got {self.kind!r}")
+
+
+def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(mapping))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run of one program on `world_size` ranks, and the requirements that it gives evidence for.
+
+    `options` are keyword arguments of the DDP under test; `arguments` belong to the program. Both hold JSON only.
+    `needs` names capabilities of backend or subject without which the verdict is UNSUPPORTED. A run that records fewer
+    than `min_collectives` collectives on any rank exercised nothing and is a HARNESS_ERROR.
+    """
+
+    id: str
+    requirements: tuple[str, ...]
+    program: str
+    model: str = "mlp"
+    world_size: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: tuple[Step, ...] = (Step(), Step())
+    dtype: str = "float32"
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    needs: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    min_collectives: int = 1
+    deadline_s: float = 20.0
+    recorded: bool = True
+
+    def __post_init__(self) -> None:
+        """Normalise containers to immutable ones and refuse values that cannot be run."""
+        set_field = object.__setattr__
+        for name in ("requirements", "schedule", "faults", "needs"):
+            set_field(self, name, tuple(getattr(self, name)))
+        for name in ("options", "arguments"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise ScenarioError(f"{name} must be an object, got {type(value).__name__}")
+            set_field(self, name, _frozen(value))
+        if not self.id or not isinstance(self.id, str):
+            raise ScenarioError("id must be a non-empty string")
+        if not self.requirements:
+            raise ScenarioError(f"{self.id}: a scenario must name at least one requirement")
+        if type(self.world_size) is not int or self.world_size < 1:
+            raise ScenarioError(f"{self.id}: world_size must be an integer >= 1, got {self.world_size!r}")
+        if self.dtype not in DTYPES:
+            raise ScenarioError(f"{self.id}: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.deadline_s <= 0:
+            raise ScenarioError(f"{self.id}: deadline_s must be > 0 seconds, got {self.deadline_s}")
+        for fault in self.faults:
+            if not 0 <= fault.rank < self.world_size:
+                raise ScenarioError(f"{self.id}: fault on rank {fault.rank}, but world_size is {self.world_size}")
+
+    @property
+    def chapter(self) -> str:
+        """The first part of the id: the chapter of the specification that owns this scenario."""
+        return self.id.split("/", 1)[0]
+
+    def replace(self, **changes: Any) -> Scenario:
+        """Return a copy with `changes`, validated like a new one."""
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data; `from_json` gives back an equal scenario."""
+        data: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Mapping):
+                value = dict(value)
+            elif entry.name in ("schedule", "faults"):
+                value = [dataclasses.asdict(item) for item in value]
+            elif isinstance(value, tuple):
+                value = list(value)
+            data[entry.name] = value
+        return data
+
+    @staticmethod
+    def from_json(data: Any) -> Scenario:
+        """Build a scenario from parsed JSON; raises `ScenarioError` naming the field that is wrong."""
+        if not isinstance(data, dict):
+            raise ScenarioError(f"a scenario must be a JSON object, got {type(data).__name__}")
+        rest = dict(data)
+        version = rest.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise ScenarioError(f"schema_version {version!r} is not supported; this release reads {SCHEMA_VERSION}")
+        known = {entry.name: entry for entry in dataclasses.fields(Scenario)}
+        if unknown := sorted(set(rest) - set(known)):
+            raise ScenarioError(f"unknown field(s): {', '.join(unknown)}")
+        if missing := [name for name in ("id", "requirements", "program") if name not in rest]:
+            raise ScenarioError(f"missing field(s): {', '.join(missing)}")
+        for name, default in (
+            ("id", ""), ("program", ""), ("model", ""), ("dtype", ""), ("world_size", 0), ("seed", 0),
+            ("min_collectives", 0), ("deadline_s", 0.0), ("recorded", True),
+        ):  # fmt: skip
+            allowed: Any = (int, float) if isinstance(default, float) else type(default)
+            if name in rest and (not isinstance(rest[name], allowed) or (
+                isinstance(rest[name], bool) and not isinstance(default, bool)
+            )):
+                raise ScenarioError(f"{name} must be {type(default).__name__}, got {rest[name]!r}")
+        for name in ("requirements", "needs"):
+            value = rest.get(name, [])
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ScenarioError(f"{name} must be a list of strings, got {value!r}")
+        for name, kind in (("schedule", Step), ("faults", Fault)):
+            if name in rest:
+                rest[name] = _items(name, rest[name], kind)
+        return Scenario(**rest)
+
+    def dumps(self) -> str:
+        """Return the scenario as indented JSON text."""
+        return json.dumps(self.to_json(), indent=2) + "\n"
+
+    @staticmethod
+    def loads(text: str) -> Scenario:
+        """Read JSON text; raises `ScenarioError` with line and column when the text is truncated or no JSON."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ScenarioError(f"not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}") from error
+        return Scenario.from_json(data)
+
+
+def _items(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ScenarioError(f"{name} must be a list of objects, got {value!r}")
+    try:
+        return tuple(kind(**item) for item in value)
+    except TypeError as error:
+        raise ScenarioError(f"{name}: {error}") from error
