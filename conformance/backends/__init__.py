@@ -1,0 +1,1 @@
+"""Backends and their devices behind one adapter."""

@@ -1,0 +1,1 @@
+"""The implementations under test, by name."""

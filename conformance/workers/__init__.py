@@ -1,0 +1,1 @@
+"""The processes that play the ranks, and the controller that watches them."""

@@ -1,0 +1,70 @@
+"""What the harness must know of a c10d backend, in one small value.
+
+Everything that differs between gloo, NCCL and a vendor's backend is here, so that programs, pools and checkers name
+none of them. A vendor describes theirs as a `Backend` in a module of their own and passes `module:attr`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend as GroupBackend
+from torch._C._distributed_c10d import ProcessGroup, Store
+
+from conformance.errors import BackendError
+
+BUILT_IN = {"gloo": "conformance.backends.gloo:GLOO", "nccl": "conformance.backends.nccl:NCCL"}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A c10d backend together with the devices that it serves.
+
+    `capabilities` are what scenarios may list under `needs`: operations beyond the all-reduce and broadcast that every
+    DDP lives on (`all_to_all`, `sparse`, `avg`, ...) and dtypes beyond float32 and float64. `max_world_size()` is None
+    for no limit; `unavailable()` is empty when the backend can be used here, else the reason; both run in the
+    controller and may touch the device. `device(rank)` and `create(store, rank, world_size, timeout)` run in a rank;
+    every rank must call `create`, which returns the connected group. `source` is the text by which another process
+    finds this value again: ranks look the backend up by it, because functions of a vendor's module need not pickle.
+    """
+
+    name: str
+    device_type: str
+    capabilities: frozenset[str]
+    max_world_size: Callable[[], int | None]
+    unavailable: Callable[[], str]
+    device: Callable[[int], str]
+    create: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup]
+    source: str = ""
+
+
+def get_backend(name: str) -> Backend:
+    """Return the backend called `name`: `gloo`, `nccl`, or `module:attr` for a `Backend` elsewhere.
+
+    Whether it can be used on this machine is not asked: see `Backend.unavailable`.
+
+    Raises:
+        BackendError: nothing of that name exists, its module cannot be imported, or it is no `Backend`.
+
+    """
+    target = BUILT_IN.get(name, name)
+    module_name, separator, attribute = target.partition(":")
+    if not (separator and module_name and attribute):
+        raise BackendError(
+            f"unknown backend {name!r}; expected {', '.join(sorted(BUILT_IN))}, or module:attr naming a Backend"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise BackendError(f"backend {name!r}: cannot import {module_name}: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Backend):
+        came = "no such attribute" if found is None else f"got {type(found).__name__}"
+        raise BackendError(
+            f"backend {name!r}: {module_name}.{attribute} must be a conformance.backends.backend.Backend, {came}"
+        )
+    return dataclasses.replace(found, source=name)

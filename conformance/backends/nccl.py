@@ -1,0 +1,50 @@
+"""NCCL on CUDA devices.
+
+More ranks than devices are possible, for correctness only: NCCL refuses two ranks on one device when their host hash
+and bus id agree, so such ranks each get a host id of their own and talk over loopback sockets.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as GroupBackend
+from torch._C._distributed_c10d import Store
+
+from conformance.backends.backend import Backend
+
+
+def _unavailable() -> str:
+    if not dist.is_nccl_available():
+        return "this torch was built without NCCL"
+    return "" if torch.cuda.is_available() else "no CUDA device is visible"
+
+
+def _device(rank: int) -> str:
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
+    if world_size > torch.cuda.device_count():  # before NCCL's first call in this process: it reads these once
+        os.environ["NCCL_HOSTID"] = f"rank{rank}"
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    torch.cuda.set_device(_device(rank))
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, world_size, options)
+
+
+NCCL = Backend(
+    name="nccl",
+    device_type="cuda",
+    capabilities=frozenset(
+        {"all_to_all", "reduce_scatter", "coalesced", "avg", "send_recv", "float16", "bfloat16", "complex64"}
+    ),
+    max_world_size=lambda: None,
+    unavailable=_unavailable,
+    device=_device,
+    create=_create,
+)

@@ -1,0 +1,110 @@
+"""The DDP under test, by name.
+
+This is the only place of the harness that names an implementation, and it names them as text: each rank imports the
+subject for itself, and nothing else of the harness ever holds a reference to one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from conformance.errors import SubjectError
+
+#: What scenarios may list under `needs` of a subject, beyond what every DDP must do.
+CAPABILITIES = frozenset(
+    {
+        "bucket_cap_mb_list",
+        "comm_hook",
+        "delay_all_reduce",
+        "device_mesh",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "ignored_parameters",
+        "init_sync",
+        "join",
+        "mixed_precision",
+        "no_sync",
+        "skip_all_reduce_unused_params",
+        "static_graph",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to do."""
+
+    name: str
+    target: str
+    capabilities: frozenset[str] = CAPABILITIES
+
+
+KNOWN = {
+    "ddp_impl": Subject(
+        "ddp_impl",
+        "ddp_impl:DistributedDataParallel",
+        frozenset(
+            {
+                "bucket_cap_mb_list",
+                "find_unused_parameters",
+                "gradient_as_bucket_view",
+                "ignored_parameters",
+                "init_sync",
+                "no_sync",
+            }
+        ),
+    ),
+    "torch": Subject("torch", "torch.nn.parallel:DistributedDataParallel"),
+}
+
+
+def get_subject(text: str) -> Subject:
+    """Return the subject called `text`: `ddp_impl`, `torch`, or `module:Class`, having imported it once.
+
+    Raises:
+        SubjectError: `text` is no name of that form, or see `load`. Better said before the run than by every rank.
+
+    """
+    known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # written the long way: same report
+    if text in known:
+        subject = known[text]
+    elif re.fullmatch(r"[\w.]+:[\w.]+", text):
+        subject = Subject(text, text)
+    else:
+        near = difflib.get_close_matches(text, KNOWN, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(KNOWN)}, or module:Class"
+        raise SubjectError(f"unknown DDP {text!r}; {hint}")
+    load(subject)
+    return subject
+
+
+def load(subject: Subject) -> Callable[..., nn.Module]:
+    """Import the subject's class in this process.
+
+    Raises:
+        SubjectError: the module cannot be imported, has no such attribute, or the attribute cannot be called.
+
+    """
+    module_name, _, attribute = subject.target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise SubjectError(
+            f"DDP {subject.name!r}: cannot import {module_name}: {type(error).__name__}: {error}"
+        ) from error
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")
+    return found
