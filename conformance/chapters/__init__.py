@@ -1,0 +1,1 @@
+"""The scenarios, one module per chapter of the specification."""

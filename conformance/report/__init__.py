@@ -1,0 +1,1 @@
+"""Reports: what a run leaves behind, for machines and for people."""

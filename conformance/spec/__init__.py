@@ -1,0 +1,1 @@
+"""The requirements, one TOML file per chapter; `catalogue` reads them."""

@@ -1,0 +1,16 @@
+"""The pytest front: `pytest --pyargs conformance -n 2 -k buckets --ddp my_package:MyDDP`.
+
+pytest imports this module in every session of every project on the machine, so it imports nothing but pytest at the
+top; the harness and torch are imported by the first scenario that runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--ddp` and `--ddp-backend`."""
+    group = parser.getgroup("ddp-conformance", "conformance of a DistributedDataParallel")
+    group.addoption("--ddp", default="ddp_impl", metavar="NAME", help="DDP under test: ddp_impl, torch or module:Class")
+    group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")

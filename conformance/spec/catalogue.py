@@ -1,0 +1,194 @@
+"""The catalogue of requirements: one TOML file per chapter beside this module, loaded as frozen values.
+
+A chapter's file looks like this; unknown keys are errors, so that a typing mistake never loses a requirement:
+
+    [chapter]
+    name = "gradients"             # the file's name and the first part of every scenario id
+    title = "Gradients"
+    prefix = "GRAD"                # every id of this chapter is GRAD-01, GRAD-02, ...
+    order = 20                     # optional: where the chapter stands in reports
+
+    [[requirement]]
+    id = "GRAD-01"
+    statement = "After a synchronised backward every rank MUST hold the mean of the ranks' local gradients."
+    level = "core"                 # core, full, compiled, parallel or gpu
+    source = ["torch DDP docs", "pytorch/pytorch#12345"]
+    since = "0.1"                  # the release of ddp-conformance that first asked for it
+    testable = true                # false needs a `note` that says why no scenario can show it
+    note = ""                      # optional, for readers
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.errors import SpecificationError
+
+if TYPE_CHECKING:
+    from conformance.scenario import Scenario
+
+SPEC_DIR = Path(__file__).parent
+LEVELS = ("core", "full", "compiled", "parallel", "gpu")
+
+_ID = re.compile(r"^(?P<prefix>[A-Z][A-Z0-9]*)-(?P<number>[0-9]{2,3})$")
+_KEYWORD = re.compile(r"\b(MUST|MUST NOT|SHOULD|MAY)\b")
+_CHAPTER_KEYS = {"name": str, "title": str, "prefix": str, "order": int}
+_REQUIREMENT_KEYS = {
+    "id": str, "statement": str, "level": str, "source": list, "since": str, "testable": bool, "note": str,
+}  # fmt: skip
+_OPTIONAL_KEYS = {"order", "testable", "note"}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One sentence that a DDP keeps or breaks, and where the sentence comes from."""
+
+    id: str
+    chapter: str
+    statement: str
+    level: str
+    source: tuple[str, ...]
+    since: str
+    testable: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A group of requirements about one subject matter, in the order of their file."""
+
+    name: str
+    title: str
+    prefix: str
+    requirements: tuple[Requirement, ...]
+    order: int = 1000
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All chapters, in their order; iterating gives every requirement."""
+
+    chapters: tuple[Chapter, ...]
+
+    def __iter__(self) -> Iterator[Requirement]:
+        for chapter in self.chapters:
+            yield from chapter.requirements
+
+    def __len__(self) -> int:
+        return sum(len(chapter.requirements) for chapter in self.chapters)
+
+    def __contains__(self, requirement_id: object) -> bool:
+        return requirement_id in self._by_id
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Requirement]:
+        return {requirement.id: requirement for requirement in self}
+
+    def requirement(self, requirement_id: str) -> Requirement:
+        """Return the requirement with this id; raises `SpecificationError` with near misses."""
+        if requirement_id not in self._by_id:
+            raise SpecificationError(f"unknown requirement {requirement_id!r}{hint(requirement_id, self._by_id)}")
+        return self._by_id[requirement_id]
+
+    def chapter(self, name: str) -> Chapter:
+        """Return the chapter called `name`; raises `SpecificationError` with near misses."""
+        chapters = {chapter.name: chapter for chapter in self.chapters}
+        if name not in chapters:
+            raise SpecificationError(f"unknown chapter {name!r}{hint(name, chapters)}")
+        return chapters[name]
+
+    def unknown_ids(self, scenarios: Iterable[Scenario]) -> tuple[str, ...]:
+        """Return `scenario: id` for every id that a scenario names and no chapter defines."""
+        return tuple(
+            f"{scenario.id}: {requirement_id}"
+            for scenario in scenarios
+            for requirement_id in scenario.requirements
+            if requirement_id not in self
+        )
+
+    def uncovered(self, scenarios: Iterable[Scenario]) -> tuple[Requirement, ...]:
+        """Return the testable requirements for which no scenario gives evidence."""
+        covered = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
+        return tuple(requirement for requirement in self if requirement.testable and requirement.id not in covered)
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` for names close to `name`, otherwise the list of all of them."""
+    names = sorted(known)
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"; known: {shown or 'none'}"
+
+
+def load_catalogue(directory: Path = SPEC_DIR) -> Catalogue:
+    """Read every chapter of `directory`; raises `SpecificationError` naming file and entry of the first mistake."""
+    chapters = [_read_chapter(path) for path in sorted(directory.glob("*.toml"))]
+    prefixes: dict[str, str] = {}
+    for chapter in chapters:
+        if other := prefixes.get(chapter.prefix):
+            raise SpecificationError(f"chapters {other} and {chapter.name} share the prefix {chapter.prefix}")
+        prefixes[chapter.prefix] = chapter.name
+    return Catalogue(tuple(sorted(chapters, key=lambda chapter: (chapter.order, chapter.name))))
+
+
+def _read_chapter(path: Path) -> Chapter:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecificationError(f"{path.name}: not valid TOML: {error}") from error
+    if extra := sorted(set(data) - {"chapter", "requirement"}):
+        raise SpecificationError(f"{path.name}: unknown table(s): {', '.join(extra)}")
+    head = _checked(f"{path.name}: [chapter]", data.get("chapter"), _CHAPTER_KEYS)
+    if head["name"] != path.stem:
+        raise SpecificationError(f"{path.name}: chapter is called {head['name']!r}, but its file {path.stem!r}")
+    entries = data.get("requirement", [])
+    if not isinstance(entries, list):
+        raise SpecificationError(f"{path.name}: requirements are written [[requirement]], with two brackets")
+    requirements: dict[str, Requirement] = {}
+    for index, entry in enumerate(entries, start=1):
+        requirement = _requirement(f"{path.name}: requirement {index}", entry, head["name"], head["prefix"])
+        if requirement.id in requirements:
+            raise SpecificationError(f"{path.name}: {requirement.id} is defined twice")
+        requirements[requirement.id] = requirement
+    return Chapter(requirements=tuple(requirements.values()), **head)
+
+
+def _requirement(where: str, entry: Any, chapter: str, prefix: str) -> Requirement:
+    fields = _checked(where, entry, _REQUIREMENT_KEYS)
+    where = f"{where} ({fields['id']})"
+    match = _ID.match(fields["id"])
+    if match is None or match["prefix"] != prefix:
+        raise SpecificationError(f"{where}: ids of this chapter look like {prefix}-01")
+    if fields["level"] not in LEVELS:
+        raise SpecificationError(f"{where}: level must be one of {', '.join(LEVELS)}, got {fields['level']!r}")
+    if not _KEYWORD.search(fields["statement"]):
+        raise SpecificationError(f"{where}: a statement says MUST, MUST NOT, SHOULD or MAY: {fields['statement']!r}")
+    if not fields["source"] or not all(isinstance(item, str) and item for item in fields["source"]):
+        raise SpecificationError(f"{where}: source must be a non-empty list of strings, got {fields['source']!r}")
+    if not fields.get("testable", True) and not fields.get("note"):
+        raise SpecificationError(f"{where}: testable = false needs a note that says why")
+    return Requirement(chapter=chapter, **{**fields, "source": tuple(fields["source"])})
+
+
+def _checked(where: str, entry: Any, keys: Mapping[str, type]) -> dict[str, Any]:
+    """Return `entry` when it is a table with exactly these keys (optional ones may be missing) of these types."""
+    if not isinstance(entry, dict):
+        raise SpecificationError(f"{where}: expected a table, got {type(entry).__name__}")
+    if unknown := sorted(set(entry) - set(keys)):
+        raise SpecificationError(f"{where}: unknown key(s): {', '.join(unknown)}{hint(unknown[0], keys)}")
+    if missing := sorted(set(keys) - set(entry) - _OPTIONAL_KEYS):
+        raise SpecificationError(f"{where}: missing key(s): {', '.join(missing)}")
+    for key, value in entry.items():
+        if type(value) is not keys[key] or (value == "" and key not in _OPTIONAL_KEYS):
+            raise SpecificationError(f"{where}: {key} must be a {keys[key].__name__}, got {value!r}")
+    return dict(entry)

@@ -1,0 +1,161 @@
+"""The catalogue: what it refuses, and the two gates between requirements and scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.chapters.chapter import Selection, check_scenarios, load_scenarios
+from conformance.errors import ScenarioError, SpecificationError
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import Catalogue, load_catalogue
+
+CHAPTER = """
+[chapter]
+name = "gradients"
+title = "Gradients"
+prefix = "GRAD"
+
+[[requirement]]
+id = "GRAD-01"
+statement = "Every rank MUST hold the mean of the ranks' local gradients."
+level = "core"
+source = ["torch DDP docs"]
+since = "0.1"
+
+[[requirement]]
+id = "GRAD-02"
+statement = "A gradient MUST NOT depend on the bucket cap."
+level = "full"
+source = ["pytorch/pytorch#30509"]
+since = "0.1"
+"""
+
+
+def catalogue_of(directory: Path, text: str, name: str = "gradients") -> Catalogue:
+    (directory / f"{name}.toml").write_text(text)
+    return load_catalogue(directory)
+
+
+def test_a_chapter_is_read_as_values(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, CHAPTER)
+    assert [requirement.id for requirement in catalogue] == ["GRAD-01", "GRAD-02"]
+    assert catalogue.requirement("GRAD-02").source == ("pytorch/pytorch#30509",)
+    assert catalogue.requirement("GRAD-01").testable
+    assert catalogue.chapter("gradients").title == "Gradients"
+    assert len(catalogue) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('since = "0.1"\n\n', "\n", "requirement 1: missing key(s): since"),
+        ("level =", "levle =", "unknown key(s): levle; did you mean level?"),
+        ('level = "core"', 'level = "gold"', "level must be one of core, full"),
+        ("GRAD-02", "GRAD-01", "GRAD-01 is defined twice"),
+        ('id = "GRAD-02"', 'id = "CONS-02"', "ids of this chapter look like GRAD-01"),
+        ('id = "GRAD-02"', 'id = "GRAD-2"', "ids of this chapter look like GRAD-01"),
+        ("MUST NOT", "does not", "a statement says MUST"),
+        ('source = ["torch DDP docs"]', "source = []", "source must be a non-empty list"),
+        ('since = "0.1"\n\n', 'since = "0.1"\ntestable = false\n\n', "needs a note"),
+        ('since = "0.1"\n\n', "since = 0.1\n\n", "since must be a str, got 0.1"),
+        ('name = "gradients"', 'name = "buckets"', "chapter is called 'buckets', but its file 'gradients'"),
+        ("[[requirement]]", "[[requirements]]", "unknown table(s): requirements"),
+        ("[chapter]", "[chapter", "gradients.toml: not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_chapter_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:
+    assert before in CHAPTER
+    with pytest.raises(SpecificationError) as caught:
+        catalogue_of(tmp_path, CHAPTER.replace(before, after))
+    assert message in str(caught.value)
+
+
+def test_two_chapters_may_not_share_a_prefix(tmp_path: Path) -> None:
+    catalogue_of(tmp_path, CHAPTER)
+    with pytest.raises(SpecificationError, match="share the prefix GRAD"):
+        catalogue_of(tmp_path, CHAPTER.replace('"gradients"', '"buckets"'), "buckets")
+
+
+def test_an_unknown_id_gets_near_misses(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, CHAPTER)
+    with pytest.raises(SpecificationError, match=r"unknown requirement 'grad-1'; did you mean GRAD-0"):
+        catalogue.requirement("grad-1")
+    with pytest.raises(SpecificationError, match="did you mean gradients"):
+        catalogue.chapter("gradient")
+
+
+def scenario(scenario_id: str, *requirements: str, world_size: int = 2) -> Scenario:
+    return Scenario(id=scenario_id, requirements=requirements, program="train", world_size=world_size)
+
+
+def test_gates_see_uncovered_and_unknown_requirements(tmp_path: Path) -> None:
+    catalogue = catalogue_of(tmp_path, CHAPTER)
+    scenarios = [scenario("gradients/GRAD-01/a", "GRAD-01", "GRAD-09")]
+    assert [requirement.id for requirement in catalogue.uncovered(scenarios)] == ["GRAD-02"]
+    assert catalogue.unknown_ids(scenarios) == ("gradients/GRAD-01/a: GRAD-09",)
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "message"),
+    [
+        ([scenario("gradients/GRAD-01", "GRAD-01")], "must read <chapter>/<REQUIREMENT-ID>/<slug>"),
+        ([scenario("gradients/GRAD-01/a", "GRAD-01")] * 2, "two scenarios are called gradients/GRAD-01/a"),
+        ([scenario("gradients/GRAD-01/a", "GRAD-02")], "not among its requirements"),
+        ([scenario("gradients/GRAD-01/a", "GRAD-01", "GRAD-20")], "unknown requirement 'GRAD-20'"),
+        ([scenario("gradient/GRAD-01/a", "GRAD-01")], "unknown chapter 'gradient'"),
+    ],
+)
+def test_malformed_scenarios_are_refused(tmp_path: Path, scenarios: list[Scenario], message: str) -> None:
+    with pytest.raises(SpecificationError) as caught:
+        check_scenarios(scenarios, catalogue_of(tmp_path, CHAPTER))
+    assert message in str(caught.value)
+
+
+SCENARIOS = (
+    scenario("gradients/GRAD-01/mlp", "GRAD-01"),
+    scenario("gradients/GRAD-01/cnn", "GRAD-01", world_size=3),
+    scenario("gradients/GRAD-02/mlp", "GRAD-02", "GRAD-01", world_size=3),
+)
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [
+        (Selection(), [0, 1, 2]),
+        (Selection(chapters=("gradients",), world_sizes=(3,)), [1, 2]),
+        (Selection(requirements=("GRAD-02",)), [2]),
+        (Selection(names=("GRAD-01",), keyword="MLP"), [0, 2]),
+        (Selection(names=("gradients/*/mlp",)), [0, 2]),
+        (Selection(names=("gradients/GRAD-01/cnn", "GRAD-02")), [1, 2]),
+    ],
+)
+def test_a_selection_is_the_intersection_of_its_parts(tmp_path: Path, selection: Selection, chosen: list[int]) -> None:
+    expected = tuple(SCENARIOS[index] for index in chosen)
+    assert selection.apply(SCENARIOS, catalogue_of(tmp_path, CHAPTER)) == expected
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        (Selection(names=("GRAD-03",)), "'GRAD-03' is no chapter, requirement, scenario or glob of scenarios"),
+        (Selection(requirements=("GRAD-3",)), "did you mean GRAD-0"),
+        (Selection(chapters=("gradient",)), "did you mean gradients?"),
+        (Selection(world_sizes=(0,)), "world size must be >= 1, got 0"),
+        (Selection(requirements=("GRAD-02",), world_sizes=(2,)), "no scenario matches --requirement GRAD-02 --world-"),
+        (Selection(keyword="transformer"), "no scenario matches -k transformer"),
+    ],
+)
+def test_a_selection_of_nothing_is_an_error(tmp_path: Path, selection: Selection, message: str) -> None:
+    with pytest.raises((SpecificationError, ScenarioError)) as caught:
+        selection.apply(SCENARIOS, catalogue_of(tmp_path, CHAPTER))
+    assert message in str(caught.value)
+
+
+def test_no_scenario_names_an_unknown_requirement() -> None:
+    assert load_catalogue().unknown_ids(load_scenarios()) == ()
+
+
+def test_every_testable_requirement_has_a_scenario() -> None:
+    assert [requirement.id for requirement in load_catalogue().uncovered(load_scenarios())] == []
