@@ -1,0 +1,282 @@
+"""A process group that reports every collective and hands it on unchanged.
+
+torch's C++ code (the DDP reducer, functional collectives, compiled graphs) reaches a Python subclass of `ProcessGroup`
+through torch's trampoline, Python code reaches it directly; both end in the methods made below, and these end in the
+real group. What C++ asks of a group without going through the trampoline is answered by the real backend, which is
+registered with the recorded group as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+if TYPE_CHECKING:
+    from conformance.recorder.recorder import Flight
+
+#: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the argument that a rank passes in).
+#: torch >= 2.12 has new names for some; methods that this torch does not have are left out.
+_COLLECTIVES: dict[str, tuple[str, int]] = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather_coalesced", 1),
+    "_allgather_base": ("all_gather_into_tensor", 1),
+    "all_gather_single": ("all_gather_into_tensor", 1),
+    "allgather_into_tensor_coalesced": ("all_gather_into_tensor_coalesced", 1),
+    "all_gather_single_coalesced": ("all_gather_into_tensor_coalesced", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all_single", 1),
+    "all_to_all_single": ("all_to_all_single", 1),
+    "send": ("send", 0),
+    "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
+    "barrier": ("barrier", -1),
+    "monitored_barrier": ("monitored_barrier", -1),
+}
+
+_DTYPE_NAMES = {
+    value: name for name, value in vars(torch).items() if isinstance(value, torch.dtype) and str(value)[6:] == name
+}
+
+
+class Journal(Protocol):
+    """Where a recorded group reports: the `Recorder`."""
+
+    def issue(
+        self,
+        op: str,
+        group: str,
+        shapes: tuple[tuple[int, ...], ...],
+        dtypes: tuple[str, ...],
+        reduce_op: str = "",
+        root: int = -1,
+    ) -> Flight:
+        """Record a collective just before it is issued."""
+
+
+class RecordedWork(dist.Work):
+    """The real `Work`, which notes when somebody waits for it (or takes its future) and it completes.
+
+    `inner` is None where the backend completed the collective before it returned.
+    """
+
+    def __init__(self, inner: dist.Work | None, flights: Sequence[Flight]) -> None:
+        """Watch `inner` for `flights`: several when they were coalesced into one."""
+        super().__init__()
+        self._inner = inner
+        self._flights = flights
+        if inner is None:
+            self._land()
+
+    def _land(self) -> None:
+        for flight in self._flights:
+            flight.land()
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Wait as the real work does; raises what it raises."""
+        done = True if self._inner is None else self._inner.wait(*args, **kwargs)
+        self._land()
+        return done
+
+    def synchronize(self) -> None:
+        """Synchronise as the real work does."""
+        if self._inner is not None:
+            self._inner.synchronize()
+        self._land()
+
+    def block_current_stream(self) -> None:
+        """Block the current stream as the real work does."""
+        if self._inner is not None:
+            self._inner.block_current_stream()
+        self._land()
+
+    def is_completed(self) -> bool:
+        """Ask the real work; a rank that polls until True has waited."""
+        done = self._inner is None or self._inner.is_completed()
+        if done:
+            self._land()
+        return done
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return the real future; whoever takes it is taken to wait for it."""
+        if self._inner is None:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_result([])
+            return future
+        future = self._inner.get_future()
+        for flight in self._flights:
+            flight.poll = future.done
+        return future
+
+    def is_success(self) -> bool:
+        """Ask the real work."""
+        return self._inner is None or self._inner.is_success()
+
+    def exception(self) -> Any:
+        """Ask the real work."""
+        return None if self._inner is None else self._inner.exception()
+
+    def result(self) -> list[Tensor]:
+        """Ask the real work."""
+        return [] if self._inner is None else self._inner.result()
+
+    def source_rank(self) -> int:
+        """Ask the real work."""
+        assert self._inner is not None
+        return self._inner.source_rank()
+
+
+class RecordedGroup(dist.ProcessGroup):
+    """Reports every collective to a journal and delegates it to `inner`."""
+
+    def __init__(self, inner: dist.ProcessGroup, journal: Journal, label: str = "") -> None:
+        """Stand before `inner`; without a `label` the group is called by the name that torch gives it."""
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self._journal = journal
+        self._label = label
+        self._name = ""
+        self._description = ""
+        self._coalescing: list[Flight] | None = None
+        for device in inner._device_types:
+            backend = inner._get_backend(device)
+            self._register_backend(device, _backend_type(backend), backend)
+            self._set_default_backend(_backend_type(backend))
+
+    # What torch's C++ code asks by these names; the properties of the base class answer through them as well.
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the real backend's name."""
+        return str(self.inner.name())
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Keep the name that torch gives, here and in the real group."""
+        self._name = name
+        self._label = self._label or f"group {name}"
+        self.inner._set_group_name(name)  # type: ignore[arg-type]
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch gave."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Keep the description, here and in the real group."""
+        self._description = description
+        self.inner._set_group_desc(description)
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description."""
+        return self._description
+
+    def abort(self) -> None:
+        """Abort the real group."""
+        self.inner.abort()
+
+    def shutdown(self) -> None:
+        """Shut the real group down."""
+        self.inner.shutdown()
+
+    def get_group_store(self) -> Store:
+        """Return the real group's store."""
+        return self.inner.get_group_store()
+
+    def _start_coalescing(self, device_type: torch.device) -> None:
+        self._coalescing = []
+        self.inner._start_coalescing(device_type)
+
+    def _end_coalescing(self, device_type: torch.device) -> RecordedWork:
+        flights, self._coalescing = self._coalescing or [], None
+        return RecordedWork(self.inner._end_coalescing(device_type), flights)
+
+    def _issue(self, method: str, op: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shapes, dtypes = _describe(args, kwargs, position)
+        reduce_op, root = _options(op, args, kwargs)
+        flight = self._journal.issue(op, self._label, shapes, dtypes, reduce_op, root)
+        work = getattr(self.inner, method)(*args, **kwargs)
+        if self._coalescing is not None:
+            self._coalescing.append(flight)
+            return work
+        return RecordedWork(work, (flight,))
+
+
+def _forward(method: str, op: str, position: int) -> Callable[..., Any]:
+    def issue(self: RecordedGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._issue(method, op, position, args, kwargs)
+
+    issue.__name__ = method
+    issue.__doc__ = f"Record {op} and hand it on."
+    return issue
+
+
+for _method, (_op, _position) in _COLLECTIVES.items():
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(RecordedGroup, _method, _forward(_method, _op, _position))
+
+
+def as_process_group(group: Any, store: Store | None = None) -> dist.ProcessGroup:
+    """Return `group` if it is a process group, else a plain one around the backend, as torch itself would build it."""
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    name = group.name()
+    place = (group.rank(), group.size())
+    plain = dist.ProcessGroup(*place) if store is None else dist.ProcessGroup(store, *place)  # type: ignore[call-arg]
+    plain._set_default_backend(_backend_type(group))
+    for device_type in dist.Backend.backend_capability.get(name, ["cpu", "cuda"]):
+        plain._register_backend(torch.device(device_type), _backend_type(group), group)
+    return plain
+
+
+def _backend_type(backend: Any) -> dist.ProcessGroup.BackendType:
+    return dist.Backend.backend_type_map.get(backend.name(), dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _describe(
+    args: tuple[Any, ...], kwargs: dict[str, Any], position: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return shapes and dtypes of the argument at `position`: a tensor, or a list of them, or a list of lists."""
+    if position < 0:
+        return (), ()
+    tensors = _flatten(args[position] if position < len(args) else list(kwargs.values())[position - len(args)])
+    return tuple([tuple(tensor.shape) for tensor in tensors]), tuple([_DTYPE_NAMES[t.dtype] for t in tensors])
+
+
+def _flatten(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    flat: list[Tensor] = []
+    for item in value:
+        flat.extend(_flatten(item))
+    return flat
+
+
+def _options(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int]:
+    """Return the name of the reduction and the root (for send and recv: the peer), wherever the call holds them."""
+    reduce_op, root = "", -1
+    for value in (*args[1:], *kwargs.values()):
+        if type(value) is int:
+            if root < 0:  # send(tensors, peer, tag): the peer comes first
+                root = value
+        elif isinstance(value, dist.ReduceOp):
+            reduce_op = value.op.name.lower()  # type: ignore[attr-defined]
+        elif isinstance(value, dist.ReduceOp.RedOpType):
+            reduce_op = value.name.lower()
+        else:
+            if (option := getattr(value, "reduceOp", None)) is not None:
+                reduce_op = option.op.name.lower()
+            root = getattr(value, "rootRank", root)
+    return reduce_op, root
