@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from conformance.observation import Raised
 
 if TYPE_CHECKING:
     from conformance.fixtures.models import ModelFixture
+    from conformance.history import Collective
     from conformance.scenario import Scenario
 
 
@@ -49,8 +50,9 @@ class RankContext:
         fixture: ModelFixture,
         wrap: Wrap,
         listeners: tuple[PhaseListener, ...] = (),
+        history: Callable[[], tuple[Collective, ...]] = tuple,
     ) -> None:
-        """Bind a scenario to a rank; called by the harness only."""
+        """Bind a scenario to a rank; called by the harness only. `history` is the recorder's."""
         self.scenario = scenario
         self.rank = rank
         self.world_size = scenario.world_size
@@ -60,6 +62,7 @@ class RankContext:
         self.facts: dict[str, Any] = {}
         self._wrap = wrap
         self._listeners = listeners
+        self._history = history
         self._phase = "start"
         self._step = -1
         self._sync = True
@@ -137,6 +140,10 @@ class RankContext:
                 yield
         finally:
             self._sync = True
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return what this rank has issued so far, in the order of issue; nothing when the scenario is not recorded."""
+        return self._history()
 
     def unsupported(self, reason: str) -> NoReturn:
         """Stop here: the scenario cannot apply to this backend or subject. All ranks must come to the same answer."""
