@@ -1,0 +1,125 @@
+"""A bucket: one flat tensor that holds the gradients of several parameters, and what a comm hook sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedParameter:
+    """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse."""
+
+    index: int
+    name: str
+    parameter: nn.Parameter
+    sparse: bool = False
+
+
+class Bucket:
+    """Gradients of `members`, reduced together.
+
+    `flat` is 1-D, of exactly as many elements as its members have; `views[i]` has the shape of member i and, where the
+    parameter is dense in memory without overlap, its strides: gradients then follow the parameter's layout without a
+    copy. `pending` counts the gradients that this iteration still waits for. A sparse bucket has one member, no flat
+    tensor, and its gradient is reduced as it is.
+    """
+
+    __slots__ = ("flat", "index", "members", "parameters", "pending", "sparse", "views")
+
+    def __init__(self, index: int, members: Sequence[ManagedParameter], *, allocate: bool = True) -> None:
+        """Allocate zeroed storage for `members`, which all have one dtype and device."""
+        self.index = index
+        self.members = tuple(members)
+        self.parameters = [member.parameter for member in members]
+        self.sparse = members[0].sparse
+        self.pending = len(members)
+        first = self.parameters[0]
+        length = 0 if self.sparse or not allocate else sum(parameter.numel() for parameter in self.parameters)
+        self.flat = torch.zeros(length, dtype=first.dtype, device=first.device)
+        self.views: list[Tensor] = [] if self.sparse or not allocate else _views_of(self.flat, self.parameters)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of gradients that the bucket communicates (of the dense shape, for a sparse one)."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
+
+
+class GradBucket:
+    """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets.
+
+    Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged, since they use these methods only.
+    """
+
+    __slots__ = ("_bucket", "_buffer", "_is_last")
+
+    def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
+        """Wrap `bucket`, whose gradients now lie in `buffer`."""
+        self._bucket = bucket
+        self._buffer = buffer
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Return the bucket's place in launch order; 0 is launched first."""
+        return self._bucket.index
+
+    def buffer(self) -> Tensor:
+        """Return the flat 1-D tensor of all gradients of the bucket, not divided by the world size."""
+        return self._buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Return one view into `buffer()` per parameter, in the order of `parameters()`."""
+        if self._bucket.sparse:
+            return [self._buffer]
+        if self._buffer is self._bucket.flat:
+            return list(self._bucket.views)
+        return _views_of(self._buffer, self._bucket.parameters)
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters whose gradients are in this bucket."""
+        return list(self._bucket.parameters)
+
+    def is_last(self) -> bool:
+        """Whether this is the last bucket that is launched in this iteration."""
+        return self._is_last
+
+    def set_buffer(self, tensor: Tensor) -> None:
+        """Let `tensor` stand for the bucket's buffer from now on; same number of elements."""
+        if tensor.numel() != self._buffer.numel():
+            raise ValueError(
+                f"GradBucket.set_buffer: bucket {self._bucket.index} holds {self._buffer.numel()} elements, "
+                f"got {tensor.numel()}"
+            )
+        self._buffer = tensor
+
+
+def is_dense_without_overlap(tensor: Tensor) -> bool:
+    """Whether `tensor`'s strides address each of `numel()` consecutive elements once (any permutation of dimensions)."""
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    views = []
+    offset = 0
+    for parameter in parameters:
+        count = parameter.numel()
+        # `set_` shares the storage without making an autograd view, so `grad.detach_()` stays legal (pytorch/pytorch#37030).
+        view = torch.empty(0, dtype=flat.dtype, device=flat.device)
+        if is_dense_without_overlap(parameter):
+            stride = parameter.stride()
+        else:
+            stride = torch.empty(parameter.shape, device="meta").stride()
+        view.set_(flat.untyped_storage(), flat.storage_offset() + offset, parameter.shape, stride)
+        views.append(view)
+        offset += count
+    return views

@@ -1,0 +1,107 @@
+"""The only file that talks to `torch.distributed`: what the reducer, buffers and join need, in their words.
+
+Every function here must be called by all ranks of the group, in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+#: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
+BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
+
+
+def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
+    work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
+    """Reduce `tensor` in place and wait."""
+    dist.all_reduce(tensor, op=op, group=group)
+
+
+def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
+    """Return a future of `tensor` that completes when `work` has."""
+    return work.get_future().then(lambda _: tensor)  # type: ignore[no-any-return]
+
+
+def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
+    """Overwrite `tensor` with that of the group's rank `group_src`."""
+    dist.broadcast(tensor, group=group, group_src=group_src)
+
+
+def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
+    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, few collectives in all.
+
+    Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
+    tensors, and being overwritten with what rank 0 had is what the user asked for (pytorch/pytorch#22095, #70260).
+    """
+    for chunk in _chunks(tensors):
+        with torch.no_grad():
+            if len(chunk) == 1 and chunk[0].is_contiguous():
+                broadcast_from(chunk[0].data, group, group_src)
+                continue
+            flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+            broadcast_from(flat, group, group_src)
+            if dist.get_rank(group) == group_src:
+                continue
+            pieces = flat.split([tensor.numel() for tensor in chunk])
+            shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
+            torch._foreach_copy_([tensor.data for tensor in chunk], shaped)
+
+
+def broadcast_order(order: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Return rank 0's `order` (at most `length` integers) on every rank."""
+    padded = list(order) + [-1] * (length - len(order))
+    tensor = torch.tensor(padded, dtype=torch.int32).to(device)
+    broadcast_from(tensor, group, 0)
+    return [index for index in tensor.tolist() if index >= 0]
+
+
+def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Return every rank's `value` (JSON data, small) in rank order, on every rank."""
+    payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor([payload.numel()], dtype=torch.int64).to(device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group=group)
+    lengths = [int(item.item()) for item in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: payload.numel()] = payload
+    padded = padded.to(device)
+    gathered = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(gathered, padded, group=group)
+    return [json.loads(bytes(item[:length].tolist())) for item, length in zip(gathered, lengths, strict=True)]
+
+
+def gather_digests(digest: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """Return every rank's `digest` (all of one length) in rank order: one small collective."""
+    mine = torch.tensor(list(digest), dtype=torch.uint8).to(device)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [bytes(item.tolist()) for item in gathered]
+
+
+def _chunks(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        kind = (tensor.dtype, tensor.device)
+        num_bytes = tensor.numel() * tensor.element_size()
+        if kind in by_kind and filled[kind] + num_bytes > BROADCAST_CHUNK_BYTES:
+            yield by_kind.pop(kind)
+            filled[kind] = 0
+        by_kind.setdefault(kind, []).append(tensor)
+        filled[kind] = filled.get(kind, 0) + num_bytes
+    yield from by_kind.values()

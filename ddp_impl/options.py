@@ -1,0 +1,66 @@
+"""What a user asked for, checked once and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_BYTES_PER_MB = 1024 * 1024
+DEFAULT_CAP_MB = 25.0
+DEFAULT_FIRST_CAP_BYTES = _BYTES_PER_MB
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCaps:
+    """How many bytes of gradients a bucket may hold before it is closed.
+
+    `per_bucket_bytes`, when given, is the cap of bucket 0, 1, ... in launch order; its last entry serves all further
+    buckets. Otherwise the first bucket closes at `first_bytes` (small, so that communication starts early) and every
+    other at `cap_bytes`. A bucket closes once it has reached its cap: one parameter larger than the cap fits alone.
+    """
+
+    first_bytes: int
+    cap_bytes: int
+    per_bucket_bytes: tuple[int, ...] = ()
+
+    def cap_of(self, bucket_index: int) -> int:
+        """Return the cap in bytes of the `bucket_index`-th bucket."""
+        if self.per_bucket_bytes:
+            return self.per_bucket_bytes[min(bucket_index, len(self.per_bucket_bytes) - 1)]
+        return self.first_bytes if bucket_index == 0 else self.cap_bytes
+
+    @staticmethod
+    def from_mb(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> BucketCaps:
+        """Build caps from the constructor's arguments, in MiB.
+
+        Raises `ValueError` for a cap that is not a positive number (torch accepts 0 and negative caps and then puts
+        every parameter into a bucket of its own; we keep that meaning for 0 only).
+        """
+        for cap in [cap_mb, *(cap_mb_list or ())]:
+            if cap is None:
+                continue
+            if isinstance(cap, bool) or not isinstance(cap, (int, float)):
+                raise TypeError(f"bucket_cap_mb is a number of MiB; got {cap!r} ({type(cap).__name__})")
+            if not cap >= 0:
+                raise ValueError(f"bucket_cap_mb must be >= 0 MiB; got {cap}")
+        if cap_mb_list:
+            caps = tuple(int(cap * _BYTES_PER_MB) for cap in cap_mb_list)
+            return BucketCaps(first_bytes=caps[0], cap_bytes=max(caps), per_bucket_bytes=caps)
+        cap_bytes = int((DEFAULT_CAP_MB if cap_mb is None else cap_mb) * _BYTES_PER_MB)
+        return BucketCaps(DEFAULT_FIRST_CAP_BYTES if cap_mb is None else cap_bytes, cap_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerOptions:
+    """The part of the constructor's arguments that the reducer acts on; equal on every rank.
+
+    `find_unused_parameters`: gradients may be missing, on some ranks or on all. `static_graph`: what happened in the
+    first synchronised iteration happens in every one. `gradient_as_bucket_view`: gradients live in the buckets.
+    `skip_all_reduce_unused_params`: buckets that no rank used are not communicated.
+    """
+
+    caps: BucketCaps
+    find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    skip_all_reduce_unused_params: bool = False

@@ -1,0 +1,549 @@
+"""The reducer: turns autograd's hooks into events, and the state machine's actions into collectives.
+
+A parameter's hook runs once per gradient and is the hot path: it counts down in its bucket and does nothing else. A full
+bucket enters the state machine, which says which buckets may be launched. The averages are handed out by a callback that
+autograd runs when the backward is over, so that gradients are final when `backward()` returns.
+
+Gradients that do not come are found in two ways. Before the backward, a walk from the outputs of all forwards since the
+last reduction (`unused_parameters`) tells what cannot be reached: those are ready at once and hold up nothing. After the
+backward, whatever still has not come was left out of the loss. The first way is only an optimisation of the second, so
+several forwards before one backward, opaque outputs and partial losses need no rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+from torch.futures import Future
+
+from ddp_impl import collectives
+from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
+from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
+from ddp_impl.errors import ReductionError
+from ddp_impl.options import ReducerOptions
+from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
+from ddp_impl.unused_parameters import GraphWalk
+
+CommHook = Callable[[GradBucket], Future[Tensor]]
+
+#: Marks a gradient whose arrival is not counted down but noted: the first iteration learns from it.
+_LEARNING = -1
+_MAX_NAMES = 20
+
+
+class Reducer:
+    """Averages the gradients of `members` over `group`, iteration after iteration.
+
+    Every rank must build it with equal members and options. `divisor` is what sums are divided by: the world size,
+    unless join says otherwise.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[ManagedParameter],
+        group: dist.ProcessGroup,
+        device: torch.device,
+        options: ReducerOptions,
+    ) -> None:
+        """Plan one bucket per kind of gradient and register a hook on every parameter."""
+        self.members = tuple(members)
+        self.options = options
+        self.device = device
+        self.group = group
+        self.divisor = dist.get_world_size(group)
+        self.comm_hook: CommHook | None = None
+        self.state = ReducerState(dist.get_rank(group))
+        self.has_rebuilt_buckets = False
+        self.order: list[int] = []  # in which gradients became ready, in the iteration that learns
+        self._specs = [_spec_of(member) for member in self.members]
+        self._walk = GraphWalk([member.parameter for member in self.members])
+        self._learnt: list[int] | None = None  # static graph: how often each gradient arrives per iteration
+        self._learns_order = True
+        self._used_locally: set[int] = set()  # by backwards that were not synchronised, since the last reduction
+        self._unused: set[int] = set()  # of this iteration, on this rank
+        self._globally_used: list[bool] | None = None  # None: all of them
+        self._reachable: set[int] | None = set()  # from all forwards since the last reduction; None: unknown
+        self._marked_unused = False
+        self._callback_queued = False
+        self._in_flight: dict[int, tuple[Tensor, Any]] = {}
+        self._skipped: set[int] = set()
+        self._warned_graph = False
+        # One countdown per parameter: gradients it still has to bring in this iteration. 0: none is expected.
+        self._waiting: list[int] = [0] * len(self.members)
+        self._expected: list[int] = list(self._waiting)
+        self.buckets: list[Bucket] = []
+        self._bucket_of: list[Bucket] = []
+        self._adopt(plan_for_unknown_order(self._specs))
+        self._hook_handles = [
+            member.parameter.register_post_accumulate_grad_hook(self._make_hook(member.index))
+            for member in self.members
+        ]
+
+    # -- what the wrapper calls ---------------------------------------------------------------------------------------
+
+    def prepare_for_forward(self) -> None:
+        """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
+
+        All ranks must call it. Raises `ReductionError` when gradients of the last iteration are missing.
+        """
+        self.check_finished()
+        if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
+            return
+        order = collectives.broadcast_order(self.order, len(self.members), self.group, self.device)
+        self._adopt(plan_for_order(self._specs, order, self.options.caps))
+        self.has_rebuilt_buckets = True
+
+    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+        """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
+        tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        reachable: set[int] | None = None
+        if tensors and self.options.find_unused_parameters and not self.options.static_graph:
+            reachable = self._walk.reachable(tensors)
+        actions = self.state.handle(Event.FORWARD)
+        self._callback_queued = False
+        if Action.ARM in actions:
+            self._arm(reachable)
+        elif self._reachable is not None:
+            self._reachable = None if reachable is None else self._reachable | reachable
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self._make_prehook(reachable))
+
+    def check_finished(self) -> None:
+        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
+        if self.state.phase is Phase.ARMED and self._waiting != self._expected:
+            self.state.handle(Event.GRADIENT)
+        if self.state.phase not in (Phase.REDUCING, Phase.REDUCED):
+            return
+        if self._callback_queued:
+            raise ReductionError(
+                f"{self._here()} the previous backward raised an exception before its gradients were reduced, so the "
+                "ranks no longer agree on what comes next. Expected to have finished reduction in the prior iteration "
+                "before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
+            )
+        missing = [member.name for member in self.members if self._waiting[member.index] > 0]
+        raise ReductionError(
+            f"{self._here()} Expected to have finished reduction in the prior iteration before starting a new one. "
+            f"{len(missing)} of {len(self.members)} parameters got no gradient in the last backward: "
+            f"{_enumerate(missing)}. If they do not take part in every loss, pass find_unused_parameters=True (or "
+            "static_graph=True if the set never changes); otherwise make sure that every output of forward that "
+            "depends on them reaches the loss."
+        )
+
+    def remove_hooks(self) -> None:
+        """Stop listening to the parameters; gradients stay local from now on."""
+        for handle in self._hook_handles:
+            handle.remove()
+        self._hook_handles = []
+
+    def reset(self, group: dist.ProcessGroup | None = None) -> None:
+        """Forget an unfinished iteration and, if given, reduce over `group` from now on; all its ranks must call it."""
+        actions = self.state.handle(Event.RESET)
+        if Action.ABANDON in actions:
+            self._in_flight.clear()
+        self._disarm()
+        self._used_locally.clear()
+        if group is not None:
+            self.group = group
+            self.divisor = dist.get_world_size(group)
+            self.state.rank = dist.get_rank(group)
+
+    # -- hooks: autograd tells ----------------------------------------------------------------------------------------
+
+    def _make_hook(self, index: int) -> Callable[[Tensor], None]:
+        waiting, reducer = self._waiting, self
+
+        def gradient_ready(_: Tensor) -> None:
+            if waiting[index] == 1:
+                waiting[index] = 0
+                bucket = reducer._bucket_of[index]
+                bucket.pending -= 1
+                if not bucket.pending:
+                    reducer._bucket_full(bucket)
+            else:
+                reducer._gradient_out_of_the_ordinary(index)
+
+        return gradient_ready
+
+    def _make_prehook(self, reachable: set[int] | None) -> Callable[[Any], None]:
+        def backward_begins(_: Any) -> None:
+            self._begin_backward(reachable)
+
+        return backward_begins
+
+    def _begin_backward(self, reachable: set[int] | None) -> None:
+        if self.state.phase is Phase.IDLE and self._waiting != self._expected:
+            self._disarm()
+        if Action.ARM in self.state.handle(Event.BACKWARD):
+            self._arm(reachable)
+        if not self._callback_queued:
+            self._callback_queued = True
+            Variable._execution_engine.queue_callback(self._backward_ended)
+        if not self._marked_unused:
+            self._marked_unused = True
+            self._mark_unused()
+
+    def _gradient_out_of_the_ordinary(self, index: int) -> None:
+        """Take a gradient that is learnt from, comes more than once by plan, is local, or should not be there."""
+        left = self._waiting[index]
+        bucket = self._bucket_of[index]
+        if left == _LEARNING:
+            if not self._callback_queued:
+                self._begin_backward(None)
+            if self._learnt is not None or not self.options.static_graph:
+                self._waiting[index] = 0
+                bucket.pending -= 1
+            else:
+                self._counts[index] += 1
+            if index not in self._seen:
+                self._seen.add(index)
+                self.order.append(index)
+            if not bucket.pending:
+                self._bucket_full(bucket)
+        elif left > 1:
+            self._waiting[index] = left - 1
+        elif self.state.phase is Phase.IDLE:
+            self._used_locally.add(index)
+        else:
+            raise self._unexpected(index)
+
+    def _unexpected(self, index: int) -> ReductionError:
+        name = self.members[index].name
+        if index in self._unused:
+            return ReductionError(
+                f"{self._here()} parameter '{name}' was taken for unused, because the outputs of forward do not lead "
+                "to it, and yet a gradient arrived. Use the parameter inside forward, or return everything that "
+                "depends on it from forward."
+            )
+        advice = (
+            "The graph differs from that of the first iteration: static_graph=True does not fit this model."
+            if self.options.static_graph
+            else "Reasons are: a parameter used outside of forward; one layer in several reentrant checkpoints "
+            "(use_reentrant=False or static_graph=True helps); or several backwards that share parameters while other "
+            "parameters wait for theirs (sum the losses and call backward once)."
+        )
+        return ReductionError(
+            f"{self._here()} parameter '{name}' was marked as ready twice: its gradient was already handed to the "
+            f"reduction of iteration {self.state.num_iterations} when another one arrived. {advice}"
+        )
+
+    @torch.no_grad()
+    def _bucket_full(self, bucket: Bucket) -> None:
+        if not self._callback_queued:
+            # No output told us that the backward began: forward returned something in which no tensor was found.
+            self._callback_queued = True
+            Variable._execution_engine.queue_callback(self._backward_ended)
+        self.state.handle(Event.BUCKET_FULL, bucket=bucket.index)
+        for index in self.state.take_launchable():
+            self._launch(self.buckets[index])
+        if self.state.num_launched == len(self.buckets):
+            self.state.handle(Event.LAST_LAUNCHED)
+            self._reduce_used_map()
+
+    @torch.no_grad()
+    def _backward_ended(self) -> None:
+        self._callback_queued = False
+        arrived = self._waiting != self._expected or bool(self._seen)
+        if arrived and self.state.phase in (Phase.ARMED, Phase.REDUCING):
+            self.state.handle(Event.GRADIENT)
+            if self._missing_is_unused():
+                self._flush()
+        if Action.FINALIZE in self.state.handle(Event.BACKWARD_END):
+            self._finalize()
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def _arm(self, reachable: set[int] | None) -> None:
+        self._callback_queued = False
+        self._marked_unused = False
+        self._reachable = reachable
+        self._unused.clear()
+        self._skipped.clear()
+        self._seen: set[int] = set()
+        self._counts = [0] * len(self.members)
+        if self.options.static_graph and self._learnt is not None:
+            template = self._learnt
+        elif self._learns_order or self.options.static_graph:
+            template = [_LEARNING] * len(self.members)
+        else:
+            template = [1] * len(self.members)
+        self._waiting[:] = template
+        self._expected[:] = template
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.members)
+
+    def _disarm(self) -> None:
+        self._waiting[:] = [0] * len(self.members)
+        self._expected[:] = self._waiting
+        self._callback_queued = False
+        self._seen = set()
+
+    def _mark_unused(self) -> None:
+        """At the beginning of a backward, take as ready what it cannot reach."""
+        if self.options.static_graph:
+            absent = [index for index, count in enumerate(self._learnt or ()) if count == 0]
+        elif self.options.find_unused_parameters and self._reachable is not None:
+            absent = [index for index in range(len(self.members)) if index not in self._reachable]
+        else:
+            absent = []
+        self._agree_on_skipped(absent)
+        touched = self._take_absent(absent)
+        self._expected[:] = self._waiting
+        for bucket in touched:
+            if not bucket.pending:
+                self._bucket_full(bucket)
+
+    def _take_absent(self, absent: Iterable[int]) -> list[Bucket]:
+        touched: dict[int, Bucket] = {}
+        for index in absent:
+            self._unused.add(index)
+            self._waiting[index] = 0
+            bucket = self._bucket_of[index]
+            bucket.pending -= 1
+            touched[bucket.index] = bucket
+        return list(touched.values())
+
+    def _agree_on_skipped(self, absent: Sequence[int]) -> None:
+        """Find the buckets that no rank will use, when asked to save their traffic."""
+        if self.options.static_graph and self._learnt is not None:
+            used = self._globally_used
+        elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
+            used = self._all_reduce_map(set(range(len(self.members))) - set(absent) | self._used_locally)
+        else:
+            return
+        if used is not None:
+            self._skipped = {
+                bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
+            }
+
+    def _missing_is_unused(self) -> bool:
+        return self.options.find_unused_parameters or (self.options.static_graph and self._learnt is None)
+
+    def _flush(self) -> None:
+        """At the end of a backward, take as unused what has not come."""
+        if self.options.static_graph and self._learnt is None:
+            self._learnt = list(self._counts)
+            for index, count in enumerate(self._counts):
+                if count:
+                    self._waiting[index] = 0
+                    self._bucket_of[index].pending -= 1
+        for bucket in self.buckets:
+            absent = [m.index for m in bucket.members if self._waiting[m.index] != 0]
+            self._take_absent(absent)
+            if self.state.buckets[bucket.index].value == "filling":
+                assert bucket.pending == 0, f"bucket {bucket.index} still waits for {bucket.pending} gradients"
+                self._bucket_full(bucket)
+
+    def _launch(self, bucket: Bucket) -> None:
+        if bucket.index in self._skipped:
+            return
+        if bucket.sparse:
+            buffer = self._sparse_gradient(bucket.members[0])
+        else:
+            buffer = bucket.flat
+            self._collect(bucket)
+        if self.comm_hook is not None:
+            self._in_flight[bucket.index] = (buffer, self._run_hook(bucket, buffer))
+            return
+        if self.divisor != 1:
+            buffer.div_(self.divisor)
+        self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+
+    def _run_hook(self, bucket: Bucket, buffer: Tensor) -> Future[Tensor]:
+        assert self.comm_hook is not None
+        is_last = bucket.index == len(self.buckets) - 1
+        future = self.comm_hook(GradBucket(bucket, buffer, is_last))
+        if not hasattr(future, "wait"):
+            raise RuntimeError(
+                f"{self._here()} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "
+                f"{bucket.index} it returned {type(future).__name__}. Expected an object of type torch.futures.Future"
+            )
+        return future
+
+    def _collect(self, bucket: Bucket) -> None:
+        """Copy the gradients of `bucket` into its flat tensor; a missing one counts as zero."""
+        sources, targets, absent = [], [], []
+        as_view = self.options.gradient_as_bucket_view
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                absent.append(view)
+            elif gradient is not view:
+                if gradient.is_sparse or gradient.dtype is not view.dtype:
+                    raise self._wrong_gradient(bucket, parameter, gradient)
+                sources.append(gradient)
+                targets.append(view)
+        if absent:
+            torch._foreach_zero_(absent)
+        if sources:
+            torch._foreach_copy_(targets, sources)
+        if as_view:
+            self._adopt_views(bucket)
+
+    def _adopt_views(self, bucket: Bucket) -> None:
+        for member, view in zip(bucket.members, bucket.views, strict=True):
+            gradient = member.parameter.grad
+            if gradient is None:
+                continue
+            if gradient.grad_fn is not None:
+                self._warn_graph(member)
+            if member.index not in self._unused:
+                member.parameter.grad = view
+            elif gradient is view:
+                # Perhaps no rank uses it; then its value must survive the reduction of its bucket.
+                member.parameter.grad = view.clone()
+
+    def _sparse_gradient(self, member: ManagedParameter) -> Tensor:
+        gradient = member.parameter.grad
+        if gradient is None:
+            shape = member.parameter.shape
+            indices = torch.empty((1, 0), dtype=torch.int64, device=member.parameter.device)
+            values = torch.empty((0, *shape[1:]), dtype=member.parameter.dtype, device=member.parameter.device)
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
+        if not gradient.is_sparse:
+            raise ReductionError(
+                f"{self._here()} parameter '{member.name}' belongs to an embedding with sparse=True, so a sparse "
+                "gradient was expected, but a dense one came (is the weight shared with another layer?)"
+            )
+        return gradient.detach().coalesce().clone()
+
+    def _wrong_gradient(self, bucket: Bucket, parameter: Tensor, gradient: Tensor) -> ReductionError:
+        member = bucket.members[[other is parameter for other in bucket.parameters].index(True)]
+        came = "a sparse one" if gradient.is_sparse else f"one of {gradient.dtype}"
+        return ReductionError(
+            f"{self._here()} a dense gradient of {parameter.dtype} was expected for parameter '{member.name}', but "
+            f"{came} came; only embeddings created with sparse=True may produce sparse gradients"
+        )
+
+    def _all_reduce_map(self, used: set[int]) -> list[bool]:
+        flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
+        flags = flags.to(self.device)
+        collectives.all_reduce_now(flags, self.group)
+        return [count > 0 for count in flags.tolist()]
+
+    def _reduce_used_map(self) -> None:
+        """Learn which parameters some rank used: after the last launch, so that it never delays a gradient."""
+        if self.options.static_graph:
+            if self._globally_used is not None or not self._learns_order:
+                return
+        elif not self.options.find_unused_parameters:
+            return
+        used = set(range(len(self.members))) - self._unused | self._used_locally
+        flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
+        self._used_map = flags.to(self.device)
+        self._used_map_work = collectives.all_reduce_sum(self._used_map, self.group)
+        self._used_map_pending = True
+
+    def _finalize(self) -> None:
+        """Wait for every bucket and hand out the averages: gradients are final when this returns."""
+        if getattr(self, "_used_map_pending", False):
+            self._used_map_pending = False
+            self._used_map_work.wait()
+            self._globally_used = [count > 0 for count in self._used_map.tolist()]
+        for bucket in self.buckets:
+            if bucket.index not in self._in_flight:
+                continue
+            buffer, pending = self._in_flight.pop(bucket.index)
+            result = pending.wait() if self.comm_hook is not None else None
+            if self.comm_hook is None:
+                pending.wait()
+            elif bucket.sparse:
+                buffer = _tensor_of(result)
+            else:
+                result = _tensor_of(result)
+                if result.data_ptr() != buffer.data_ptr():
+                    buffer.copy_(result.view(-1))
+            self._hand_out(bucket, buffer)
+        if self._learns_order:
+            self._learns_order = False
+        self._used_locally.clear()
+        self._disarm()
+
+    def _hand_out(self, bucket: Bucket, buffer: Tensor) -> None:
+        used = self._globally_used
+        if bucket.sparse:
+            if used is None or used[bucket.members[0].index]:
+                bucket.parameters[0].grad = buffer
+            return
+        sources, targets = [], []
+        as_view = self.options.gradient_as_bucket_view
+        for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
+            gradient = parameter.grad
+            if used is not None and not used[member.index]:
+                continue
+            if as_view:
+                if gradient is not view:
+                    parameter.grad = view
+            elif gradient is None:
+                parameter.grad = view.clone()
+            elif gradient.requires_grad:
+                self._warn_graph(member)
+                parameter.grad = view.clone()
+            else:
+                sources.append(view)
+                targets.append(gradient)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _adopt(self, plan: BucketPlan) -> None:
+        """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
+        old_views = {
+            id(view): member
+            for bucket in self.buckets
+            for member, view in zip(bucket.members, bucket.views, strict=False)
+        }
+        self.buckets = [
+            Bucket(index, [self.members[member] for member in indices]) for index, indices in enumerate(plan.buckets)
+        ]
+        self.state.replan(len(self.buckets))
+        self._bucket_of[:] = [self.buckets[index] for index in plan.bucket_of(len(self.members))]
+        for bucket in self.buckets:
+            for member, view in zip(bucket.members, bucket.views, strict=False):
+                gradient = member.parameter.grad
+                if gradient is not None and id(gradient) in old_views:
+                    with torch.no_grad():
+                        view.copy_(gradient)
+                    member.parameter.grad = view
+
+    def _warn_graph(self, member: ManagedParameter) -> None:
+        if not self._warned_graph:
+            self._warned_graph = True
+            import warnings
+
+            warnings.warn(
+                f"{self._here()} the gradient of '{member.name}' was made with create_graph=True. DDP averages its "
+                "value; the averaged gradient cannot be differentiated again.",
+                stacklevel=2,
+            )
+
+    def _here(self) -> str:
+        return f"[rank {self.state.rank}]"
+
+
+def _tensor_of(result: Any) -> Tensor:
+    if isinstance(result, (list, tuple)) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, Tensor):
+        raise RuntimeError(f"a comm hook's future must hold the reduced tensor, got {type(result).__name__}")
+    return result
+
+
+def _spec_of(member: ManagedParameter) -> ParameterSpec:
+    parameter = member.parameter
+    return ParameterSpec(
+        index=member.index,
+        name=member.name,
+        num_bytes=parameter.numel() * parameter.element_size(),
+        kind=(str(parameter.dtype), str(parameter.device)),
+        sparse=member.sparse,
+    )
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
