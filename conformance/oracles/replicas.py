@@ -1,0 +1,107 @@
+"""Data-parallel training without DDP and without collectives: all ranks' replicas in one process.
+
+This is the definition that every DDP is measured against. It is deliberately naive: no buckets, no overlap, no hooks on
+communication, one mean per parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.fixtures.exact import exact_mean
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Compute with one thread, as every rank does, and restore the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def broadcasts_buffers(options: Mapping[str, Any]) -> bool:
+    """Tell whether DDP `options` ask for buffers to be broadcast before forward.
+
+    `forward_sync_buffers` wins over the older `broadcast_buffers`; both default to True (torch 2.13 DDP documentation).
+    """
+    chosen = options.get("forward_sync_buffers")
+    return bool(options.get("broadcast_buffers", True) if chosen is None else chosen)
+
+
+class Replicas:
+    """One module per rank. The caller runs every rank's forward and backward; this class does what DDP must do."""
+
+    def __init__(
+        self, modules: Sequence[nn.Module], *, ignored: frozenset[str] = frozenset(), broadcast_buffers: bool = True
+    ) -> None:
+        """Take over `modules`, one per rank, whose `ignored` parameters and buffers stay local."""
+        self.modules = list(modules)
+        self._ignored = ignored
+        self._broadcast_buffers = broadcast_buffers
+        self._buffers_due = True
+        self._used: set[str] = set()
+        for module in self.modules:
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._note_use(name))
+
+    def before_forward(self) -> None:
+        """Give every replica rank 0's buffers, if the forward before this one synchronised or this is the first."""
+        if not (self._broadcast_buffers and self._buffers_due):
+            return
+        root = dict(self.modules[0].named_buffers())
+        with torch.no_grad():
+            for module in self.modules[1:]:
+                for name, buffer in module.named_buffers():
+                    if name not in self._ignored:
+                        buffer.copy_(root[name])
+
+    def after_forward(self, *, synchronised: bool) -> None:
+        """Note whether the forward that all ranks ran was to be followed by a synchronised backward.
+
+        A forward under `no_sync` or `torch.no_grad` is not.
+        """
+        self._buffers_due = synchronised
+
+    def average_gradients(self) -> None:
+        """Replace each gradient by its mean over ranks; a rank that has none counts as zero.
+
+        A parameter that no rank used in any backward since the last mean keeps the gradient that it has, or None.
+        Raises AssertionError where the mean is not exact.
+        """
+        named = [dict(module.named_parameters()) for module in self.modules]
+        for name in named[0]:
+            if name in self._used and name not in self._ignored:
+                _average([parameters[name] for parameters in named])
+        self._used.clear()
+
+    def _note_use(self, name: str) -> Any:
+        def note(_: Tensor) -> None:
+            self._used.add(name)
+
+        return note
+
+
+def _average(parameters: Sequence[Tensor]) -> None:
+    gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+    mean = exact_mean(dense)
+    present = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if any(gradient.is_sparse for gradient in present):
+        mean = _sparse_like(mean, present)
+    for parameter in parameters:
+        parameter.grad = mean.clone()
+
+
+def _sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    """Return `mean` at those rows that are present in any of the sparse `gradients`."""
+    rows = torch.cat([gradient.coalesce().indices() for gradient in gradients], dim=1).unique(dim=1)
+    return torch.sparse_coo_tensor(rows, mean[tuple(rows)], mean.shape, is_coalesced=True, check_invariants=True)
