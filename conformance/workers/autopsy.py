@@ -1,0 +1,100 @@
+"""What can be found out about a rank that does not answer: from the kernel, from its files, and by making it speak."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from conformance.observation import Fate, Observation
+from conformance.workers.flight_record import LastSeen, read_flight
+from conformance.workers.protocol import Seat
+from conformance.workers.rank_main import STACK_SIGNAL
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: How long ranks may take to write their stacks. They need a millisecond, once they are given a processor.
+_STACK_TIMEOUT_S = 1.0
+_STACK_POLL_S = 0.005
+_TAIL_BYTES = 4096
+_STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension modules:")
+
+
+def death(status: int) -> Fate:
+    """Describe the end of a rank by its exit status, negative for a signal."""
+    if status < 0:
+        return Fate("killed", -status, f"killed by {signal.Signals(-status).name}")
+    return Fate("exited", status, f"exited {status}")
+
+
+def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -> dict[int, Observation]:
+    """Observe ranks that live but do not answer, as `hung` or `abandoned`. They are of no use afterwards.
+
+    A stopped rank is noted as such and continued, since it cannot write its stack otherwise; the signal that asks for
+    the stack is delivered first, so it shows where the rank was stopped.
+    """
+    seen = {seat: (read_flight(seat.file("flight")), _is_stopped(pid)) for seat, pid in pids.items()}
+    for seat, (_, stopped) in seen.items():
+        zygote.signal(seat, STACK_SIGNAL)
+        if stopped:
+            zygote.signal(seat, signal.SIGCONT)
+    _await_stacks([Path(seat.file("stack")) for seat in pids])
+    observations = {}
+    for seat, (last_seen, stopped) in seen.items():
+        where = f" in {last_seen.phase}" if last_seen.phase else ""
+        fate = Fate(kind, detail=f"{kind}{where}" + (", stopped by a signal" if stopped else ""))
+        observations[seat.rank] = describe(seat, fate, last_seen)
+    return observations
+
+
+def describe(seat: Seat, fate: Fate, last_seen: LastSeen | None = None) -> Observation:
+    """Observe a rank that will not answer, from its files."""
+    last_seen = last_seen or read_flight(seat.file("flight"))
+    return Observation(
+        seat.rank,
+        fate,
+        history=last_seen.collectives,
+        phase=last_seen.phase,
+        faults_fired=last_seen.faults_fired,
+        stack=_stack(seat),
+        stderr=tail(seat),
+    )
+
+
+def tail(seat: Seat) -> str:
+    """Return the end of what the rank printed in this scenario."""
+    return _text(seat.file("output"))[-_TAIL_BYTES:]
+
+
+def _stack(seat: Seat) -> str:
+    """Return the Python stacks that the rank wrote, down to the program and without what is the same for every rank."""
+    lines = _text(seat.file("stack")).splitlines(keepends=True)
+    return "".join(line for line in lines if not any(noise in line for noise in _STACK_NOISE))
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _await_stacks(files: list[Path]) -> None:
+    """Wait until every file holds something and none has grown for a moment: no mark says that a stack is complete."""
+    deadline = time.monotonic() + _STACK_TIMEOUT_S
+    before: list[int] = []
+    while time.monotonic() < deadline:
+        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+        if all(sizes) and sizes == before:
+            return
+        before = sizes
+        time.sleep(_STACK_POLL_S)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

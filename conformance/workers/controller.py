@@ -1,0 +1,85 @@
+"""The one door to the ranks: give it a scenario and a subject, get what every rank saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from conformance.backends.backend import Backend
+from conformance.observation import Observation
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
+from conformance.workers.pool import Pool
+from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
+
+
+class Controller:
+    """Owns one zygote and, for each world size that was asked for, one warm pool of ranks. A context manager.
+
+    Unrecorded scenarios have pools of their own, whose default group is not recorded. Any number of controllers may
+    live side by side, in one process or many: they share no port, no file and no name. One controller serves one
+    thread.
+    """
+
+    def __init__(self, backend: Backend, *, work_dir: Path | None = None, preload: tuple[str, ...] = ()) -> None:
+        """Start the zygote in the background.
+
+        `work_dir` is where the private directory is made (the system's temporary directory by default). `preload` are
+        modules that the ranks should find imported, such as those that register further programs.
+        """
+        self._backend = backend
+        self._work_dir = work_dir
+        self._preload = preload
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._zygote = ZygoteProcess(work_dir, preload)
+
+    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        """Run the scenario and return one observation per rank, whatever its ranks do.
+
+        Returns within the scenario's deadline plus what it takes to explain a hang (and, on the first call, to start).
+        When anything went wrong, the next scenario gets new ranks.
+
+        Raises:
+            ConformanceError: ranks cannot be made at all, because what they share cannot be imported.
+
+        """
+        key = (scenario.world_size, scenario.recorded)
+        pool = self._pools.pop(key, None)
+        self._zygote.update()
+        if pool is None or not pool.reusable:
+            if pool is not None:
+                pool.close()
+            pool = self._new_pool(*key)
+        try:
+            observations = pool.start() or pool.run(scenario, subject)
+        except BaseException:
+            pool.close()  # interrupted: an answer may still come, and must not be taken for the next scenario's
+            raise
+        if pool.reusable:
+            self._pools[key] = pool
+        else:
+            pool.close()
+        return observations
+
+    def close(self) -> None:
+        """End all ranks and the zygote. None of them is left when this returns."""
+        self._pools.clear()
+        self._zygote.close()
+
+    def __enter__(self) -> Controller:
+        """Return the controller."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close, whatever happened."""
+        self.close()
+
+    def _new_pool(self, world_size: int, recorded: bool) -> Pool:
+        try:
+            return Pool(self._zygote, self._backend, world_size, recorded=recorded)
+        except ZygoteGoneError:  # somebody killed it; its pools died with it
+            self.close()
+            self._zygote = ZygoteProcess(self._work_dir, self._preload)
+            return Pool(self._zygote, self._backend, world_size, recorded=recorded)

@@ -1,0 +1,71 @@
+"""Misfortunes on purpose: what a scenario's faults do to a rank, at a counted place and never by the clock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from conformance.history import Collective
+from conformance.scenario import Fault
+
+#: What a rank exits with when a fault says `exit`.
+EXIT_CODE = 3
+
+
+class InjectedError(RuntimeError):
+    """What a fault of kind `raise` raises: no program expects it."""
+
+
+class FaultInjector:
+    """Fires one rank's faults; a `PhaseListener`.
+
+    A place is reached when the program enters a phase, not when it comes back to one from within: the listener hears of
+    both, so the phases entered and not yet left are kept as a stack. `before_firing` is called first, since of most
+    faults nobody in this process lives to tell.
+    """
+
+    def __init__(self, faults: Iterable[Fault], before_firing: Callable[[], None]) -> None:
+        """Arm `faults`; all of them must be of this rank."""
+        self.num_fired = 0
+        self._faults = tuple(faults)
+        self._before_firing = before_firing
+        self._reached: Counter[str] = Counter()
+        self._entered: list[tuple[str, int]] = [("start", -1)]
+
+    def entered(self, phase: str, step: int, sync: bool) -> None:
+        """Fire what is due when the program enters `phase`."""
+        if self._entered[-2:-1] == [(phase, step)]:
+            self._entered.pop()
+            return
+        self._entered.append((phase, step))
+        self._reach(phase)
+
+    def before_collective(self, collective: Collective) -> None:
+        """Fire what is due just before this rank issues its next collective, whatever the group."""
+        self._reach("collective")
+
+    def _reach(self, place: str) -> None:
+        occurrence = self._reached[place]
+        self._reached[place] += 1
+        for fault in self._faults:
+            if (fault.at, fault.occurrence) == (place, occurrence):
+                self.num_fired += 1
+                self._before_firing()
+                _FIRE[fault.kind](fault)
+
+
+def _raise(fault: Fault) -> NoReturn:
+    raise InjectedError(f"injected on rank {fault.rank} at {fault.at} (occurrence {fault.occurrence})")
+
+
+_FIRE: dict[str, Callable[[Fault], object]] = {
+    "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda fault: os._exit(EXIT_CODE),
+    "segfault": lambda fault: ctypes.string_at(0),
+    "raise": _raise,
+}

@@ -1,0 +1,85 @@
+"""What a scenario must leave as it found it, so that the next one on the same rank means the same as on a fresh one.
+
+The process-wide state that a DDP (or a program) can reach is written down before a scenario and compared after it. A
+difference is evidence about the subject and the end of the pool: nothing is put back by hand, because what has leaked
+once may have leaked elsewhere too. Random state is no part of this: every scenario begins with the same seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import get_debug_level
+from torch.nn.modules import module as nn_module
+
+#: Name of a piece of state -> its value, or its items where it is a collection.
+Surroundings = Mapping[str, object]
+
+_GLOBAL_HOOKS = tuple(
+    name for name, value in vars(nn_module).items() if name.startswith("_global_") and isinstance(value, dict)
+)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators (all devices), the same on every rank."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
+def surroundings() -> Surroundings:
+    """Describe this process's global state; about 50 microseconds."""
+    return {
+        "environment": dict(os.environ),
+        "thread": {
+            str(thread.ident): thread.name
+            for thread in threading.enumerate()
+            if not isinstance(thread, threading._DummyThread)  # a C++ thread that once called into Python
+        },
+        "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
+        "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
+        "warnings filter": dict.fromkeys(map(str, warnings.filters), ""),
+        "default device": str(torch.get_default_device()),
+        "default dtype": str(torch.get_default_dtype()),
+        "number of threads": torch.get_num_threads(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "autocast": torch._C._is_any_autocast_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic warnings only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn deterministic": torch.backends.cudnn.deterministic,
+        "cudnn benchmark": torch.backends.cudnn.benchmark,
+        "distributed debug level": str(get_debug_level()),
+    }
+
+
+def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
+    """Return a phrase for everything that is not as it was."""
+    found: list[str] = []
+    for name, old in before.items():
+        new = after[name]
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += [f"{name} left behind: {_item(key, new)}" for key in new if key not in old]
+            found += [f"{name} taken away: {_item(key, old)}" for key in old if key not in new]
+            found += [f"{name} changed: {_item(key, new)}" for key in new if key in old and new[key] != old[key]]
+        else:
+            found.append(f"{name} changed: {old} before, {new} after")
+    return tuple(found)
+
+
+def _item(key: str, items: Mapping[str, object]) -> str:
+    value = str(items[key])
+    return f"{key} ({value})" if 0 < len(value) <= 40 else key

@@ -1,0 +1,174 @@
+"""The warm ranks of one world size, and what becomes of them in one scenario."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import signal
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+from conformance.backends.backend import Backend
+from conformance.observation import Fate, Observation
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
+from conformance.workers.autopsy import death, describe, examine_living, tail
+from conformance.workers.protocol import FromRank, Ready, Seat, Task, dumps, receive
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: What the other ranks may still do when one has died. gloo notices a broken connection at once and raises by itself;
+#: whatever takes longer waits in vain.
+DEATH_GRACE_S = 0.3
+#: The same when one has raised (or declared the scenario unsupported): it lives, so nobody notices, and the others
+#: may be on the way to the same end on a busy machine.
+RAISE_GRACE_S = 1.0
+#: A rank that closed its connection is about to be reported dead, unless it only closed it.
+EOF_GRACE_S = 1.0
+#: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
+START_TIMEOUT_S = 60.0
+
+
+class Pool:
+    """`world_size` ranks with a connected default group, reused until something has gone wrong with them."""
+
+    def __init__(self, zygote: ZygoteProcess, backend: Backend, world_size: int, *, recorded: bool) -> None:
+        """Fork the ranks; `start` waits for them. Raises `ZygoteGoneError`."""
+        self._zygote = zygote
+        number, self._directory = zygote.new_pool()
+        self._seats = tuple(
+            Seat(number, rank, world_size, backend.source or backend.name, str(self._directory), recorded)
+            for rank in range(world_size)
+        )
+        self._pids, self._connections = zygote.fork(self._seats)
+        self._started = self._reusable = False
+
+    def start(self) -> dict[int, Observation]:
+        """Wait until the ranks are connected to each other; returns why, if they are not. Repeated, it does nothing."""
+        if self._started:
+            return {}
+        messages, observations = self._gather(time.monotonic() + START_TIMEOUT_S)
+        for rank, message in messages.items():
+            assert isinstance(message, Ready), f"rank {rank} must report that it is ready, got {message!r}"
+            if message.error is not None:
+                fate = Fate("raised", detail=f"raised {message.error}")
+                observations[rank] = replace(describe(self._seats[rank], fate), raised=message.error)
+        self._started = not observations
+        if observations:
+            bystanders = messages.keys() - observations.keys()
+            observations |= {rank: describe(self._seats[rank], Fate("abandoned")) for rank in bystanders}
+        return dict(sorted(observations.items()))
+
+    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        """Run one scenario; every rank gets an observation, by its own account or by ours. At most one at a time."""
+        self._reusable = False  # until all is known to be well, also if this is interrupted
+        task = dumps(Task(scenario.to_json(), subject))
+        started = time.monotonic()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # it has just died; `_gather` will find out of what
+                connection.send_bytes(task)
+        messages, observations = self._gather(started + scenario.deadline_s)
+        elapsed_ns = int((time.monotonic() - started) * 1e9)
+        observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
+        everybody_answered = not observations
+        for rank, message in messages.items():
+            assert isinstance(message, Observation), f"rank {rank} must report an observation, got {message!r}"
+            if message.fate.kind != "returned":
+                message = replace(message, stderr=tail(self._seats[rank]))
+            observations[rank] = message
+        self._reusable = everybody_answered and _nothing_left_behind(observations)
+        return dict(sorted(observations.items()))
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another scenario can run here and mean the same as on new ranks."""
+        return self._reusable and all(self._zygote.exit_status(seat) is None for seat in self._seats)
+
+    def close(self) -> None:
+        """Have the ranks killed, in whatever state they are."""
+        for seat in self._seats:
+            self._zygote.signal(seat, signal.SIGKILL)
+        for connection in self._connections:
+            connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _gather(self, deadline: float) -> tuple[dict[int, FromRank], dict[int, Observation]]:
+        """Wait for one message of each rank; returns those, and observations of the ranks that did not answer.
+
+        The wait is cut short when a rank has died or failed, since others may then wait for it for ever.
+        """
+        messages: dict[int, FromRank] = {}
+        listening = dict(zip(self._connections, self._seats, strict=True))
+        patience_s = math.inf
+        while len(messages) + len(self._dead(messages, listening)) < len(self._seats):
+            sources: list[Connection] = [*listening, *self._zygote.sources]
+            ready = wait(sources, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in sources:
+                if connection not in ready:
+                    continue
+                if connection not in listening:
+                    self._zygote.update()
+                    continue
+                seat = listening.pop(connection)
+                with contextlib.suppress(EOFError, OSError):
+                    messages[seat.rank] = receive(connection)
+            patience_s = self._patience_s(messages, listening)
+            deadline = min(deadline, time.monotonic() + patience_s)
+        return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
+
+    def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Fate]:
+        """Return the ranks that have died without an answer; what they sent before dying is read first."""
+        unread = {seat for connection, seat in listening.items() if connection.poll(0)}
+        silent = [seat for seat in self._seats if seat.rank not in messages and seat not in unread]
+        dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
+        if self._zygote.gone:  # nobody is left to say how
+            lost = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
+            dead |= {seat: lost for seat in silent if seat not in listening.values()}
+        return dead
+
+    def _patience_s(self, messages: Mapping[int, FromRank], listening: Mapping[Connection, Seat]) -> float:
+        """Return how long it is worth waiting for the other ranks, given what has come of some."""
+        if self._dead(messages, listening):
+            return DEATH_GRACE_S
+        if len(messages) + len(listening) < len(self._seats):
+            return EOF_GRACE_S
+        return RAISE_GRACE_S if any(map(_failed, messages.values())) else math.inf
+
+    def _examine(
+        self, messages: Collection[int], listening: Mapping[Connection, Seat], kind: str
+    ) -> dict[int, Observation]:
+        dead = self._dead(messages, listening)
+        observations = {seat.rank: describe(seat, fate) for seat, fate in dead.items()}
+        living = {
+            seat: pid
+            for seat, pid in zip(self._seats, self._pids, strict=True)
+            if seat.rank not in messages and seat not in dead
+        }
+        return observations | (examine_living(self._zygote, living, kind) if living else {})
+
+
+def _failed(message: FromRank) -> bool:
+    """Whether the rank will take no further part in what the others do."""
+    if isinstance(message, Ready):
+        return message.error is not None
+    return message.raised is not None or bool(message.unsupported)
+
+
+def _nothing_left_behind(observations: Mapping[int, Observation]) -> bool:
+    """Whether ranks that all answered did so in the same way, with clean hands and nothing in flight.
+
+    A rank that raised may have done so between a collective and its counterpart; if all raised the same after the same
+    number of finished collectives, none did. Without a record nobody can tell.
+    """
+    seen = list(observations.values())
+    if any(one.hygiene or any(not collective.finished for collective in one.history) for one in seen):
+        return False
+    outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}
+    if outcomes == {(None, "")}:
+        return True
+    lengths = {len(one.history) for one in seen}
+    return len(outcomes) == 1 and len(lengths) == 1 and lengths != {0}

@@ -1,0 +1,149 @@
+"""What controller, zygote and ranks say to each other, and how it becomes bytes.
+
+`multiprocessing.connection` frames the messages; the pickling is ours. Its own would send every tensor through shared
+memory that dies with the rank that observed it, and plain pickle would write a whole zip-like archive per tensor; a
+fact is a few numbers, so it travels as its bytes, with dtype, shape and strides.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.observation import Observation, Raised
+from conformance.subjects.subject import Subject
+
+# ---------------------------------------------------------------------------------------------- controller <-> rank
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Controller to rank: run this. The scenario travels as its JSON data, which is what defines it."""
+
+    scenario: dict[str, Any]
+    subject: Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Rank to controller, once: the default group is connected (`error` None), or why it is not."""
+
+    error: Raised | None = None
+
+
+#: Rank to controller, once per `Task`: an `Observation`.
+FromRank = Ready | Observation
+
+# -------------------------------------------------------------------------------------------- controller <-> zygote
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of one rank: all that a forked process must know to become it.
+
+    `backend` is what `get_backend` is asked for; `directory` is private to the pool and holds the rendezvous file and
+    the ranks' files; without `recorded` the default group is the backend's own, with nothing in between.
+    """
+
+    pool: int
+    rank: int
+    world_size: int
+    backend: str
+    directory: str
+    recorded: bool = True
+
+    def file(self, kind: str) -> str:
+        """Path of this rank's file of that kind: `flight`, `stack` or `output`."""
+        return f"{self.directory}/rank{self.rank}.{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPool:
+    """Controller to zygote: fork these ranks; one end of each rank's connection follows as a handle."""
+
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRank:
+    """Controller to zygote: send `signum` to a rank and whatever it started, if it still lives."""
+
+    pool: int
+    rank: int
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preloaded:
+    """Zygote to controller, once: everything is imported, or the text of why it is not."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Zygote to controller: the process ids, in the order of the seats."""
+
+    pool: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Zygote to controller: a rank is gone; `status` as `os.waitstatus_to_exitcode` gives it (negative: a signal)."""
+
+    pool: int
+    rank: int
+    status: int
+
+
+# ----------------------------------------------------------------------------------------------------------- bytes
+
+
+def send(connection: Connection, message: Any) -> None:
+    """Send one message; raises `OSError` when the other side is gone."""
+    connection.send_bytes(dumps(message))
+
+
+def receive(connection: Connection) -> Any:
+    """Receive one message; raises `EOFError` or `OSError` when the other side is gone."""
+    return pickle.loads(connection.recv_bytes())
+
+
+def dumps(message: Any) -> bytes:
+    """Pickle `message`, tensors as their bytes."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.is_quantized:
+            return NotImplemented
+        if value.layout is torch.strided:
+            dense = value.detach().resolve_conj().resolve_neg()
+            data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
+            return _strided, (data, dense.dtype, tuple(dense.shape), dense.stride())
+        if value.layout is torch.sparse_coo:
+            sparse = value.detach()
+            return _sparse, (sparse._indices(), sparse._values(), tuple(sparse.shape), sparse.is_coalesced())
+        return NotImplemented
+
+
+def _strided(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    if data:
+        tensor.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(shape))
+    return tensor
+
+
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...], coalesced: bool) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced)

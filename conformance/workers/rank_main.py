@@ -1,0 +1,169 @@
+"""What a rank does: connect once, then run one scenario after another until told otherwise.
+
+A rank is a process forked from the zygote. Its default process group is created once and is recorded, so that
+whatever a program or a subject communicates over it is part of the history; making one per scenario would cost ten
+times as much as running one. What it prints goes to a file of its own, which the controller quotes when the rank
+fails.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+
+from conformance.backends.backend import get_backend
+from conformance.errors import SubjectError
+from conformance.fixtures.models import get_fixture
+from conformance.history import Collective
+from conformance.observation import Fate, Observation, Raised
+from conformance.programs.program import get_program
+from conformance.rank_context import RankContext, Unsupported
+from conformance.recorder.group import init_process_group
+from conformance.recorder.recorder import Recorder
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject, load
+from conformance.workers.faults import FaultInjector
+from conformance.workers.flight_record import FlightRecord
+from conformance.workers.hygiene import seed_everything, surroundings, violations
+from conformance.workers.protocol import Ready, Seat, Task, receive, send
+
+#: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
+#: programs and subjects may have their own ideas about SIGUSR1.
+STACK_SIGNAL = signal.SIGRTMIN + 3
+
+#: The backend's own timeout. The controller's deadline must come first: it knows all ranks, a backend only its own.
+_GROUP_TIMEOUT = timedelta(hours=1)
+
+
+def rank_main(seat: Seat, connection: Connection) -> None:
+    """Be the rank of `seat` until the controller closes `connection`; every rank of the pool must be started."""
+    _arrange_process(seat)
+    try:
+        rank = Rank(seat)
+    except Exception as error:
+        send(connection, Ready(Raised.of(error, traceback.format_exc())))
+        return
+    send(connection, Ready())
+    while True:
+        try:
+            task = receive(connection)
+        except EOFError:
+            break
+        send(connection, rank.run(task))
+        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze what was there before
+
+
+class Rank:
+    """One rank's process groups and instruments, which outlive scenarios."""
+
+    def __init__(self, seat: Seat) -> None:
+        """Connect the default group. Collective."""
+        self._seat = seat
+        self._flight = FlightRecord(seat.file("flight"))
+        self._faults = FaultInjector((), self._flight.fault_fires)
+        self._recorder = Recorder(self._before_collective)
+        self._flight.entered("rendezvous", -1, True)
+        backend = get_backend(seat.backend)
+        self._device = torch.device(backend.device(seat.rank))
+        self._group = init_process_group(
+            backend,
+            self._recorder if seat.recorded else None,
+            store=FileStore(f"{seat.directory}/rendezvous", seat.world_size),
+            rank=seat.rank,
+            world_size=seat.world_size,
+            timeout=_GROUP_TIMEOUT,
+        )
+
+    def run(self, task: Task) -> Observation:
+        """Run one scenario; whatever it raises is part of what is observed. Collective, as far as the program is."""
+        os.ftruncate(sys.stderr.fileno(), 0)
+        self._flight.start()
+        self._recorder.start()
+        before = surroundings()
+        started_ns = time.perf_counter_ns()
+        facts: dict[str, Any] = {}
+        raised, unsupported = None, ""
+        try:
+            scenario = Scenario.from_json(task.scenario)
+            self._faults = FaultInjector(
+                [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
+            )
+            seed_everything(scenario.seed)
+            context = self._context(scenario, task.subject)
+            facts = context.facts
+            get_program(scenario.program).body(context)
+        except Unsupported as reason:
+            unsupported = str(reason) or "the program gave no reason"
+        except Exception as error:
+            raised = Raised.of(error, traceback.format_exc())
+        return Observation(
+            self._seat.rank,
+            Fate("raised", detail=f"raised {raised}") if raised else Fate("returned"),
+            facts=facts,
+            raised=raised,
+            history=self._recorder.history(),
+            phase=self._flight.phase,
+            faults_fired=self._faults.num_fired,
+            hygiene=violations(before, surroundings()),
+            unsupported=unsupported,
+            duration_ns=time.perf_counter_ns() - started_ns,
+        )
+
+    def _context(self, scenario: Scenario, subject: Subject) -> RankContext:
+        return RankContext(
+            scenario,
+            rank=self._seat.rank,
+            device=self._device,
+            process_group=self._group,
+            fixture=get_fixture(scenario.model),
+            wrap=self._wrapper(subject),
+            listeners=(self._recorder, self._flight, self._faults),  # a fault fires last: by then the place is noted
+            history=self._recorder.history,
+        )
+
+    def _wrapper(self, subject: Subject) -> Callable[..., nn.Module]:
+        def wrap(module: nn.Module, **options: Any) -> nn.Module:
+            if "process_group" not in options and "device_mesh" not in options:
+                options["process_group"] = self._group
+            if self._device.type != "cpu":
+                options.setdefault("device_ids", [self._device.index])
+            wrapped = load(subject)(module, **options)
+            if not isinstance(wrapped, nn.Module):
+                raise SubjectError(
+                    f"DDP {subject.name!r} must give a torch.nn.Module, {subject.target}(module, ...) gave "
+                    f"{type(wrapped).__name__}"
+                )
+            return wrapped
+
+        return wrap
+
+    def _before_collective(self, collective: Collective) -> None:
+        self._faults.before_collective(collective)
+        self._flight.issued(collective)
+
+
+def _arrange_process(seat: Seat) -> None:
+    """Give the process its files and limits."""
+    output = os.open(seat.file("output"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    stack = os.open(seat.file("stack"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    faulthandler.enable(stack)
+    faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing one takes seconds, in which the death goes unnoticed
+    torch.set_num_threads(1)

@@ -1,0 +1,183 @@
+"""The controller's side of the zygote: starting it, asking it for ranks, and hearing of their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+
+from conformance.errors import ConformanceError
+from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
+
+#: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
+_START_TIMEOUT_S = 120.0
+_CLOSE_TIMEOUT_S = 5.0
+
+#: Says of a process, in /proc/<pid>/environ, whose it is.
+MARKER = "DDP_CONFORMANCE_DIRECTORY"
+
+#: One thread a rank (the ranks are the parallelism, and sums must not depend on the machine), loopback, no surprises.
+_RANK_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+#: Left by torchrun or a cluster's launcher; a rank's place comes from its seat alone.
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+class ZygoteGoneError(Exception):
+    """The zygote ended by itself, and its ranks with it."""
+
+
+class ZygoteProcess:
+    """A zygote and the private directory that it shares with its ranks."""
+
+    def __init__(self, work_dir: Path | None, preload: tuple[str, ...]) -> None:
+        """Start the zygote and return at once; the first `fork` waits until it has imported everything."""
+        self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
+        self._connection, theirs = Pipe()
+        self.gone = False
+        self._ready = False
+        self._ended: dict[tuple[int, int], int] = {}
+        self._pool_numbers = itertools.count()
+        self._forked: dict[int, tuple[int, ...]] = {}
+        with open(self.directory / "zygote.output", "wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "conformance.workers.zygote",
+                    str(theirs.fileno()),
+                    str(self.directory),
+                    *preload,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(os.environ, self.directory),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # the terminal's Ctrl-C is for the controller
+            )
+        theirs.close()
+
+    def new_pool(self) -> tuple[int, Path]:
+        """Return the number and the directory of a new pool."""
+        number = next(self._pool_numbers)
+        directory = self.directory / f"pool{number}"
+        directory.mkdir()
+        return number, directory
+
+    def fork(self, seats: tuple[Seat, ...]) -> tuple[tuple[int, ...], tuple[Connection, ...]]:
+        """Fork one rank per seat of a pool; returns process ids and connections in the order of `seats`.
+
+        Raises:
+            ConformanceError: the zygote could not import what it was asked to.
+            ZygoteGoneError: the zygote has ended.
+
+        """
+        self._await_ready()
+        pool = seats[0].pool
+        ours, theirs = zip(*(Pipe() for _ in seats), strict=True)
+        try:
+            send(self._connection, ForkPool(seats))
+            for connection in theirs:
+                send_handle(self._connection, connection.fileno(), self._process.pid)
+        except OSError as error:
+            self.gone = True
+            raise ZygoteGoneError from error
+        finally:
+            for connection in theirs:
+                connection.close()
+        while pool not in self._forked:
+            self._receive()
+        return self._forked.pop(pool), ours
+
+    def signal(self, seat: Seat, signum: int) -> None:
+        """Send a signal to a rank and its children, if it lives. Without the zygote it does not."""
+        try:
+            send(self._connection, SignalRank(seat.pool, seat.rank, signum))
+        except OSError:
+            self.gone = True
+
+    @property
+    def sources(self) -> tuple[Connection, ...]:
+        """What to wait on besides the ranks: when it is readable there is something for `update`."""
+        return () if self.gone else (self._connection,)
+
+    def update(self) -> None:
+        """Take note of everything that the zygote has reported so far, its own end included. Does not wait."""
+        with contextlib.suppress(ZygoteGoneError):
+            while not self.gone and self._connection.poll(0):
+                self._receive()
+
+    def exit_status(self, seat: Seat) -> int | None:
+        """Return the exit status of a rank (negative for a signal), None while it lives, as of the last `update`."""
+        return self._ended.get((seat.pool, seat.rank))
+
+    def close(self) -> None:
+        """End the zygote and its ranks; none of them is left when this returns."""
+        self._connection.close()
+        if not self._ready:
+            self._process.kill()  # it has no ranks yet and would only notice after its imports
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its ranks go with it: PR_SET_PDEATHSIG
+            self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._ready:
+            if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                raise ConformanceError(f"the ranks' zygote did not start within {_START_TIMEOUT_S:.0f} s")
+            try:
+                self._receive()
+            except ZygoteGoneError as error:
+                output = (self.directory / "zygote.output").read_text(errors="replace")
+                raise ConformanceError(f"the ranks' zygote died while it was starting:\n{output}") from error
+
+    def _receive(self) -> None:
+        try:
+            message = receive(self._connection)
+        except (EOFError, OSError) as error:
+            self.gone = True
+            raise ZygoteGoneError from error
+        if isinstance(message, Ended):
+            self._ended[message.pool, message.rank] = message.status
+        elif isinstance(message, Forked):
+            self._forked[message.pool] = message.pids
+        elif isinstance(message, Preloaded):
+            if message.error:
+                raise ConformanceError(f"the ranks' zygote could not import what ranks need:\n{message.error}")
+            self._ready = True
+        else:
+            raise AssertionError(f"the zygote sent {message!r}")
+
+
+def _environment(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
+    environment = {name: value for name, value in inherited.items() if name not in _LAUNCHER_VARIABLES}
+    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**environment, **_RANK_ENVIRONMENT, "PYTHONPATH": search_path, MARKER: str(directory)}
