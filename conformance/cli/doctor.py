@@ -1,0 +1,32 @@
+"""`ddp-conformance doctor`: what this machine can run."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli import EXIT_FAILED
+
+
+@click.command("doctor", short_help="Say what this machine can run.")
+def command() -> None:
+    """Try everything that a run needs and say what to do where something is missing.
+
+    Exits with 1 when something is missing that every run needs.
+    """
+    from conformance.doctor import examine
+
+    console = Console()
+    ill = False
+    for symptom in examine():
+        word, style = (
+            ("ok", "green") if symptom.healthy else ("MISSING", "bold red") if symptom.needed else ("no", "yellow")
+        )
+        ill |= symptom.needed and not symptom.healthy
+        line = Text.assemble((f"{word:<8}", style), f"{symptom.name:<20} {symptom.detail}")
+        console.print(line, soft_wrap=True)
+        if not symptom.healthy and symptom.hint:
+            console.print(f"{'':<29}{symptom.hint}", style="dim", soft_wrap=True, highlight=False)
+    if ill:
+        click.get_current_context().exit(EXIT_FAILED)

@@ -1,0 +1,51 @@
+"""Options that several subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from conformance.chapters.chapter import Selection
+
+Decorated = Callable[..., Any]
+
+
+def subject_options(function: Decorated) -> Decorated:
+    """Add `--ddp`, `--backend` and `--no-native`."""
+    for decorate in (
+        click.option(
+            "--no-native", is_flag=True, help="Leave out the second column, torch's own DDP. Checks against it go too."
+        ),
+        click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, or module:attr of a Backend."),
+        click.option(
+            "--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class."
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def selection_options(function: Decorated) -> Decorated:
+    """Add the positional names and the options that narrow a selection of scenarios down."""
+    for decorate in (
+        click.option("-k", "keyword", default="", metavar="TEXT", help="Only scenarios whose id contains TEXT."),
+        click.option("--world-size", multiple=True, type=int, metavar="N", help="Only scenarios of N ranks."),
+        click.option("--requirement", multiple=True, metavar="ID", help="Only scenarios for this requirement."),
+        click.option("--chapter", multiple=True, metavar="NAME", help="Only scenarios of this chapter."),
+        click.argument("names", nargs=-1),
+    ):
+        function = decorate(function)
+    return function
+
+
+def selection_of(
+    names: tuple[str, ...],
+    chapter: tuple[str, ...],
+    requirement: tuple[str, ...],
+    world_size: tuple[int, ...],
+    keyword: str,
+) -> Selection:
+    """Return the selection that the options of `selection_options` describe."""
+    return Selection(names, chapter, requirement, world_size, keyword)

@@ -1,0 +1,83 @@
+"""`ddp-conformance replay`: run one scenario file again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from conformance.cli.interrupt import interrupted_once
+from conformance.cli.options import subject_options
+from conformance.errors import ScenarioError
+from conformance.report.explanation import explain_result
+from conformance.report.run_report import RunReport
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import Catalogue, load_catalogue
+from conformance.verdict import ScenarioResult, Verdict
+
+
+@click.command("replay", short_help="Run one scenario file again.")
+@click.argument("file", type=click.Path(path_type=Path))
+@subject_options
+@click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it so many times.")
+def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> None:
+    """Run the scenario of FILE again and print what it shows, step by step.
+
+    A scenario file is what a failing run leaves in report/failures; it holds everything that decides what happens.
+
+    \b
+    ddp-conformance replay report/failures/buckets.BUCKET-03.mlp.json
+    ddp-conformance replay failure.json --ddp torch
+    ddp-conformance replay failure.json --times 100
+    """
+    scenario = read_scenario(file)
+    catalogue = load_catalogue()
+    for requirement_id in scenario.requirements:
+        catalogue.requirement(requirement_id)
+
+    from conformance import runner
+    from conformance.backends.backend import get_backend
+    from conformance.subjects.subject import get_subject
+
+    subject, backend_value = get_subject(ddp), get_backend(backend)
+    runner.check_world_sizes((scenario.world_size,), backend_value)
+    repeated = [scenario] * times
+    with interrupted_once():
+        report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True)
+    print_replay(Console(), report, catalogue)
+    if not report.complete and not report.failures:
+        click.get_current_context().exit(EXIT_INTERRUPTED)
+    click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
+
+
+def read_scenario(file: Path) -> Scenario:
+    """Return the scenario in `file`; raises `ScenarioError` naming the file and what is wrong with it."""
+    try:
+        return Scenario.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{file} is not a scenario file: it is not UTF-8 text") from error
+    except ScenarioError as error:
+        raise ScenarioError(f"{file}: {error}") from error
+
+
+def print_replay(console: Console, report: RunReport, catalogue: Catalogue) -> None:
+    """Print the last outcome of `report` for both columns."""
+    if not report.outcomes:
+        return
+    outcome = report.outcomes[-1]
+    columns: list[ScenarioResult] = [outcome.result]
+    if outcome.native is not None:
+        columns.append(outcome.native)
+    for result in columns:
+        if result.verdict is Verdict.PASS:
+            console.print(f"PASS    {outcome.scenario.id}  subject={result.subject}", highlight=False)
+        else:
+            text = explain_result(outcome.scenario, result, report.backend, catalogue)
+            console.print(Text(text.rstrip()), soft_wrap=True)
+    if len(report.outcomes) > 1:
+        console.print(f"{len(report.outcomes)} of {report.num_selected} repetitions ran", highlight=False)

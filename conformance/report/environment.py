@@ -1,0 +1,42 @@
+"""Where a run took place: versions and machine, as plain data for the report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+PACKAGES = ("ddp-conformance", "torch", "numpy", "pytest")
+
+
+def capture_environment() -> dict[str, Any]:
+    """Return versions, platform, cores and the environment variables that change what a run does."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": available_cores(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("TORCH_DISTRIBUTED", "TORCH_NCCL", "NCCL_", "GLOO_")) or name == "OMP_NUM_THREADS"
+        },
+    }
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def package_version(name: str) -> str:
+    """Return the installed version of a distribution, or `absent`."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,141 @@
+"""Runs scenarios on a subject, beside torch's own DDP, and judges both against the truth.
+
+The command line and the mutants are thin layers over `run`; pytest, which orders scenarios itself, uses the
+`ScenarioRunner` underneath.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from conformance.backends.backend import Backend
+from conformance.errors import BackendError, ScenarioError, SubjectError
+from conformance.fixtures.models import get_fixture
+from conformance.observation import Observation
+from conformance.programs.program import get_program
+from conformance.report.environment import capture_environment
+from conformance.report.run_report import Outcome, Progress, RunReport, is_failure
+from conformance.scenario import Scenario, Step
+from conformance.scenario_runner import Ranks, ScenarioRunner
+from conformance.subjects.subject import Subject
+from conformance.workers.controller import Controller
+
+OnEvent = Callable[[Progress], None]
+
+
+def run(
+    scenarios: Iterable[Scenario],
+    subject: Subject,
+    backend: Backend,
+    *,
+    native: bool = True,
+    fail_fast: bool = False,
+    on_event: OnEvent = lambda event: None,
+    controller: Ranks | None = None,
+) -> RunReport:
+    """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
+
+    Scenarios run by ascending world size, so that each pool of ranks is started once. Ctrl-C ends the run early with a
+    report of what is known so far. A passed `controller` stays open.
+
+    Raises, before anything starts:
+        ScenarioError: there is no scenario, or one names a program or model that does not exist.
+        BackendError: the backend is unavailable or serves none of the world sizes.
+        SubjectError: the subject cannot be constructed around the simplest model.
+
+    """
+    chosen = ordered(scenarios)
+    check(chosen, backend)
+    if controller is None:
+        with Controller(backend) as owned:
+            return _run(chosen, subject, backend, native, fail_fast, on_event, owned)
+    return _run(chosen, subject, backend, native, fail_fast, on_event, controller)
+
+
+def ordered(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
+    """Return `scenarios` grouped by the pool of ranks that they need, otherwise in their order."""
+    return tuple(sorted(scenarios, key=lambda scenario: (scenario.world_size, not scenario.recorded)))
+
+
+def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
+    """Raise the errors of `run` that can be known without starting a process."""
+    scenarios = tuple(scenarios)
+    if not scenarios:
+        raise ScenarioError("no scenario to run; a run of nothing would show nothing")
+    if reason := backend.unavailable():
+        raise BackendError(f"backend {backend.name!r} cannot be used here: {reason}")
+    check_world_sizes([min(scenario.world_size for scenario in scenarios)], backend)
+    for scenario in scenarios:
+        try:
+            get_program(scenario.program)
+            get_fixture(scenario.model)
+        except ScenarioError as error:
+            raise ScenarioError(f"{scenario.id}: {error}") from error
+
+
+def check_world_sizes(world_sizes: Iterable[int], backend: Backend) -> None:
+    """Raise `BackendError` when `backend` cannot serve a world size that was asked for by number."""
+    limit = backend.max_world_size()
+    for world_size in world_sizes:
+        if limit is not None and world_size > limit:
+            raise BackendError(
+                f"backend {backend.name!r} serves at most {limit} rank(s) here, got world size {world_size}"
+            )
+
+
+def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
+    """Construct `subject` around a small MLP and take one step, before any requirement is judged.
+
+    Raises `SubjectError` when every rank fails in the constructor: then nothing can be said about any requirement.
+    """
+    scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
+    observations = controller.run(scenario, subject).values()
+    if not all(_died_in_constructor(observation) for observation in observations):
+        return
+    first = min(observations, key=lambda observation: observation.rank)
+    reason = first.raised or first.fate
+    raise SubjectError(
+        f"{subject.name} ({subject.target}) cannot be constructed around a small MLP on {world_size} rank(s): {reason}."
+        " It must be a class called like torch's DistributedDataParallel(module, process_group=...) that returns an"
+        " nn.Module."
+    )
+
+
+def _died_in_constructor(observation: Observation) -> bool:
+    return observation.phase == "construct" and observation.fate.kind != "returned"
+
+
+def _run(
+    scenarios: tuple[Scenario, ...],
+    subject: Subject,
+    backend: Backend,
+    native: bool,
+    fail_fast: bool,
+    on_event: OnEvent,
+    controller: Ranks,
+) -> RunReport:
+    started = time.monotonic()
+    runner = ScenarioRunner(subject, backend, controller, native=native)
+    outcomes: list[Outcome] = []
+    interrupted = False
+    try:
+        probe(subject, scenarios[0].world_size, controller)
+        for scenario in scenarios:
+            on_event(Progress(scenario, len(outcomes), len(scenarios)))
+            outcomes.append(runner.run(scenario))
+            on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
+            if fail_fast and is_failure(outcomes[-1]):
+                break
+    except KeyboardInterrupt:
+        interrupted = True  # what is known so far is worth a report
+    return RunReport(
+        subject=subject.name,
+        subject_target=subject.target,
+        backend=backend.name,
+        outcomes=tuple(outcomes),
+        num_selected=len(scenarios),
+        interrupted=interrupted,
+        duration_s=time.monotonic() - started,
+        environment=capture_environment(),
+    )

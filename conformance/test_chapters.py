@@ -1,0 +1,57 @@
+"""Every scenario as a pytest test: `pytest --pyargs conformance -n 2 -k buckets`.
+
+Each process (with `-n`, each xdist worker) owns its ranks and meets them in a private folder, so any number of runs may
+share a machine. A failed scenario prints its explanation and how to replay it, not a Python traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.backends.backend import get_backend
+from conformance.chapters.chapter import load_scenarios
+from conformance.errors import ConformanceError
+from conformance.report.explanation import explain, replay_command
+from conformance.report.run_report import is_failure
+from conformance.runner import check, ordered, probe
+from conformance.scenario import Scenario
+from conformance.scenario_runner import ScenarioRunner
+from conformance.spec.catalogue import load_catalogue
+from conformance.subjects.subject import get_subject
+from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test per scenario, by ascending world size so that ranks are started once per size."""
+    if "scenario" in metafunc.fixturenames:
+        scenarios = ordered(load_scenarios())
+        metafunc.parametrize("scenario", scenarios, ids=[scenario.id for scenario in scenarios])
+
+
+@pytest.fixture(scope="session")
+def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
+    """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
+    try:
+        subject = get_subject(request.config.getoption("--ddp"))
+        backend = get_backend(request.config.getoption("--ddp-backend"))
+        check(load_scenarios(), backend)
+        with Controller(backend) as controller:
+            probe(subject, 1, controller)
+            yield ScenarioRunner(subject, backend, controller)
+    except ConformanceError as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner, request: pytest.FixtureRequest) -> None:
+    """The subject keeps what the scenario's requirements promise."""
+    outcome = scenario_runner.run(scenario)
+    if outcome.result.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
+        reasons = "; ".join(finding.summary for finding in outcome.result.findings)
+        pytest.skip(f"{outcome.result.verdict.value}: {reasons}")
+    if is_failure(outcome):
+        backend = scenario_runner.backend.name
+        replay = replay_command(scenario, scenario_runner.subject.name, backend)
+        pytest.fail(explain(outcome, backend, load_catalogue(), replay), pytrace=False)
