@@ -1,0 +1,55 @@
+# Makes .venv in the project with the pinned packages and puts it first in PATH; quick when nothing has changed.
+# Sourced by the other scripts of this folder, or run alone. PYTHON=... chooses the interpreter to build with.
+
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.11 python3.12 python3.13 python; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "ddp-conformance needs Python 3.11 or newer; found $(python3 --version 2>&1 || true)." >&2
+    echo "Install one, or name it: PYTHON=/path/to/python3.11 bash $0" >&2
+    return 1
+}
+
+# What the environment was made from: when any of it changes, it is made anew.
+recipe() {
+    echo "$ROOT $1"
+    "$1" --version
+    cat "$ROOT/ci/constraints.txt" "$ROOT/pyproject.toml"
+}
+
+make_environment() {
+    local python
+    python="$(find_python)"
+    if [ -x "$VENV/bin/python" ] && recipe "$python" | cmp -s - "$VENV/recipe"; then
+        return
+    fi
+    echo "Making $VENV with $("$python" --version) ..."
+    "$python" -m venv --clear "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$ROOT/ci/constraints.txt" --editable "$ROOT[dev]"
+    recipe "$python" > "$VENV/recipe"  # last: an environment that broke off halfway has none
+}
+
+lock_environment() { # two scripts started at once must not build the same environment
+    if command -v flock > /dev/null; then
+        mkdir -p "$ROOT/.cache"
+        exec 9> "$ROOT/.cache/environment.lock"
+        flock 9
+    fi
+}
+
+lock_environment
+make_environment
+exec 9>&-
+
+export PATH="$VENV/bin:$PATH" VIRTUAL_ENV="$VENV"
+unset PYTHONHOME

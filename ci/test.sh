@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The project's own tests: style, types, tests. Makes its environment first. Arguments go to pytest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$ROOT"
+
+step() {
+    echo "== $*"
+    "$@"
+}
+
+step ruff check .
+step ruff format --check .
+step mypy
+step pytest -n 2 "$@"
