@@ -1,0 +1,1 @@
+"""Pure functions from evidence to findings, registered by name."""

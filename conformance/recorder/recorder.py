@@ -94,9 +94,14 @@ class Recorder:
         reduce_op: str = "",
         root: int = -1,
     ) -> Flight:
-        """Record that this rank issues a collective now; called by recorded groups only."""
+        """Record that this rank issues a collective now; called by recorded groups only.
+
+        Point-to-point operations are counted apart: the other ranks of the group do not issue them, and the collectives
+        of one index must meet.
+        """
+        series = f"{group} point-to-point" if op in ("send", "recv") else group
         collective = Collective(
-            next(self._indices[group]), op, group, shapes, dtypes, reduce_op, root,
+            next(self._indices[series]), op, group, shapes, dtypes, reduce_op, root,
             self._phase, self._step, self._sync, False, time.perf_counter_ns(), 0,
         )  # fmt: skip
         if self._on_collective is not None:

@@ -1,0 +1,31 @@
+"""Agreement with torch's own DDP, for facts in which a program says that it must be followed."""
+
+from __future__ import annotations
+
+from conformance.checkers.checker import Evidence, checker, failed, passed, unknown
+from conformance.checkers.facts import explain_facts, summarise, wrong_facts
+from conformance.observation import Raised
+from conformance.oracles.expected import Raises
+from conformance.verdict import Finding
+
+
+@checker("agrees_with_native")
+def agrees_with_native(evidence: Evidence) -> Finding | None:
+    """Whatever torch's own DDP observed in the same scenario, the subject observed as well.
+
+    Of exceptions the type must agree, or be derived from torch's; the message is the subject's own. Does not apply
+    where torch's DDP was not run or did not pass itself: then it is no authority.
+    """
+    if evidence.native_facts is None or not any(evidence.native_facts.values()):
+        return None
+    if not evidence.all_returned:
+        return unknown("agrees_with_native", "not every rank ran to its end")
+    native = {
+        rank: {name: Raises((value.type,)) if isinstance(value, Raised) else value for name, value in facts.items()}
+        for rank, facts in evidence.native_facts.items()
+    }
+    wrong = wrong_facts(native, {rank: observation.facts for rank, observation in evidence.observations.items()})
+    if not wrong:
+        return passed("agrees_with_native", f"{sum(map(len, native.values()))} fact(s) as torch's DDP has them")
+    summary = f"unlike torch's own DDP: {summarise(wrong)}"
+    return failed("agrees_with_native", summary, explain_facts(wrong, native))

@@ -1,0 +1,59 @@
+"""Whether a run exercised anything: a scenario that tests nothing must not be green."""
+
+from __future__ import annotations
+
+from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, harness_error, passed
+from conformance.explanation import ranks
+from conformance.observation import Observation
+from conformance.scenario import Fault
+from conformance.verdict import Finding
+
+#: Kinds of faults -> the fates that show that one fired, where the rank did not live to report it.
+_TRACES = {"kill": DEAD, "exit": DEAD, "segfault": DEAD, "stop": ("hung",), "raise": ("raised",)}
+
+
+@checker("exercised")
+def exercised(evidence: Evidence) -> Finding:
+    """Every rank reported, facts were observed, faults fired, and the declared number of collectives was issued.
+
+    Collectives are counted only where they were recorded and the rank ran the program to its end.
+    """
+    scenario = evidence.scenario
+    if missing := set(range(scenario.world_size)) - set(evidence.observations):
+        return harness_error("exercised", f"nothing is known of {ranks(missing)}; world size {scenario.world_size}")
+    silent = [observation.rank for observation in evidence.by_rank if _fired_in_vain(scenario.faults, observation)]
+    if silent:
+        return harness_error("exercised", f"a fault on {ranks(silent)} did not fire")
+    if wanted := _fate_that_did_not_come(evidence):
+        return harness_error("exercised", f"the scenario expects a {wanted}, and none came")
+    if evidence.all_returned and not any(observation.facts for observation in evidence.by_rank):
+        return harness_error("exercised", "no rank observed any fact")
+    if not scenario.recorded:
+        return passed("exercised", "not recorded")
+    least = scenario.min_collectives
+    idle = {
+        observation.rank: len(observation.history)
+        for observation in evidence.ended("returned")
+        if len(observation.history) < least
+    }
+    if idle:
+        counts = ", ".join(f"rank {rank}: {count}" for rank, count in idle.items())
+        return harness_error("exercised", f"fewer collectives than the {least} that the scenario declares ({counts})")
+    return passed("exercised", f"{sum(len(observation.history) for observation in evidence.by_rank)} collective(s)")
+
+
+def _fired_in_vain(faults: tuple[Fault, ...], observation: Observation) -> bool:
+    """Whether fewer faults fired on a rank than were armed; a rank that is gone shows by its fate that one fired."""
+    armed = [fault for fault in faults if fault.rank == observation.rank]
+    traced = any(observation.fate.kind in _TRACES[fault.kind] for fault in armed)
+    fired = max(observation.faults_fired, 1 if traced else 0)
+    # A death or an abandoned rank may have come before the next fault was due.
+    needed = len(armed) if observation.fate.kind in REPORTED else min(len(armed), 1)
+    return observation.fate.kind != "abandoned" and fired < needed
+
+
+def _fate_that_did_not_come(evidence: Evidence) -> str:
+    """Return the fate that argument `expect_fate` announces, `crash` or `hang`, if no rank met it."""
+    wanted = str(evidence.scenario.arguments.get("expect_fate", ""))
+    met = {"": True, "crash": bool(evidence.ended(*DEAD)), "hang": bool(evidence.ended("hung"))}
+    return "" if met.get(wanted, False) else wanted

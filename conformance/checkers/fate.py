@@ -1,0 +1,207 @@
+"""How ranks ended: deaths, hangs and exceptions, and who caused them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
+from conformance.explanation import block, let_then, ranks
+from conformance.history import Collective
+from conformance.observation import Observation, Raised
+from conformance.verdict import Finding, Verdict
+
+
+@checker("no_crash")
+def no_crash(evidence: Evidence) -> Finding:
+    """No rank died."""
+    dead = evidence.ended(*DEAD)
+    if not dead:
+        return passed("no_crash")
+    sentences = [f"rank {one.rank} was {_death(one)} {_where(one)}" for one in dead]
+    lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(dead)]
+    thens = [f"{label} was {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
+    notes = [_stop_of(other) for other in evidence.by_rank if other not in dead]
+    for one in dead:
+        notes += _attachments(one)
+    return Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes))
+
+
+@checker("no_hang")
+def no_hang(evidence: Evidence) -> Finding:
+    """Every rank came to its end within the deadline; if not, say who is missing from which collective."""
+    hung = evidence.ended("hung")
+    if not hung:
+        if evidence.ended("abandoned") and not evidence.ended(*DEAD, "raised"):
+            return harness_error("no_hang", f"{ranks(_ranks(evidence.ended('abandoned')))} ended without a cause")
+        return passed("no_hang")
+    missing = missing_from(evidence.observations)
+    if missing is None:
+        where = "; ".join(f"rank {one.rank} is {_where(one)}" for one in hung)
+        summary = f"no collective is short of a rank, but {ranks(_ranks(hung))} did not end: {where}"
+        if mute := [one.rank for one in hung if not one.stack]:
+            summary += f"; {ranks(mute)} did not answer when asked for a stack"
+        lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
+        thens = [f"{label} did not end within {evidence.scenario.deadline_s:g} s {_where(one)}." for label, one in
+                 _labelled(hung)]  # fmt: skip
+        return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(hung)))
+    collective, waiting, absent = missing
+    of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
+    summary = f"{ranks(absent)} {_is(absent)} missing from {collective.describe()}{of_group}; " + "; ".join(
+        _whereabouts(evidence.observations[rank]) for rank in absent
+    )
+    lets = [f"A = {collective.describe()}{of_group}, issued by {ranks(waiting)}"]
+    others = [evidence.observations[rank] for rank in absent]
+    lets += [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(others, "B")]
+    thens = [f"A waits for {label}, {_state(one)}." for label, one in _labelled(others, "B")]
+    involved = [*others, *(one for one in hung if one.rank not in absent)]
+    return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(involved)))
+
+
+@checker("no_exception")
+def no_exception(evidence: Evidence) -> Finding:
+    """No rank raised out of the program.
+
+    Precondition: no rank died; the others' errors then only say that their peer is gone.
+    """
+    raised = evidence.ended("raised")
+    if not raised:
+        return passed("no_exception")
+    if dead := evidence.ended(*DEAD):
+        names = ", ".join(f"rank {one.rank}: {_error(one)}" for one in raised)
+        return unknown(
+            "no_exception", f"{ranks(_ranks(dead))} died, which the others' errors may follow from ({names})"
+        )
+    errors = {str(_error(one)) for one in raised}
+    everybody = len(raised) == len(evidence.observations)
+    if len(errors) == 1:
+        who = "every rank" if everybody and len(raised) > 1 else ranks(_ranks(raised))
+        summary = f"{who} raised {next(iter(errors))}"
+    else:
+        summary = "; ".join(f"rank {one.rank} raised {_error(one)}" for one in raised)
+    lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(raised)]
+    thens = [f"{label} raised {_error(one)} {_where(one)}." for label, one in _labelled(raised)]
+    notes = [_stop_of(other) for other in evidence.by_rank if other not in raised]
+    notes += _tracebacks(raised)
+    explanation = let_then(lets, thens, notes)
+    if any(_is_ours(one.raised) for one in raised):
+        return harness_error("no_exception", summary, explanation)
+    return failed("no_exception", summary, explanation)
+
+
+@checker("leaves_no_trace")
+def leaves_no_trace(evidence: Evidence) -> Finding:
+    """Every rank's process is left as the run found it."""
+    traces = {one.rank: one.hygiene for one in evidence.by_rank if one.hygiene}
+    if not traces:
+        return passed("leaves_no_trace")
+    lines = [f"Rank {rank}: {trace}" for rank, found in traces.items() for trace in found]
+    return failed("leaves_no_trace", f"{ranks(traces)} left traces: {next(iter(traces.values()))[0]}", "\n".join(lines))
+
+
+def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:
+    """Return the first collective that some rank of its group never issued: it, who issued it, and who did not.
+
+    Ranks of a group are those that issued anything in it, and all ranks in the default group. Of several groups the one
+    counts whose collective was issued first. None where nobody is missing.
+    """
+    found = []
+    for group in sorted({one.group for seen in observations.values() for one in seen.history}):
+        issued = {rank: _in_group(seen, group) for rank, seen in observations.items()}
+        members = [rank for rank in issued if issued[rank] or group == "default"]
+        reached = {rank: max(issued[rank], default=-1) for rank in members}
+        first_missing = min(reached.values()) + 1
+        waiting = sorted(rank for rank in members if first_missing in issued[rank])
+        absent = sorted(rank for rank in members if reached[rank] < first_missing)
+        if waiting and absent:
+            found.append((issued[waiting[0]][first_missing], waiting, absent))
+    return min(found, key=lambda case: case[0].started_ns, default=None)
+
+
+def _in_group(observation: Observation, group: str) -> dict[int, Collective]:
+    return {one.index: one for one in observation.history if one.group == group and one.op not in ("send", "recv")}
+
+
+def _is_ours(raised: Raised | None) -> bool:
+    """Whether an error is the harness's own: anything it raises but that the subject is unusable."""
+    return raised is not None and "ConformanceError" in raised.bases and "SubjectError" not in raised.bases
+
+
+def _labelled(observations: list[Observation], first: str = "A") -> list[tuple[str, Observation]]:
+    return [(chr(ord(first) + number), one) for number, one in enumerate(observations)]
+
+
+def _ranks(observations: list[Observation]) -> list[int]:
+    return [one.rank for one in observations]
+
+
+def _is(numbers: list[int]) -> str:
+    return "is" if len(numbers) == 1 else "are"
+
+
+def _death(observation: Observation) -> str:
+    text = str(observation.fate)
+    return text if text != observation.fate.kind else f"{text} (code {observation.fate.code})"
+
+
+def _where(observation: Observation) -> str:
+    """Return e.g. `in phase backward, step 1`."""
+    phase = observation.phase or "an unknown phase"
+    last = observation.history[-1] if observation.history else None
+    step = f", step {last.step}" if last is not None and last.phase == phase and last.step >= 0 else ""
+    return f"in {phase if phase.startswith('an ') else f'phase {phase}'}{step}"
+
+
+def _last_words(observation: Observation) -> str:
+    if not observation.history:
+        return "no collective yet"
+    return f"last collective {observation.history[-1].describe()}"
+
+
+def _whereabouts(observation: Observation) -> str:
+    return f"rank {observation.rank} {_predicate(observation)}"
+
+
+def _state(observation: Observation) -> str:
+    return f"which {_predicate(observation)}"
+
+
+def _predicate(observation: Observation) -> str:
+    kind = observation.fate.kind
+    if kind == "raised":
+        return f"raised {_error(observation)} {_where(observation)}"
+    if kind == "returned":
+        return "has run the program to its end"
+    if kind in DEAD:
+        return f"was {_death(observation)} {_where(observation)}"
+    return f"is {_where(observation)}"
+
+
+def _error(observation: Observation) -> str:
+    return str(observation.raised) if observation.raised is not None else "an unknown exception"
+
+
+def _stop_of(observation: Observation) -> str:
+    ended = "was stopped" if observation.fate.kind == "abandoned" else _predicate(observation)
+    return f"Rank {observation.rank} {ended}, {_last_words(observation)}."
+
+
+def _tracebacks(raised: list[Observation]) -> list[str]:
+    """Return every different traceback's tail once."""
+    tails: dict[str, list[int]] = {}
+    for one in raised:
+        if one.raised is not None and one.raised.traceback:
+            tails.setdefault(block(one.raised.traceback), []).append(one.rank)
+    return [f"Traceback of {ranks(numbers)}, its end:\n{tail}" for tail, numbers in tails.items()]
+
+
+def _attachments(observation: Observation) -> list[str]:
+    texts = []
+    if observation.stack:
+        texts.append(f"Rank {observation.rank}'s stack:\n{block(observation.stack, 16)}")
+    if observation.stderr.strip():
+        texts.append(f"Rank {observation.rank}'s stderr, its end:\n{block(observation.stderr)}")
+    return texts
+
+
+def _all_attachments(observations: list[Observation]) -> list[str]:
+    return [text for one in observations for text in _attachments(one)]

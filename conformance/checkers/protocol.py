@@ -1,0 +1,274 @@
+"""Invariants of the collective history: what must hold whatever the numbers are.
+
+Programs name the invariants that apply to them. All need a recorded run: of an unrecorded one nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown
+from conformance.explanation import let_then
+from conformance.history import Collective
+from conformance.observation import Observation
+from conformance.verdict import Finding
+
+#: Between two ranks only: the other ranks of the group know nothing of it.
+_POINT_TO_POINT = ("send", "recv")
+#: Reductions, which is what gradients are sent by.
+_REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+               "reduce_scatter_tensor_coalesced")  # fmt: skip
+_FLOATING = ("float", "bfloat", "complex", "double", "half")
+
+
+def _recorded(name: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[Evidence], Finding | None]]:
+    """Register an invariant: it says nothing about runs that were not recorded."""
+
+    def register(check: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding | None]:
+        def applies(evidence: Evidence) -> Finding | None:
+            return check(evidence) if evidence.scenario.recorded else None
+
+        applies.__doc__ = check.__doc__
+        return checker(name)(applies)
+
+    return register
+
+
+def is_gradient(collective: Collective) -> bool:
+    """Whether a collective reduces floating or complex numbers in the backward pass, as gradients are reduced."""
+    return (
+        collective.phase == "backward"
+        and collective.op in _REDUCTIONS
+        and any(dtype.startswith(_FLOATING) for dtype in collective.dtypes)
+    )
+
+
+@_recorded("same_collectives")
+def same_collectives(evidence: Evidence) -> Finding:
+    """Every rank of a group issues matching collectives in the same order.
+
+    Matching means same operation, number of elements, dtypes, reduction and root; ranks may pass different numbers of
+    elements to all_to_all. Point-to-point operations are no collectives. Where a rank did not come to its end, only
+    what all ranks issued is compared: a collective that somebody is missing from is for the hang checker to explain.
+    """
+    name = "same_collectives"
+    whole = evidence.all_returned
+    for group in _groups(evidence):
+        histories = {one.rank: _collectives(one, group) for one in evidence.by_rank}
+        members = [rank for rank, history in histories.items() if history or group == "default"]
+        first, *others = members
+        for other in others:
+            pair = (evidence.observations[first], evidence.observations[other])
+            if found := _first_mismatch(histories[first], histories[other], whole):
+                return failed(name, *_describe_mismatch(pair, *found))
+    if evidence.ended(*DEAD, "hung") and not any(one.history for one in evidence.by_rank):
+        return unknown(name, "ranks died or hung before any collective was recorded")
+    return passed(name)
+
+
+@_recorded("silent_no_sync")
+def silent_no_sync(evidence: Evidence) -> Finding:
+    """Inside `no_sync` no backward reduces gradients."""
+    name = "silent_no_sync"
+    for one in evidence.by_rank:
+        for collective in one.history:
+            if is_gradient(collective) and not collective.sync:
+                text = collective.describe()
+                return failed(
+                    name,
+                    f"rank {one.rank} issued {text} in backward inside no_sync, step {collective.step}",
+                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A reduces gradients inside no_sync."]),
+                )
+    return passed(name)
+
+
+@_recorded("nothing_in_flight")
+def nothing_in_flight(evidence: Evidence) -> Finding:
+    """At the end somebody has waited for every collective, and it is complete.
+
+    Precondition: every rank ran the program to its end.
+    """
+    name = "nothing_in_flight"
+    if not evidence.all_returned:
+        return unknown(name, "not every rank ran to its end, so collectives may rightly be unfinished")
+    for one in evidence.by_rank:
+        flying = [collective for collective in one.history if not collective.finished]
+        if flying:
+            return failed(
+                name,
+                f"nobody waited for {len(flying)} collective(s) of rank {one.rank}, first {flying[0].describe()}",
+                let_then(
+                    [f"A = rank {one.rank}, {_place(flying[0])}"],
+                    ["A was issued, and the program ended with nobody having waited for it."],
+                ),
+            )
+    return passed(name)
+
+
+@_recorded("same_number_each_step")
+def same_number_each_step(evidence: Evidence) -> Finding:
+    """Every synchronised backward after the first step reduces the gradients with the same number of collectives.
+
+    The first step may differ: its order of gradients is not known beforehand (pytorch/pytorch#72843). Precondition: at
+    least two synchronised steps after the first.
+    """
+    return _each_step_alike(evidence, "same_number_each_step", len, "number of gradient collectives")
+
+
+@_recorded("bucket_order")
+def bucket_order(evidence: Evidence) -> Finding:
+    """Every synchronised backward after the first step reduces the same buckets in the same order.
+
+    Buckets are told apart by size and dtype. Precondition: as for `same_number_each_step`.
+    """
+
+    def sizes(collectives: Sequence[Collective]) -> tuple[object, ...]:
+        return tuple(f"{one.numel} x {'/'.join(dict.fromkeys(one.dtypes))}" for one in collectives)
+
+    return _each_step_alike(evidence, "bucket_order", sizes, "order of gradient collectives")
+
+
+@_recorded("broadcast_before_forward")
+def broadcast_before_forward(evidence: Evidence) -> Finding:
+    """In every step that reduces gradients a forward broadcasts (buffers, from one root) before anything else.
+
+    Precondition: at least one step reduced gradients.
+    """
+    name = "broadcast_before_forward"
+    num_steps = 0
+    for one in evidence.by_rank:
+        for step, collectives in _by_step(one.history).items():
+            if not any(map(is_gradient, collectives)):
+                continue
+            num_steps += 1
+            forward = [collective for collective in collectives if collective.phase == "forward"]
+            if not forward or forward[0].op != "broadcast":
+                came = f"{forward[0].describe()} came first" if forward else "no collective was issued in forward"
+                return failed(
+                    name,
+                    f"rank {one.rank} did not broadcast before its forward in step {step}",
+                    let_then([f"A = rank {one.rank}, step {step}"], [f"A broadcast no buffer before forward: {came}."]),
+                )
+    return passed(name) if num_steps else unknown(name, "no step reduced gradients")
+
+
+@_recorded("no_broadcast_in_forward")
+def no_broadcast_in_forward(evidence: Evidence) -> Finding:
+    """No forward broadcasts anything: for models without buffers, or with their synchronisation switched off."""
+    name = "no_broadcast_in_forward"
+    for one in evidence.by_rank:
+        for collective in one.history:
+            if collective.phase == "forward" and collective.op == "broadcast":
+                return failed(
+                    name,
+                    f"rank {one.rank} issued {collective.describe()} in forward, step {collective.step}",
+                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A is a broadcast where none must be."]),
+                )
+    return passed(name)
+
+
+def _groups(evidence: Evidence) -> list[str]:
+    return list(dict.fromkeys(collective.group for one in evidence.by_rank for collective in one.history))
+
+
+def _collectives(observation: Observation, group: str) -> dict[int, Collective]:
+    """Return a rank's collectives in `group` by index: of a rank that died only the last ones may be known."""
+    return {one.index: one for one in observation.history if one.group == group and one.op not in _POINT_TO_POINT}
+
+
+def _matching(collective: Collective) -> tuple[object, ...]:
+    numel = -1 if collective.op.startswith("all_to_all") else collective.numel
+    return (collective.op, numel, collective.dtypes, collective.reduce_op, collective.root)
+
+
+def _first_mismatch(
+    one: Mapping[int, Collective], other: Mapping[int, Collective], whole: bool
+) -> tuple[Collective | None, Collective | None] | None:
+    for index in sorted(one.keys() | other.keys() if whole else one.keys() & other.keys()):
+        mine, theirs = one.get(index), other.get(index)
+        if mine is None or theirs is None or _matching(mine) != _matching(theirs):
+            return mine, theirs
+    return None
+
+
+def _describe_mismatch(
+    pair: tuple[Observation, Observation], mine: Collective | None, theirs: Collective | None
+) -> tuple[str, str]:
+    """Return summary and explanation of two collectives that meet and do not match, or one that meets nothing."""
+    lets = [f"A = {_side(pair[0], mine)}", f"B = {_side(pair[1], theirs)}"]
+    present = mine or theirs
+    assert present is not None
+    group = "one group" if present.group in ("", "default") else present.group
+    if mine is None or theirs is None:
+        lone, absent = (pair[0], pair[1]) if theirs is None else (pair[1], pair[0])
+        label = "A" if theirs is None else "B"
+        summary = f"rank {lone.rank} issued {present.describe()}, and rank {absent.rank} issued nothing to match it"
+        return summary, let_then(lets, [f"{label} meets nothing: rank {absent.rank} issued fewer collectives."])
+    aspects = [
+        f"{aspect} ({own} and {their})"
+        for aspect, own, their in (
+            ("operation", mine.op, theirs.op),
+            ("number of elements", mine.numel, theirs.numel),
+            ("dtype", "/".join(mine.dtypes), "/".join(theirs.dtypes)),
+            ("reduction", mine.reduce_op or "none", theirs.reduce_op or "none"),
+            ("root", mine.root, theirs.root),
+        )
+        if own != their
+    ]
+    summary = f"ranks {pair[0].rank} and {pair[1].rank} differ: {mine.describe()} meets {theirs.describe()}"
+    notes = [
+        f"Rank {observation.rank} was in {one.phase or 'an unknown phase'}, step {one.step}."
+        for observation, one in zip(pair, (mine, theirs), strict=True)
+    ]
+    return summary, let_then(lets, [f"A and B meet in {group}, but differ in {', '.join(aspects)}."], notes)
+
+
+def _side(observation: Observation, collective: Collective | None) -> str:
+    if collective is None:
+        return f"rank {observation.rank}, which issued nothing more"
+    dtypes = "/".join(dict.fromkeys(collective.dtypes)) or "no tensor"
+    details = [f"{collective.numel} x {dtypes}", collective.reduce_op, f"root {collective.root}"]
+    shown = [detail for detail in details if detail and detail != "root -1"]
+    return f"rank {observation.rank}, collective #{collective.index}: {collective.op}({', '.join(shown)})"
+
+
+def _place(collective: Collective) -> str:
+    phase = f"phase {collective.phase or 'unknown'}"
+    return f"{collective.describe()} in {phase}, step {collective.step}"
+
+
+def _by_step(history: Iterable[Collective]) -> dict[int, list[Collective]]:
+    steps: dict[int, list[Collective]] = {}
+    for collective in history:
+        if collective.step >= 0:
+            steps.setdefault(collective.step, []).append(collective)
+    return steps
+
+
+def _each_step_alike(
+    evidence: Evidence, name: str, measure: Callable[[Sequence[Collective]], object], what: str
+) -> Finding:
+    fewest = None
+    for one in evidence.by_rank:
+        reduced = {step: list(filter(is_gradient, found)) for step, found in _by_step(one.history).items()}
+        later = {step: found for step, found in reduced.items() if step > 0 and found}
+        fewest = len(later) if fewest is None else min(fewest, len(later))
+        first = min(later, default=0)
+        for step, found in later.items():
+            if measure(found) != measure(later[first]):
+                return failed(
+                    name,
+                    f"rank {one.rank}: the {what} changed between step {first} and step {step}",
+                    let_then(
+                        [f"A = rank {one.rank}, step {first}: {_listed(later[first])}",
+                         f"B = rank {one.rank}, step {step}: {_listed(found)}"],
+                        [f"A and B differ in the {what}."],
+                    ),
+                )  # fmt: skip
+    if not fewest or fewest < 2:
+        return unknown(name, "fewer than two steps after the first reduced gradients")
+    return passed(name)
+
+
+def _listed(collectives: Sequence[Collective]) -> str:
+    return ", ".join(one.describe() for one in collectives)

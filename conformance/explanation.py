@@ -1,0 +1,59 @@
+"""The texts that people read when something fails: who differs, where, and how to see it again."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from conformance.scenario import Scenario
+from conformance.verdict import Finding
+
+_INDENT = " " * 6
+
+
+def let_then(lets: Iterable[str], thens: Iterable[str], notes: Iterable[str] = ()) -> str:
+    """Return `Let A = ... / Then ...` and notes below, every line of it ready to be read aloud."""
+    return "\n".join([*_labelled("Let", lets), *_labelled("Then", thens), *notes])
+
+
+def explain(
+    finding: Finding,
+    scenario: Scenario,
+    *,
+    subject: str,
+    backend: str,
+    statement: str = "",
+    replay: str = "",
+) -> str:
+    """Return the whole text about one finding; `statement` is the first requirement's, `replay` a command."""
+    title = ", ".join(scenario.requirements)
+    lines = [
+        f"{finding.verdict.value}  {title}  {statement or finding.summary}",
+        f"{_INDENT}subject={subject} backend={backend} world={scenario.world_size} seed={scenario.seed}",
+    ]
+    if statement and finding.summary:
+        lines.append(f"{_INDENT}{finding.summary}")
+    if finding.explanation:
+        lines.append(finding.explanation)
+    if replay:
+        lines.append(f"Replay  {replay}")
+    return "\n".join(lines)
+
+
+def block(text: str, num_lines: int = 8) -> str:
+    """Return the last lines of a traceback or stack, indented."""
+    lines = text.strip().splitlines()
+    return textwrap.indent("\n".join(lines[-num_lines:]), _INDENT)
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return `rank 1`, `ranks 0 and 2` or `ranks 0, 1 and 3`."""
+    names = [str(number) for number in sorted(numbers)]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _labelled(label: str, lines: Iterable[str]) -> list[str]:
+    """Put `label` before the first line and indent the others."""
+    return [f"{label if number == 0 else '':<6}{line}" for number, line in enumerate(lines)]

@@ -1,0 +1,137 @@
+"""Exact comparison of two facts: equal bit for bit, or where and by how much they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.observation import Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an observed fact differs from the expected one.
+
+    `reason` is a clause with the observed fact as its subject ("has shape (2,), expected (3,)"). For tensors of one
+    shape `num_differing` of `numel` elements differ, first at `index`, by `max_abs` at most.
+    """
+
+    reason: str
+    index: tuple[int, ...] = ()
+    num_differing: int = 0
+    numel: int = 0
+    max_abs: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the reason."""
+        return self.reason
+
+
+def difference(expected: Any, got: Any) -> Difference | None:
+    """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout and values.
+
+    Not-a-numbers must be in the same places and equal each other there; zeros equal each other whatever their sign,
+    because the sign of an exact zero depends on the order of a sum. Exceptions are equal when type and message are.
+    """
+    if isinstance(expected, Tensor) and isinstance(got, Tensor):
+        return _of_tensors(expected, got)
+    if isinstance(expected, Raised) and isinstance(got, Raised):
+        same = (expected.type, expected.message) == (got.type, got.message)
+        return None if same else Difference(f"is {got}, expected {expected}")
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        return _of_mappings(expected, got)
+    if _is_sequence(expected) and _is_sequence(got):
+        return _of_sequences(expected, got)
+    if isinstance(expected, float | int) and isinstance(got, float | int) and _same_number(expected, got):
+        return None
+    if type(expected) is type(got) and expected == got:
+        return None
+    return Difference(f"is {show(got)}, expected {show(expected)}")
+
+
+def show(value: Any, num_elements: int = 6) -> str:
+    """Return a value on one short line."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return f"{value.to_dense().reshape(-1)[0].item()!r} ({kind(value)})"
+        return f"a tensor ({kind(value)})"
+    if isinstance(value, Raised):
+        return f"the exception {value}"
+    if _is_sequence(value) and len(value) > num_elements:
+        return f"[{', '.join(show(item) for item in value[:num_elements])}, ... {len(value)} items]"
+    if _is_sequence(value):
+        return f"[{', '.join(show(item) for item in value)}]"
+    return repr(value)
+
+
+def kind(tensor: Tensor) -> str:
+    """Return shape, dtype and, unless dense, layout: `3x4 float32`."""
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    layout = "" if tensor.layout is torch.strided else f" {str(tensor.layout).removeprefix('torch.')}"
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}{layout}"
+
+
+def equal_values(expected: Tensor, got: Tensor) -> Tensor:
+    """Return where two dense tensors of one shape hold the same value; not-a-number equals itself."""
+    return (expected == got) | ((expected != expected) & (got != got))
+
+
+def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
+    for name in ("dtype", "shape", "layout"):
+        if (has := getattr(got, name)) != (needs := getattr(expected, name)):
+            return Difference(f"has {name} {_plain(has)}, expected {_plain(needs)}")
+    wanted, came = expected.to_dense(), got.to_dense()
+    differs = ~equal_values(wanted, came)
+    num_differing = int(differs.sum())
+    if num_differing == 0:
+        return None
+    index = tuple(int(i) for i in differs.nonzero()[0])
+    wide = torch.complex128 if wanted.is_complex() else torch.float64
+    gap = (came.to(wide) - wanted.to(wide)).abs()
+    finite = gap[differs & gap.isfinite()]
+    max_abs = float(finite.max()) if finite.numel() else math.inf
+    place = f" at {list(index)}" if index else ""
+    first = f"first{place}: expected {wanted[index].item()!r}, got {came[index].item()!r}"
+    count = f"{num_differing} of {came.numel()} element(s)"
+    return Difference(
+        f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, came.numel(), max_abs
+    )
+
+
+def _plain(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")
+
+
+def _of_mappings(expected: Mapping[Any, Any], got: Mapping[Any, Any]) -> Difference | None:
+    if missing := [key for key in expected if key not in got]:
+        return Difference(f"lacks {', '.join(map(repr, missing))}")
+    if surplus := [key for key in got if key not in expected]:
+        return Difference(f"has {', '.join(map(repr, surplus))}, which must not be there")
+    for key, value in expected.items():
+        if found := difference(value, got[key]):
+            return Difference(f"at {key!r} {found.reason}")
+    return None
+
+
+def _of_sequences(expected: Sequence[Any], got: Sequence[Any]) -> Difference | None:
+    for position, (wanted, came) in enumerate(zip(expected, got, strict=False)):
+        if found := difference(wanted, came):
+            return Difference(f"at position {position} {found.reason}")
+    if len(expected) != len(got):
+        return Difference(f"has {len(got)} item(s), expected {len(expected)}: {show(got)} for {show(expected)}")
+    return None
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _same_number(expected: float, got: float) -> bool:
+    if isinstance(expected, bool) is not isinstance(got, bool):
+        return False
+    return expected == got or (math.isnan(expected) and math.isnan(got))

@@ -1,0 +1,177 @@
+"""What an expected fact may be besides an exact value, and how a fact is held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.observation import Raised
+from conformance.oracles.difference import Difference, difference, kind, show
+
+
+@dataclass(frozen=True)
+class Raises:
+    """An exception whose type, or one of its bases, is in `types`, and whose message contains all of `mentions`.
+
+    Case does not matter in `mentions`; which words a message must hold is the requirement's business, not its wording.
+    """
+
+    types: tuple[str, ...] = ("Exception",)
+    mentions: tuple[str, ...] = ()
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` is such an exception, else why not."""
+        if got is None:
+            return Difference(f"is None: nothing was raised, expected {self}")
+        if not isinstance(got, Raised):
+            return Difference(f"is {show(got)}, expected {self}")
+        if not set(self.types) & {got.type, *got.bases}:
+            return Difference(f"is {got.type}, expected {self}; its message: {got.message}")
+        message = got.message.lower()
+        if missing := [text for text in self.mentions if text.lower() not in message]:
+            return Difference(f"does not mention {_quoted(missing)}; its message: {got.message}")
+        return None
+
+    def __str__(self) -> str:
+        """Return e.g. `RuntimeError mentioning 'fc1.weight'`."""
+        mentions = f" mentioning {_quoted(self.mentions)}" if self.mentions else ""
+        return " or ".join(self.types) + mentions
+
+
+@dataclass(frozen=True)
+class Close:
+    """A number or tensor within `atol + rtol * |value|` of `value`; `because` argues for the tolerance."""
+
+    value: Any
+    rtol: float
+    atol: float
+    because: str
+
+    def __post_init__(self) -> None:
+        """Refuse a tolerance that nobody has argued for."""
+        if not self.because:
+            raise ValueError("Close needs `because`: bitwise equality is the rule, a tolerance is an argued exception")
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` has the same dtype and shape and is close, else where and by how much it is not."""
+        if isinstance(self.value, Tensor) and isinstance(got, Tensor):
+            exact = difference(self.value, got)
+            if exact is None or exact.num_differing == 0:
+                return exact
+            wanted, came = self.value.to_dense(), got.to_dense()
+            close = torch.isclose(came, wanted, rtol=self.rtol, atol=self.atol, equal_nan=True)
+        elif isinstance(self.value, float | int) and isinstance(got, float | int):
+            close = torch.isclose(
+                torch.tensor(float(got), dtype=torch.float64),
+                torch.tensor(float(self.value), dtype=torch.float64),
+                rtol=self.rtol, atol=self.atol, equal_nan=True,
+            )  # fmt: skip
+            exact = difference(self.value, got)
+        else:
+            return difference(self.value, got)
+        if bool(close.all()):
+            return None
+        assert exact is not None
+        return Difference(f"{exact.reason}; the tolerance is {self._tolerance()}")
+
+    def _tolerance(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g} ({self.because})"
+
+    def __str__(self) -> str:
+        """Return e.g. `a tensor (3 float32) within rtol 1e-05, atol 0 (sums in another order)`."""
+        return f"{show(self.value)} within {self._tolerance()}"
+
+
+@dataclass(frozen=True, init=False)
+class AnyOf:
+    """One of several exact values or matchers."""
+
+    choices: tuple[Any, ...]
+
+    def __init__(self, *choices: Any) -> None:
+        """Take the choices; at least two."""
+        if len(choices) < 2:
+            raise ValueError(f"AnyOf needs at least two choices, got {len(choices)}")
+        object.__setattr__(self, "choices", choices)
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` is one of the choices, else why it is none."""
+        reasons = []
+        for choice in self.choices:
+            found = mismatch(choice, got)
+            if found is None:
+                return None
+            reasons.append(found.reason)
+        return Difference(f"is none of the {len(self.choices)} allowed: it " + "; it ".join(reasons))
+
+    def __str__(self) -> str:
+        """Return the choices, joined by `or`."""
+        return " or ".join(describe(choice) for choice in self.choices)
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Any value at all, as long as the fact was observed."""
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None."""
+        return None
+
+    def __str__(self) -> str:
+        """Return `anything`."""
+        return "anything"
+
+
+@dataclass(frozen=True)
+class Satisfies:
+    """A value for which `predicate` returns True; `name` completes the sentence "the fact must be ..."."""
+
+    name: str
+    predicate: Callable[[Any], bool]
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if the predicate holds. A predicate that raises cannot judge such a value: it does not hold."""
+        try:
+            holds = self.predicate(got)
+        except Exception as error:
+            return Difference(f"is {show(got)}, expected {self.name} (asking raised {type(error).__name__}: {error})")
+        return None if holds else Difference(f"is {show(got)}, expected {self.name}")
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+Matcher = Raises | Close | AnyOf | Anything | Satisfies
+
+
+def mismatch(expected: Any, got: Any) -> Difference | None:
+    """Return None if the fact `got` is what was expected (an exact value or a matcher), else how it is not."""
+    return expected.mismatch(got) if isinstance(expected, Matcher) else difference(expected, got)
+
+
+def describe(expected: Any) -> str:
+    """Return one line about an expected fact."""
+    if isinstance(expected, Matcher):
+        return str(expected)
+    return kind(expected) if isinstance(expected, Tensor) and expected.numel() > 1 else show(expected)
+
+
+def is_open(expected: Any) -> bool:
+    """Whether an expected fact names no single value."""
+    return isinstance(expected, Matcher) and not isinstance(expected, Close)
+
+
+def exact_value(expected: Any) -> Any:
+    """Return the value that an expected fact is about, None where it is open or where None is expected."""
+    if isinstance(expected, Close):
+        return expected.value
+    return None if isinstance(expected, Matcher) else expected
+
+
+def _quoted(texts: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(repr(text) for text in texts)
