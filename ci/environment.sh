@@ -34,7 +34,7 @@ make_environment() {
     fi
     echo "Making $VENV with $("$python" --version) ..."
     "$python" -m venv --clear "$VENV"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
         --constraint "$ROOT/ci/constraints.txt" --editable "$ROOT[dev]"
     recipe "$python" > "$VENV/recipe"  # last: an environment that broke off halfway has none
 }
