@@ -37,7 +37,7 @@ def diagnose(name: str, rank: int, expected: Mapping[int, Facts], observed: Mapp
             return "zeros where None was expected: an absent gradient was filled in"
         return "a value where None was expected"
     if isinstance(wanted, Tensor) and came is None:
-        return "None where a value was expected: nothing ever arrived here"
+        return "None where a value was expected: nothing ever arrived"
     wanted_tensor, came_tensor = _as_tensor(wanted), _as_tensor(came)
     if wanted_tensor is None or came_tensor is None:
         return ""
@@ -125,14 +125,14 @@ def _never_reduced(case: _Case) -> str:
         return ""
     total = sum((_wide(value) for value in values[1:]), _wide(values[0]))
     if _same(total, _wide(case.wanted) * case.world_size):
-        return "this rank's own local value: never reduced (the mean of all ranks' values is what was expected)"
+        return "the rank's own local value, never reduced (the mean over the ranks is what was expected)"
     if _same(total, _wide(case.wanted)):
-        return "this rank's own local value divided by the world size: divided, but never reduced"
+        return "the rank's own local value divided by the world size, but never reduced"
     return ""
 
 
 def _all_zero(case: _Case) -> str:
-    return "zeros: no value was ever written here" if _is_zero(case.came) else ""
+    return "zeros: no value was ever written" if _is_zero(case.came) else ""
 
 
 def _scaled(case: _Case) -> str:
@@ -148,7 +148,7 @@ def _scaled(case: _Case) -> str:
     if not math.isfinite(factor) or not _same(wanted * factor, came):
         return ""
     if factor == case.world_size:
-        return f"expected * {factor:g}: the sum over the ranks, never divided by the world size"
+        return f"the sum over the ranks (expected * {factor:g}), never divided by the world size"
     if factor * case.world_size == 1:
         return f"expected / {case.world_size}: divided by the world size once too often"
     return f"expected * {factor:g}"
@@ -166,7 +166,7 @@ def _not_broadcast(case: _Case) -> str:
     is_state = any(part in ("parameter", "buffer") for part in case.name.split("/"))
     if case.rank == 0 or root is None or not is_state or not _same(root, case.wanted):
         return ""
-    return "this rank's own value: rank 0 has the expected one and it was not broadcast"
+    return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
 
 
 def _stale(case: _Case) -> str:
@@ -201,7 +201,7 @@ def _equals_other_rank(case: _Case) -> str:
     for rank, came in case.everywhere.items():
         wanted = case.wanted_everywhere.get(rank)
         if rank != case.rank and _same(came, case.came) and wanted is not None and _same(wanted, came):
-            return f"rank {rank}'s value, where this rank must have its own"
+            return f"rank {rank}'s value, where the rank must have its own"
     return ""
 
 

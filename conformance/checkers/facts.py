@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
@@ -14,6 +14,7 @@ from conformance.oracles.expected import describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6
+_LABELS = "ABCD"  # one per rank that is shown; the expected value is E
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,21 @@ def wrong_facts(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) ->
 
 
 def explain_facts(wrong: list[WrongFact], expected: Mapping[int, Facts]) -> str:
-    """Return the evidence about the first wrong fact on every rank that has it wrong, and the names of the others."""
-    first = wrong[0]
-    here = [fact for fact in wrong if fact.name == first.name]
-    labels = {fact.rank: chr(ord("A") + number) for number, fact in enumerate(here)}
-    lets = [f"E = {first.name} as expected: {_expectation(expected[first.rank][first.name])}"]
-    lets += [f"{labels[fact.rank]} = {first.name} on rank {fact.rank}" for fact in here]
-    thens = [f"{labels[fact.rank]} {fact.difference}." for fact in here]
-    notes = [f"{''.join(group)} is {text}." for text, group in _by_diagnosis(here, labels)]
-    if others := _others(wrong, first.name):
-        notes.append(others)
-    return let_then(lets, thens, notes)
+    """Return the evidence about the first wrong fact on the ranks that have it wrong, and the names of the others."""
+    name = wrong[0].name
+    everywhere = [fact for fact in wrong if fact.name == name]
+    labelled = list(zip(_LABELS, everywhere, strict=False))
+    expectations = dict.fromkeys(describe(expected[fact.rank][name]) for _, fact in labelled)
+    lets = [f"E = {name} as expected: {' / '.join(expectations)}"]
+    lets += [f"{label} = {name} on rank {fact.rank}" for label, fact in labelled]
+    thens = [f"{label} {fact.difference}." for label, fact in labelled]
+    notes = []
+    for diagnosis in dict.fromkeys(fact.diagnosis for _, fact in labelled if fact.diagnosis):
+        labels = [label for label, fact in labelled if fact.diagnosis == diagnosis]
+        notes.append(f"{', '.join(labels)}: {diagnosis}.")
+    if len(everywhere) > len(labelled):
+        notes.append(f"So it is on {ranks(fact.rank for fact in everywhere[len(labelled) :])}.")
+    return let_then(lets, thens, [*notes, *_others(wrong, name)])
 
 
 @checker("facts")
@@ -85,28 +90,14 @@ def facts(evidence: Evidence) -> Finding | None:
 def summarise(wrong: list[WrongFact]) -> str:
     """Return one sentence about the first wrong fact."""
     first = wrong[0]
-    same_name = [fact for fact in wrong if fact.name == first.name]
-    clause = f"is {first.diagnosis}" if first.diagnosis else str(first.difference)
-    return f"{first.name} on {ranks(fact.rank for fact in same_name)} {clause}"
+    where = f"{first.name} on {ranks(fact.rank for fact in wrong if fact.name == first.name)}"
+    return f"{where}: {first.diagnosis}" if first.diagnosis else f"{where} {first.difference}"
 
 
-def _expectation(value: object) -> str:
-    return "None" if value is None else describe(value)
-
-
-def _by_diagnosis(wrong: Iterable[WrongFact], labels: Mapping[int, str]) -> list[tuple[str, list[str]]]:
-    groups: dict[str, list[str]] = {}
-    for fact in wrong:
-        if fact.diagnosis:
-            groups.setdefault(fact.diagnosis, []).append(labels[fact.rank])
-    return [(text, [" and ".join(names)]) for text, names in groups.items()]
-
-
-def _others(wrong: list[WrongFact], name: str) -> str:
-    """Return a sentence that names the other wrong facts, so that a pattern can be seen."""
+def _others(wrong: list[WrongFact], name: str) -> list[str]:
+    """Return a sentence that names the other wrong facts, so that a pattern can be seen; none where there are none."""
     names = list(dict.fromkeys(fact.name for fact in wrong if fact.name != name))
     if not names:
-        return ""
-    shown = ", ".join(names[:_MAX_NAMES])
+        return []
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"Also wrong: {shown}{more}."
+    return [f"Also wrong: {', '.join(names[:_MAX_NAMES])}{more}."]

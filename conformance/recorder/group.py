@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -16,6 +17,23 @@ from conformance.recorder.recorder import Recorder
 REGISTERED_NAME = "conformance"
 
 
+@dataclass
+class _Installation:
+    """How groups are made in this process from now on."""
+
+    backend: Backend
+    recorder: Recorder | None
+    made_default: bool = False
+
+    def create(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
+        group = as_process_group(self.backend.create(store, rank, world_size, timeout), store)
+        label, self.made_default = "" if self.made_default else "default", True
+        return group if self.recorder is None else self.recorder.wrap(group, label)
+
+
+_installed: _Installation | None = None
+
+
 def init_process_group(
     backend: Backend,
     recorder: Recorder | None,
@@ -25,34 +43,35 @@ def init_process_group(
     world_size: int,
     timeout: timedelta = timedelta(minutes=5),
 ) -> dist.ProcessGroup:
-    """Initialise the default group over `backend` and return it; all ranks must call it, once per process.
+    """Initialise the default group over `backend` and return it; all ranks must call it.
 
     Groups that `new_group` makes without naming a backend are of the same kind. With `recorder` None they are plain
-    groups, built the same way, that nobody watches: to show that watching changes nothing.
+    groups, built the same way, that nobody watches: to show that watching changes nothing. After
+    `dist.destroy_process_group` it may be called again.
     """
-    first = True
-
-    def create(prefix_store: Store, group_rank: int, group_size: int, group_timeout: timedelta) -> dist.ProcessGroup:
-        nonlocal first
-        label, first = "default" if first else "", False
-        group = as_process_group(backend.create(prefix_store, group_rank, group_size, group_timeout), prefix_store)
-        return group if recorder is None else recorder.wrap(group, label)
-
-    dist.Backend.register_backend(REGISTERED_NAME, create, devices=[backend.device_type])
-    _answer_with(backend.name)
+    global _installed
+    if _installed is None:
+        dist.Backend.register_backend(REGISTERED_NAME, _create, devices=[backend.device_type])
+        _answer_honestly()
+    _installed = _Installation(backend, recorder)
     dist.init_process_group(REGISTERED_NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
     group = dist.group.WORLD
     assert group is not None
     return group
 
 
-def _answer_with(name: str) -> None:
-    """Let `dist.get_backend` say `name` for our groups: a DDP may rightly choose its way by the backend's name."""
+def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
+    assert _installed is not None
+    return _installed.create(store, rank, world_size, timeout)
+
+
+def _answer_honestly() -> None:
+    """Let `dist.get_backend` say the real name for our groups: a DDP may rightly choose its way by it."""
     real = distributed_c10d.get_backend
 
     def get_backend(group: dist.ProcessGroup | None = None) -> str:
         answer = real(group)
-        return name if answer == REGISTERED_NAME else answer
+        return _installed.backend.name if _installed is not None and answer == REGISTERED_NAME else answer
 
     get_backend.__doc__ = real.__doc__
     distributed_c10d.get_backend = get_backend  # type: ignore[assignment]
