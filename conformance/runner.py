@@ -69,7 +69,9 @@ def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
     for scenario in scenarios:
         try:
             get_program(scenario.program)
-            get_fixture(scenario.model)
+            dtypes = get_fixture(scenario.model).dtypes
+            if scenario.dtype not in dtypes:
+                raise ScenarioError(f"model {scenario.model} exists in {', '.join(dtypes)}, got {scenario.dtype}")
         except ScenarioError as error:
             raise ScenarioError(f"{scenario.id}: {error}") from error
 

@@ -13,7 +13,7 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.chapters.chapter import load_scenarios
 from conformance.errors import ConformanceError
-from conformance.report.explanation import explain, replay_command
+from conformance.report.failure import failure_text, replay_command
 from conformance.report.run_report import is_failure
 from conformance.runner import check, ordered, probe
 from conformance.scenario import Scenario
@@ -54,4 +54,4 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner, request: 
     if is_failure(outcome):
         backend = scenario_runner.backend.name
         replay = replay_command(scenario, scenario_runner.subject.name, backend)
-        pytest.fail(explain(outcome, backend, load_catalogue(), replay), pytrace=False)
+        pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED
+from conformance.cli.console import make_console
 
 
 @click.command("doctor", short_help="Say what this machine can run.")
@@ -17,7 +17,7 @@ def command() -> None:
     """
     from conformance.doctor import examine
 
-    console = Console()
+    console = make_console()
     ill = False
     for symptom in examine():
         word, style = (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
-from rich.console import Console
 from rich.table import Table
 
 from conformance.chapters.chapter import load_scenarios
+from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
@@ -38,8 +36,7 @@ def command(
         for scenario in scenarios:
             click.echo(scenario.id)
         return
-    # Piped into a file or grep, a statement stays on one line.
-    console = Console() if sys.stdout.isatty() else Console(width=240)
+    console = make_console()
     console.print(requirements_table(catalogue, scenarios))
     shown = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
     console.print(f"{len(shown)} requirements, {len(scenarios)} scenarios", highlight=False)

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
-from conformance.report.explanation import explain_result
+from conformance.report.failure import result_text
 from conformance.report.run_report import RunReport
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
@@ -47,7 +48,7 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     repeated = [scenario] * times
     with interrupted_once():
         report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True)
-    print_replay(Console(), report, catalogue)
+    print_replay(make_console(), report, catalogue)
     if not report.complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
@@ -77,7 +78,7 @@ def print_replay(console: Console, report: RunReport, catalogue: Catalogue) -> N
         if result.verdict is Verdict.PASS:
             console.print(f"PASS    {outcome.scenario.id}  subject={result.subject}", highlight=False)
         else:
-            text = explain_result(outcome.scenario, result, report.backend, catalogue)
-            console.print(Text(text.rstrip()), soft_wrap=True)
+            text = result_text(outcome.scenario, result, report.backend, catalogue)
+            console.print(Text(text), soft_wrap=True)
     if len(report.outcomes) > 1:
         console.print(f"{len(report.outcomes)} of {report.num_selected} repetitions ran", highlight=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from conformance.chapters.chapter import Selection, load_scenarios
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.report.json_report import prepare_folder, write_report
@@ -76,7 +76,7 @@ def judge_selection(
 
     subject, backend = get_subject(ddp), get_backend(backend_name)
     runner.check_world_sizes(selection.world_sizes, backend)
-    console = Console()
+    console = make_console()
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
             report = runner.run(scenarios, subject, backend, native=native, fail_fast=fail_fast, on_event=progress)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ReportError
-from conformance.report.explanation import explain, failure_path, replay_command
+from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.report.run_report import Outcome, RequirementSummary, RunReport, is_failure
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import ScenarioResult, Verdict
@@ -55,8 +55,8 @@ def write_report(report: RunReport, catalogue: Catalogue, folder: Path) -> Path:
             path = failure_path(folder, outcome.scenario)
             path.write_text(outcome.scenario.dumps(), encoding="utf-8")
             replay = replay_command(outcome.scenario, report.subject, report.backend, folder)
-            explanation = explain(outcome, report.backend, catalogue, replay)
-            path.with_suffix(".txt").write_text(explanation, encoding="utf-8")
+            text = failure_text(outcome, report.backend, catalogue, replay)
+            path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
         path = folder / "report.json"
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(report_to_json(report, catalogue), indent=1) + "\n", encoding="utf-8")

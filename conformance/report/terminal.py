@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.report.explanation import explain, leading_requirement, replay_command
+from conformance.report.failure import failure_text, leading_requirement, replay_command
 from conformance.report.run_report import Progress, RequirementSummary, RunReport, combine
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -111,7 +111,7 @@ def print_report(
 def requirements_table(report: RunReport, catalogue: Catalogue, summaries: tuple[RequirementSummary, ...]) -> Table:
     """Return the table of verdicts: one row per chapter, and below it one per requirement."""
     with_native = bool(report.native_totals)
-    table = Table(show_edge=False, pad_edge=False, header_style="bold", expand=False)
+    table = Table(show_edge=False, pad_edge=False, header_style="bold", expand=True)
     table.add_column("", no_wrap=True)
     table.add_column("requirement", ratio=1)
     table.add_column("scenarios", justify="right")
@@ -143,7 +143,7 @@ def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
         return Text("-", style="dim")
     verdict = combine(verdicts)
     total = sum(verdicts.values())
-    count = f" {verdicts[verdict]} of {total}" if verdicts[verdict] != total else ""
+    count = f" {verdicts[verdict]}/{total}" if verdicts[verdict] != total else ""
     return Text(verdict.value + count, style=STYLES[verdict])
 
 
@@ -158,10 +158,10 @@ def print_failures(console: Console, report: RunReport, catalogue: Catalogue, fo
         explained.add(requirement_id)
         console.print()
         replay = replay_command(outcome.scenario, report.subject, report.backend, folder)
-        console.print(Text(explain(outcome, report.backend, catalogue, replay).rstrip()), soft_wrap=True)
+        console.print(Text(failure_text(outcome, report.backend, catalogue, replay)), soft_wrap=True)
         if more := by_requirement[requirement_id] - 1:
             where = folder / "failures"
-            console.print(f"        and {more} more of {requirement_id} in {where}", style="dim", highlight=False)
+            console.print(f"      and {more} more of {requirement_id} in {where}", style="dim", highlight=False)
 
 
 def print_totals(console: Console, report: RunReport, summaries: tuple[RequirementSummary, ...]) -> None:

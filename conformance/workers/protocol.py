@@ -146,4 +146,4 @@ def _strided(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride: tu
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...], coalesced: bool) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced)
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)

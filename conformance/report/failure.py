@@ -1,0 +1,60 @@
+"""A failed scenario as text: the requirement, the evidence, and the command that shows it again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from conformance.explanation import explain
+from conformance.report.run_report import Outcome
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import Catalogue
+from conformance.verdict import Finding, ScenarioResult
+
+
+def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
+    """Return why `outcome` must not be green; `replay` is the command that shows it again."""
+    result = outcome.result if outcome.result.verdict.is_failure else outcome.native
+    assert result is not None, f"{outcome.scenario.id} did not fail"
+    return result_text(outcome.scenario, result, backend, catalogue, replay)
+
+
+def result_text(
+    scenario: Scenario, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = ""
+) -> str:
+    """Return header and evidence of one result that is not PASS: the gravest finding first, the others below."""
+    telling = [finding for finding in result.findings if finding.verdict.is_failure]
+    telling = telling or [finding for finding in result.findings if finding.verdict is result.verdict]
+    first, *others = telling or [Finding("runner", result.verdict, "no checker says why")]
+    requirement_id = leading_requirement(scenario)
+    statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
+    lines = [explain(first, scenario, subject=result.subject, backend=backend, statement=statement)]
+    for finding in others:
+        lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
+    if replay:
+        lines.append(f"Replay  {replay}")
+    return "\n".join(lines)
+
+
+def leading_requirement(scenario: Scenario) -> str:
+    """Return the requirement that the scenario's id names, or its first one."""
+    parts = scenario.id.split("/")
+    return parts[1] if len(parts) == 3 and parts[1] in scenario.requirements else scenario.requirements[0]
+
+
+def failure_path(folder: Path, scenario: Scenario) -> Path:
+    """Return where a report in `folder` keeps the scenario of a failure."""
+    return folder / "failures" / (scenario.id.replace("/", ".") + ".json")
+
+
+def replay_command(scenario: Scenario, subject: str, backend: str, folder: Path | None = None) -> str:
+    """Return the command that runs `scenario` again on the same subject and backend.
+
+    With a report's `folder` it reads the scenario's file there, otherwise it finds the scenario by its id.
+    """
+    words = ["run", scenario.id] if folder is None else ["replay", str(failure_path(folder, scenario))]
+    if subject != "ddp_impl":
+        words += ["--ddp", subject]
+    if backend != "gloo":
+        words += ["--backend", backend]
+    return shlex.join(["ddp-conformance", *words])
