@@ -11,7 +11,9 @@ from conformance.rank_context import RankContext
 from conformance.scenario import Step
 
 
-@program("train", native_facts=("step", "final"))
+@program(
+    "train", invariants=("same_collectives", "silent_no_sync", "nothing_in_flight"), native_facts=("step", "final")
+)
 def train(ctx: RankContext) -> None:
     """Train by the schedule. Argument `ignored`: names of parameters and buffers that DDP must leave alone.
 
