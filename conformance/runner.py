@@ -96,11 +96,10 @@ def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
     if not all(_died_in_constructor(observation) for observation in observations):
         return
     first = min(observations, key=lambda observation: observation.rank)
-    reason = first.raised or first.fate
     raise SubjectError(
-        f"{subject.name} ({subject.target}) cannot be constructed around a small MLP on {world_size} rank(s): {reason}."
-        " It must be a class called like torch's DistributedDataParallel(module, process_group=...) that returns an"
-        " nn.Module."
+        f"{subject.name} cannot be constructed around a small MLP at world size {world_size};"
+        f" rank {first.rank}: {first.raised or first.fate}."
+        " It must be called like torch's DistributedDataParallel(module, process_group=...) and return an nn.Module."
     )
 
 

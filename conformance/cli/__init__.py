@@ -7,6 +7,7 @@ itself was wrong, 130 interrupted. Subcommands import torch only when they need 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import click
@@ -48,7 +49,9 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand."""
+        """Run the subcommand; modules named as `module:Class` are looked for in the current folder too."""
+        if "" not in sys.path:
+            sys.path.insert(0, "")
         try:
             return super().invoke(ctx)
         except ConformanceError as error:

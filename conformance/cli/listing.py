@@ -8,6 +8,7 @@ from rich.table import Table
 from conformance.chapters.chapter import load_scenarios
 from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
+from conformance.report.terminal import counted
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 
@@ -39,19 +40,18 @@ def command(
     console = make_console()
     console.print(requirements_table(catalogue, scenarios))
     shown = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
-    console.print(f"{len(shown)} requirements, {len(scenarios)} scenarios", highlight=False)
+    console.print(f"{counted(len(shown), 'requirement')}, {counted(len(scenarios), 'scenario')}", highlight=False)
 
 
 def requirements_table(catalogue: Catalogue, scenarios: tuple[Scenario, ...]) -> Table:
     """Return one row per requirement that any of `scenarios` exercises, or that no scenario can."""
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
     table.add_column("requirement", no_wrap=True)
     table.add_column("statement", ratio=1)
     table.add_column("level")
     table.add_column("source")
     table.add_column("scenarios", justify="right")
     for chapter in catalogue.chapters:
-        table.add_section()
         for requirement in chapter.requirements:
             count = sum(requirement.id in scenario.requirements for scenario in scenarios)
             if count or not requirement.testable:

@@ -111,7 +111,7 @@ def print_report(
 def requirements_table(report: RunReport, catalogue: Catalogue, summaries: tuple[RequirementSummary, ...]) -> Table:
     """Return the table of verdicts: one row per chapter, and below it one per requirement."""
     with_native = bool(report.native_totals)
-    table = Table(show_edge=False, pad_edge=False, header_style="bold", expand=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
     table.add_column("", no_wrap=True)
     table.add_column("requirement", ratio=1)
     table.add_column("scenarios", justify="right")
@@ -123,7 +123,7 @@ def requirements_table(report: RunReport, catalogue: Catalogue, summaries: tuple
         if not rows:
             continue
         if table.row_count:
-            table.add_section()
+            table.add_row()
         of_chapter = [outcome for outcome in report.outcomes if outcome.scenario.chapter == chapter.name]
         cells = [verdict_cell(Counter(outcome.result.verdict for outcome in of_chapter))]
         if with_native:
@@ -179,7 +179,8 @@ def print_totals(console: Console, report: RunReport, summaries: tuple[Requireme
     for world_size, ms in report.median_warm_ms().items():
         console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
     console.print(
-        f"{len(report.outcomes)} scenarios for {len(summaries)} requirements in {report.duration_s:.1f} s",
+        f"{counted(len(report.outcomes), 'scenario')} for {counted(len(summaries), 'requirement')}"
+        f" in {report.duration_s:.1f} s",
         highlight=False,
     )
     console.print(f"{_short(report.subject)}: {_count_text(report.totals)}", highlight=False)
@@ -196,7 +197,12 @@ def print_totals(console: Console, report: RunReport, summaries: tuple[Requireme
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
-        console.print(f"{len(report.failures)} scenarios failed.", style="bold red", highlight=False)
+        console.print(f"{counted(len(report.failures), 'scenario')} failed.", style="bold red", highlight=False)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return e.g. `1 scenario` or `3 scenarios`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _count_text(totals: Mapping[Verdict, int]) -> str:

@@ -1,0 +1,258 @@
+"""Reports: what is counted as what, what the files hold, and what the terminal shows."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import expecttest
+import pytest
+from rich.console import Console
+
+from conformance.errors import ReportError
+from conformance.report.failure import failure_text, replay_command
+from conformance.report.json_report import prepare_folder, report_to_json, write_report
+from conformance.report.run_report import Outcome, RunReport, combine
+from conformance.report.terminal import print_report, work
+from conformance.scenario import Scenario, Step
+from conformance.spec.catalogue import Catalogue, Chapter, Requirement
+from conformance.verdict import Finding, ScenarioResult, Verdict
+
+PASS, FAIL, UNSUPPORTED, UNKNOWN = Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.UNKNOWN
+HANG, CRASH, HARNESS_ERROR = Verdict.HANG, Verdict.CRASH, Verdict.HARNESS_ERROR
+
+
+def requirement(requirement_id: str, statement: str) -> Requirement:
+    chapter = "gradients" if requirement_id.startswith("GRAD") else "buckets"
+    return Requirement(requirement_id, chapter, statement, "core", ("torch DDP docs",), "0.1")
+
+
+MEAN = requirement("GRAD-01", "Every rank MUST hold the mean of the ranks' local gradients.")
+CAP = requirement("GRAD-02", "A gradient MUST NOT depend on the bucket cap.")
+ORDER = requirement("BUCKET-01", "Every rank MUST reduce the same buckets in the same order.")
+CATALOGUE = Catalogue(
+    (Chapter("gradients", "Gradients", "GRAD", (MEAN, CAP)), Chapter("buckets", "Buckets", "BUCKET", (ORDER,)))
+)
+
+
+def result(scenario: Scenario, subject: str, verdict: Verdict, duration_ms: float) -> ScenarioResult:
+    finding = Finding(
+        "facts", verdict, f"it was {verdict.value}", "Let   A = 1\nThen  A is not 2." if verdict.is_failure else ""
+    )
+    return ScenarioResult(scenario.id, scenario.requirements, subject, verdict, (finding,), duration_ms=duration_ms)
+
+
+def outcome(
+    scenario_id: str, verdict: Verdict, native: Verdict | None = None, *also: str, warm_ms: float = 0.0, **notes: float
+) -> Outcome:
+    scenario = Scenario(scenario_id, (scenario_id.split("/")[1], *also), "train", world_size=2, seed=7)
+    beside = result(scenario, "torch", native, 5.0) if native is not None else None
+    return Outcome(scenario, result(scenario, "ddp_impl", verdict, warm_ms), beside, notes, warm=warm_ms > 0)
+
+
+def run_report(*outcomes: Outcome, missing: int = 0, interrupted: bool = False) -> RunReport:
+    return RunReport(
+        "ddp_impl", "ddp_impl:DistributedDataParallel", "gloo", outcomes, len(outcomes) + missing, interrupted, 12.5
+    )
+
+
+MIXED = run_report(
+    outcome("gradients/GRAD-01/mlp", PASS, FAIL, warm_ms=8.0, accuracy=0.96875),
+    outcome("gradients/GRAD-01/cnn", PASS, PASS, warm_ms=20.0),
+    outcome("gradients/GRAD-02/mlp", FAIL, PASS, "GRAD-01", warm_ms=12.0),
+    outcome("gradients/GRAD-02/cnn", CRASH, UNSUPPORTED),
+    outcome("buckets/BUCKET-01/mlp", PASS, PASS),
+    outcome("buckets/BUCKET-01/cnn", UNSUPPORTED, UNSUPPORTED),
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "combined"),
+    [
+        ({PASS: 3}, PASS),
+        ({PASS: 1, UNSUPPORTED: 8}, PASS),
+        ({UNSUPPORTED: 2}, UNSUPPORTED),
+        ({PASS: 5, UNKNOWN: 1}, UNKNOWN),
+        ({PASS: 9, FAIL: 1, UNKNOWN: 3}, FAIL),
+        ({FAIL: 9, HANG: 1}, HANG),
+        ({CRASH: 1, HARNESS_ERROR: 1, PASS: 4}, HARNESS_ERROR),
+    ],
+)
+def test_one_failure_outweighs_every_pass(verdicts: dict[Verdict, int], combined: Verdict) -> None:
+    assert combine(verdicts) is combined
+
+
+@pytest.mark.parametrize(
+    ("report", "green"),
+    [
+        (run_report(outcome("gradients/GRAD-01/a", PASS, PASS)), True),
+        (run_report(outcome("gradients/GRAD-01/a", PASS, FAIL)), True),  # torch's deviation, not the subject's
+        (run_report(outcome("gradients/GRAD-01/a", PASS, HARNESS_ERROR)), False),
+        (run_report(outcome("gradients/GRAD-01/a", PASS), outcome("gradients/GRAD-01/b", UNKNOWN)), True),
+        (run_report(outcome("gradients/GRAD-01/a", UNSUPPORTED)), False),
+        (run_report(outcome("gradients/GRAD-01/a", PASS), missing=1), False),
+        (run_report(*(outcome(f"gradients/GRAD-01/{verdict}", verdict) for verdict in (PASS, HANG))), False),
+        (run_report(), False),
+    ],
+)
+def test_green_is_complete_and_something_passed_and_nothing_failed(report: RunReport, green: bool) -> None:
+    assert report.is_green is green
+
+
+def test_a_scenario_counts_for_every_requirement_that_it_names() -> None:
+    mean, cap, order = MIXED.summaries(CATALOGUE)
+    assert (mean.requirement, mean.num_scenarios, mean.verdict, mean.native_verdict) == (MEAN, 3, FAIL, FAIL)
+    assert (cap.num_scenarios, cap.verdict, cap.native_verdict) == (2, CRASH, PASS)
+    assert (order.num_scenarios, order.verdict) == (2, PASS)
+    assert run_report(outcome("gradients/GRAD-01/a", PASS)).summaries(CATALOGUE)[0].native_verdict is None
+
+
+def test_only_warm_scenarios_are_timed() -> None:
+    assert MIXED.median_warm_ms() == {2: 12.0}
+
+
+def test_the_json_report_holds_every_count(tmp_path: Path) -> None:
+    data = json.loads(write_report(MIXED, CATALOGUE, tmp_path).read_text())
+    assert data == report_to_json(MIXED, CATALOGUE)
+    assert data["schema_version"] == 1
+    assert data["totals"]["subject"] == {
+        "PASS": 3, "UNSUPPORTED": 1, "UNKNOWN": 0, "FAIL": 1, "HANG": 0, "CRASH": 1, "HARNESS_ERROR": 0,
+    }  # fmt: skip
+    assert (data["totals"]["selected"], data["totals"]["scenarios"], data["complete"], data["green"]) == (
+        6,
+        6,
+        True,
+        False,
+    )
+    assert [entry["subject"] for entry in data["requirements"]] == ["FAIL", "CRASH", "PASS"]
+    assert data["scenarios"][0]["notes"] == {"accuracy": 0.96875}
+    assert data["scenarios"][0]["native"]["findings"][0]["summary"] == "it was FAIL"
+    assert data["median_warm_scenario_ms"] == {"2": 12.0}
+
+
+def test_a_number_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
+    path = write_report(run_report(outcome("gradients/GRAD-01/a", PASS, loss=float("nan"))), CATALOGUE, tmp_path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(path.read_text(), parse_constant=refuse)["scenarios"][0]["notes"] == {"loss": "nan"}
+
+
+def test_a_failure_is_a_scenario_file_with_its_explanation(tmp_path: Path) -> None:
+    write_report(MIXED, CATALOGUE, tmp_path)
+    names = sorted(path.name for path in (tmp_path / "failures").iterdir())
+    assert names == [f"gradients.GRAD-02.{slug}.{kind}" for slug in ("cnn", "mlp") for kind in ("json", "txt")]
+    file = tmp_path / "failures" / "gradients.GRAD-02.mlp.json"
+    assert Scenario.loads(file.read_text()) == MIXED.outcomes[2].scenario
+    assert f"Replay  ddp-conformance replay {file}" in file.with_suffix(".txt").read_text()
+
+
+def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
+    write_report(MIXED, CATALOGUE, tmp_path)
+    (tmp_path / "mine.txt").write_text("not the report's")
+    prepare_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, where the folder should be")
+    with pytest.raises(ReportError, match=r"cannot write reports to .*taken: Not a directory; nothing was run"):
+        prepare_folder(tmp_path / "taken")
+    with pytest.raises(ReportError, match="cannot write reports to /proc/"):
+        prepare_folder(Path("/proc/ddp-conformance"))
+
+
+def test_the_replay_command_names_what_is_not_the_default(tmp_path: Path) -> None:
+    scenario = MIXED.outcomes[0].scenario
+    assert replay_command(scenario, "ddp_impl", "gloo") == "ddp-conformance run gradients/GRAD-01/mlp"
+    file = tmp_path / "failures" / "gradients.GRAD-01.mlp.json"
+    expected = f"ddp-conformance replay {file} --ddp pkg:MyDDP --backend nccl"
+    assert replay_command(scenario, "pkg:MyDDP", "nccl", tmp_path) == expected
+
+
+def test_work_grows_with_ranks_and_passes() -> None:
+    short = Scenario("a/b/c", ("b",), "train", world_size=1, schedule=(Step(),))
+    assert work(short.replace(world_size=4)) == 4 * work(short)
+    assert work(short.replace(schedule=(Step(local_backwards=9, synchronised=False),))) > work(short)
+
+
+def shown(report: RunReport, width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_report(console, report, CATALOGUE, Path("report"))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+class WhatPeopleRead(expecttest.TestCase):
+    """Texts that people read, pinned; `EXPECTTEST_ACCEPT=1 pytest ...` rewrites them."""
+
+    maxDiff = None
+
+    def test_a_failing_run(self) -> None:
+        self.assertExpectedInline(
+            shown(MIXED),
+            """\
+           requirement                                                       scenarios  ddp_impl   torch's DDP
+GRAD       Gradients                                                                 4  CRASH 1/4  FAIL 1/4
+GRAD-01    Every rank MUST hold the mean of the ranks' local gradients.              3  FAIL 1/3   FAIL 1/3
+GRAD-02    A gradient MUST NOT depend on the bucket cap.                             2  CRASH 1/2  PASS 1/2
+
+BUCKET     Buckets                                                                   2  PASS 1/2   PASS 1/2
+BUCKET-01  Every rank MUST reduce the same buckets in the same order.                2  PASS 1/2   PASS 1/2
+
+FAIL  GRAD-02, GRAD-01  A gradient MUST NOT depend on the bucket cap.
+      subject=ddp_impl backend=gloo world=2 seed=7
+      it was FAIL
+Let   A = 1
+Then  A is not 2.
+Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
+      and 1 more of GRAD-02 in report/failures
+
+gradients/GRAD-01/mlp: accuracy 0.9688
+median warm scenario at world size 2: 12.0 ms
+6 scenarios for 3 requirements in 12.5 s
+ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
+torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
+2 scenarios failed.""",
+        )
+
+    def test_a_green_run_without_the_second_column(self) -> None:
+        report = run_report(outcome("gradients/GRAD-01/a", PASS), outcome("buckets/BUCKET-01/b", PASS))
+        self.assertExpectedInline(
+            shown(report),
+            """\
+           requirement                                                                     scenarios  ddp_impl
+GRAD       Gradients                                                                               1  PASS
+GRAD-01    Every rank MUST hold the mean of the ranks' local gradients.                            1  PASS
+
+BUCKET     Buckets                                                                                 1  PASS
+BUCKET-01  Every rank MUST reduce the same buckets in the same order.                              1  PASS
+
+2 scenarios for 2 requirements in 12.5 s
+ddp_impl: 2 PASS
+ddp_impl keeps every requirement that was exercised.""",
+        )
+
+    def test_an_interrupted_run(self) -> None:
+        report = run_report(outcome("gradients/GRAD-01/a", PASS), missing=3, interrupted=True)
+        self.assertExpectedInline(
+            shown(report).partition("\n\n")[2],
+            """\
+1 scenario for 1 requirement in 12.5 s
+ddp_impl: 1 PASS
+Incomplete: 3 of 4 scenarios did not run.""",
+        )
+
+    def test_a_failure(self) -> None:
+        self.assertExpectedInline(
+            failure_text(MIXED.outcomes[2], "gloo", CATALOGUE, "the command"),
+            """\
+FAIL  GRAD-02, GRAD-01  A gradient MUST NOT depend on the bucket cap.
+      subject=ddp_impl backend=gloo world=2 seed=7
+      it was FAIL
+Let   A = 1
+Then  A is not 2.
+Replay  the command""",
+        )

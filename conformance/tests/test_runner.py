@@ -1,0 +1,224 @@
+"""The runner, on ranks that only pretend: what it orders, refuses, survives and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+import conformance.scenario_runner
+from conformance import runner
+from conformance.backends.backend import Backend, get_backend
+from conformance.errors import BackendError, ScenarioError, SubjectError
+from conformance.history import Collective
+from conformance.observation import Facts, Fate, Observation, Raised
+from conformance.programs.program import Program
+from conformance.report.run_report import Progress
+from conformance.scenario import Scenario
+from conformance.scenario_runner import ScenarioRunner
+from conformance.subjects.subject import Subject, get_subject
+from conformance.verdict import Verdict
+
+GLOO = get_backend("gloo")
+MINE = Subject("mine", "tests:Mine", frozenset({"static_graph"}))
+COLLECTIVE = Collective(0, "all_reduce", "default", ((4,),), ("float32",), "sum", phase="backward", step=0)
+
+
+def scenario(name: str, world_size: int = 1, **changes: object) -> Scenario:
+    return Scenario(f"gradients/GRAD-01/{name}", ("GRAD-01",), "train", world_size=world_size).replace(**changes)
+
+
+class PretendedRanks:
+    """Ranks that observe what a function says, and remember what they were asked."""
+
+    def __init__(
+        self, observe: Callable[[Scenario, Subject], Facts] = lambda scenario, subject: {"answer": 42}
+    ) -> None:
+        self.observe = observe
+        self.asked: list[tuple[str, str]] = []
+
+    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        if scenario.id != "probe":
+            self.asked.append((scenario.id.rpartition("/")[2], subject.name))
+        facts = self.observe(scenario, subject)
+        fate = Fate("returned")
+        return {
+            rank: Observation(rank, fate, facts, history=(COLLECTIVE,), phase="observe")
+            for rank in range(scenario.world_size)
+        }
+
+
+@pytest.fixture(autouse=True)
+def answer_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every scenario expect one fact, `answer` = 42."""
+    program = Program("train", lambda ctx: None, invariants=())
+    program.expects(lambda scenario: {rank: {"answer": 42} for rank in range(scenario.world_size)})
+    monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+
+
+def verdicts(
+    *scenarios: Scenario, ranks: PretendedRanks, native: bool = False, backend: Backend = GLOO
+) -> list[Verdict]:
+    report = runner.run(scenarios, MINE, backend, native=native, controller=ranks)
+    return [outcome.result.verdict for outcome in report.outcomes]
+
+
+def test_scenarios_run_by_world_size_and_unrecorded_ones_last() -> None:
+    ranks = PretendedRanks()
+    chosen = [scenario("a", 3), scenario("b", 1, recorded=False), scenario("c", 1), scenario("d", 3), scenario("e", 2)]
+    runner.run(chosen, MINE, GLOO, native=False, controller=ranks)
+    assert [name for name, _ in ranks.asked] == ["c", "b", "e", "a", "d"]
+
+
+def test_torch_runs_beside_the_subject_but_not_beside_itself() -> None:
+    ranks = PretendedRanks()
+    report = runner.run([scenario("a")], MINE, GLOO, controller=ranks)
+    assert ranks.asked == [("a", "mine"), ("a", "torch")]
+    assert report.outcomes[0].native is not None
+    for name in ("torch", "torch.nn.parallel:DistributedDataParallel"):
+        ranks.asked.clear()
+        report = runner.run([scenario("a")], get_subject(name), GLOO, controller=ranks)
+        assert len(ranks.asked) == 1
+        assert report.outcomes[0].native is None
+
+
+def test_a_wrong_fact_fails_the_column_it_came_from() -> None:
+    ranks = PretendedRanks(lambda scenario, subject: {"answer": 42 if subject is MINE else 41})
+    report = runner.run([scenario("a")], MINE, GLOO, controller=ranks)
+    outcome = report.outcomes[0]
+    assert outcome.native is not None
+    assert (outcome.result.verdict, outcome.native.verdict) == (Verdict.PASS, Verdict.FAIL)
+    assert report.is_green
+    assert outcome.notes == {"answer": 42}
+
+
+def test_an_exception_of_the_harness_spoils_one_scenario_and_no_other() -> None:
+    def observe(scenario: Scenario, subject: Subject) -> Facts:
+        if scenario.id.endswith("broken"):
+            raise OSError("disk on fire")
+        return {"answer": 42}
+
+    ranks = PretendedRanks(observe)
+    report = runner.run([scenario("broken"), scenario("fine")], MINE, GLOO, native=False, controller=ranks)
+    broken, fine = report.outcomes
+    assert broken.result.verdict is Verdict.HARNESS_ERROR
+    assert "OSError: disk on fire" in broken.result.findings[0].summary
+    assert "observe" in broken.result.findings[0].explanation  # the traceback
+    assert fine.result.verdict is Verdict.PASS
+    assert not report.is_green
+
+
+@pytest.mark.parametrize("part", ["expectation", "judge"])
+def test_an_exception_in_truth_or_judge_is_a_harness_error(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError(part)
+
+    if part == "judge":
+        monkeypatch.setattr(conformance.scenario_runner, "judge", fail)
+    else:
+        program = Program("train", lambda ctx: None, expectation=fail)  # type: ignore[arg-type]
+        monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+    assert verdicts(scenario("a"), ranks=PretendedRanks()) == [Verdict.HARNESS_ERROR]
+
+
+def test_a_missing_capability_is_unsupported_and_does_not_run() -> None:
+    ranks = PretendedRanks()
+    report = runner.run(
+        [scenario("a", needs=("join",)), scenario("b", needs=("static_graph", "all_to_all"))], MINE, GLOO,
+        native=False, controller=ranks,
+    )  # fmt: skip
+    assert [outcome.result.verdict for outcome in report.outcomes] == [Verdict.UNSUPPORTED, Verdict.PASS]
+    assert report.outcomes[0].result.findings[0].summary == "neither gloo nor mine declares join"
+    assert ranks.asked == [("b", "mine")]
+
+
+def test_a_run_in_which_nothing_passed_is_not_green() -> None:
+    report = runner.run([scenario("a", needs=("join",))], MINE, GLOO, native=False, controller=PretendedRanks())
+    assert report.complete
+    assert not report.failures
+    assert not report.is_green
+
+
+def test_world_sizes_beyond_the_backend_are_unsupported_beside_others_and_refused_alone() -> None:
+    small = dataclasses.replace(GLOO, max_world_size=lambda: 2)
+    found = verdicts(scenario("a", 2), scenario("b", 3), ranks=PretendedRanks(), backend=small)
+    assert found == [Verdict.PASS, Verdict.UNSUPPORTED]
+    with pytest.raises(BackendError, match=r"'gloo' serves at most 2 rank\(s\) here, got world size 3"):
+        verdicts(scenario("b", 3), ranks=PretendedRanks(), backend=small)
+
+
+def test_what_can_be_known_before_the_run_is_said_before_it() -> None:
+    ranks = PretendedRanks()
+    broken = dataclasses.replace(GLOO, unavailable=lambda: "no driver")
+    for scenarios, backend, error, message in (
+        ([], GLOO, ScenarioError, "no scenario to run"),
+        ([scenario("a", program="trian")], GLOO, ScenarioError, "unknown program 'trian'; did you mean train"),
+        ([scenario("a", model="mpl")], GLOO, ScenarioError, "a: unknown model 'mpl'; did you mean mlp"),
+        ([scenario("a", dtype="complex64")], GLOO, ScenarioError, "a: model mlp exists in float32, "),
+        ([scenario("a")], broken, BackendError, "backend 'gloo' cannot be used here: no driver"),
+    ):
+        with pytest.raises(error, match=message):
+            runner.run(scenarios, MINE, backend, controller=ranks)
+    assert ranks.asked == []
+
+
+@pytest.mark.parametrize(
+    "last_word", [Raised("ValueError", ("ValueError",), "no GPU, no DDP"), Fate("exited", 3, "exited 3")]
+)
+def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised | Fate) -> None:
+    class DyingRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+            raised = last_word if isinstance(last_word, Raised) else None
+            fate = last_word if isinstance(last_word, Fate) else Fate("raised")
+            return {0: Observation(0, fate, raised=raised, phase="construct")}
+
+    with pytest.raises(SubjectError) as caught:
+        verdicts(scenario("a"), ranks=DyingRanks())
+    assert f"mine cannot be constructed around a small MLP at world size 1; rank 0: {last_word}." in str(caught.value)
+
+
+def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:
+    def observe(scenario: Scenario, subject: Subject) -> Facts:
+        if scenario.id.endswith("second"):
+            raise KeyboardInterrupt
+        return {"answer": 42}
+
+    chosen = [scenario("first"), scenario("second"), scenario("third")]
+    report = runner.run(chosen, MINE, GLOO, native=False, controller=PretendedRanks(observe))
+    assert report.interrupted
+    assert [outcome.scenario.id for outcome in report.outcomes] == ["gradients/GRAD-01/first"]
+    assert not report.complete
+    assert not report.is_green
+
+
+def test_fail_fast_stops_at_the_first_failure() -> None:
+    ranks = PretendedRanks(lambda scenario, subject: {"answer": 41 if scenario.id.endswith("b") else 42})
+    chosen = [scenario("a"), scenario("b"), scenario("c")]
+    report = runner.run(chosen, MINE, GLOO, native=False, fail_fast=True, controller=ranks)
+    assert [name for name, _ in ranks.asked] == ["a", "b"]
+    assert not report.complete
+    assert not report.interrupted
+
+
+def test_events_tell_how_far_the_run_is() -> None:
+    events: list[Progress] = []
+    chosen = [scenario("a"), scenario("b")]
+    runner.run(chosen, MINE, GLOO, native=False, controller=PretendedRanks(), on_event=events.append)
+    assert [(event.done, event.total, event.outcome is not None) for event in events] == [
+        (0, 2, False), (1, 2, True), (1, 2, False), (2, 2, True),
+    ]  # fmt: skip
+
+
+def test_only_ranks_that_came_back_unharmed_are_warm() -> None:
+    class TiringRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+            observations = super().run(scenario, subject)
+            if scenario.id.endswith("unclean"):
+                observations[0] = dataclasses.replace(observations[0], hygiene=("a thread is left",))
+            return observations
+
+    one = ScenarioRunner(MINE, GLOO, TiringRanks(), native=False)
+    names = ["a", "b", "unclean", "c", "d"]
+    assert [one.run(scenario(name)).warm for name in names] == [False, True, True, False, True]
+    assert not one.run(scenario("other", 2)).warm
