@@ -36,13 +36,13 @@ def no_hang(evidence: Evidence) -> Finding:
         return passed("no_hang")
     missing = missing_from(evidence.observations)
     if missing is None:
-        where = "; ".join(f"rank {one.rank} is {_where(one)}" for one in hung)
+        where = "; ".join(map(_whereabouts, hung))
         summary = f"no collective is short of a rank, but {ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
             summary += f"; {ranks(mute)} did not answer when asked for a stack"
         lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
-        thens = [f"{label} did not end within {evidence.scenario.deadline_s:g} s {_where(one)}." for label, one in
-                 _labelled(hung)]  # fmt: skip
+        deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
+        thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
         return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(hung)))
     collective, waiting, absent = missing
     of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
@@ -173,7 +173,8 @@ def _predicate(observation: Observation) -> str:
         return "has run the program to its end"
     if kind in DEAD:
         return f"was {_death(observation)} {_where(observation)}"
-    return f"is {_where(observation)}"
+    stopped = ", stopped by a signal" if "stopped" in observation.fate.detail else ""
+    return f"is {_where(observation)}{stopped}"
 
 
 def _error(observation: Observation) -> str:

@@ -266,17 +266,15 @@ def _flatten(value: Any) -> list[Tensor]:
 
 def _options(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int]:
     """Return the name of the reduction and the root (for send and recv: the peer), wherever the call holds them."""
-    reduce_op, root = "", -1
+    reduce_op, root = "sum" if "reduce" in op else "", -1
     for value in (*args[1:], *kwargs.values()):
         if type(value) is int:
             if root < 0:  # send(tensors, peer, tag): the peer comes first
                 root = value
-        elif isinstance(value, dist.ReduceOp):
-            reduce_op = value.op.name.lower()  # type: ignore[attr-defined]
-        elif isinstance(value, dist.ReduceOp.RedOpType):
-            reduce_op = value.name.lower()
-        else:
-            if (option := getattr(value, "reduceOp", None)) is not None:
-                reduce_op = option.op.name.lower()
-            root = getattr(value, "rootRank", root)
+            continue
+        option = getattr(value, "reduceOp", value)  # passed in options, or as such
+        if isinstance(option, dist.ReduceOp | dist.ReduceOp.RedOpType):
+            named: Any = getattr(option, "op", option)
+            reduce_op = named.name.lower()
+        root = getattr(value, "rootRank", root)
     return reduce_op, root
