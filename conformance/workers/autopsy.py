@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ def describe(seat: Seat, fate: Fate, last_seen: LastSeen | None = None) -> Obser
 
 def tail(seat: Seat) -> str:
     """Return the end of what the rank printed in this scenario."""
-    return _text(seat.file("output"))[-_TAIL_BYTES:]
+    return _text(seat.file("output"), last_bytes=_TAIL_BYTES)
 
 
 def _stack(seat: Seat) -> str:
@@ -93,8 +94,11 @@ def _await_stacks(files: list[Path]) -> None:
         time.sleep(_STACK_POLL_S)
 
 
-def _text(path: str) -> str:
+def _text(path: str, last_bytes: int | None = None) -> str:
     try:
-        return Path(path).read_text(errors="replace")
+        with open(path, "rb") as file:
+            if last_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""

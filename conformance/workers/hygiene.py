@@ -46,7 +46,7 @@ def surroundings() -> Surroundings:
         },
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
         "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
-        "warnings filter": dict.fromkeys(map(str, warnings.filters), ""),
+        "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "default device": str(torch.get_default_device()),
         "default dtype": str(torch.get_default_dtype()),
         "number of threads": torch.get_num_threads(),
@@ -76,10 +76,15 @@ def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
             found += [f"{name} taken away: {_item(key, old)}" for key in old if key not in new]
             found += [f"{name} changed: {_item(key, new)}" for key in new if key in old and new[key] != old[key]]
         else:
-            found.append(f"{name} changed: {old} before, {new} after")
+            found.append(f"{name} changed" + _transition(old, new))
     return tuple(found)
+
+
+def _transition(old: object, new: object) -> str:
+    text = f": {old} before, {new} after"
+    return text if len(text) <= 100 else ""
 
 
 def _item(key: str, items: Mapping[str, object]) -> str:
     value = str(items[key])
-    return f"{key} ({value})" if 0 < len(value) <= 40 else key
+    return f"{key} ({value})" if 0 < len(value) <= 100 else key

@@ -12,7 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from conformance.backends.backend import Backend
-from conformance.observation import Fate, Observation
+from conformance.observation import Fate, Observation, Raised
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import death, describe, examine_living, tail
@@ -78,13 +78,15 @@ class Pool:
             if message.fate.kind != "returned":
                 message = replace(message, stderr=tail(self._seats[rank]))
             observations[rank] = message
-        self._reusable = everybody_answered and _nothing_left_behind(observations)
+        self._reusable = everybody_answered and _nothing_left_behind(observations, scenario.recorded)
         return dict(sorted(observations.items()))
 
     @property
     def reusable(self) -> bool:
         """Whether another scenario can run here and mean the same as on new ranks."""
-        return self._reusable and all(self._zygote.exit_status(seat) is None for seat in self._seats)
+        return self._reusable and not any(
+            connection.poll(0) for connection in self._connections
+        )  # an idle rank is mute
 
     def close(self) -> None:
         """Have the ranks killed, in whatever state they are."""
@@ -113,9 +115,13 @@ class Pool:
                 if connection not in listening:
                     self._zygote.update()
                     continue
-                seat = listening.pop(connection)
-                with contextlib.suppress(EOFError, OSError):
-                    messages[seat.rank] = receive(connection)
+                rank = listening.pop(connection).rank
+                try:
+                    messages[rank] = receive(connection)
+                except (EOFError, OSError):
+                    continue
+                except Exception as error:  # what a rank observed may be of types that only it can import
+                    messages[rank] = Observation(rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
             patience_s = self._patience_s(messages, listening)
             deadline = min(deadline, time.monotonic() + patience_s)
         return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
@@ -158,7 +164,7 @@ def _failed(message: FromRank) -> bool:
     return message.raised is not None or bool(message.unsupported)
 
 
-def _nothing_left_behind(observations: Mapping[int, Observation]) -> bool:
+def _nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
     """Whether ranks that all answered did so in the same way, with clean hands and nothing in flight.
 
     A rank that raised may have done so between a collective and its counterpart; if all raised the same after the same
@@ -170,5 +176,4 @@ def _nothing_left_behind(observations: Mapping[int, Observation]) -> bool:
     outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}
     if outcomes == {(None, "")}:
         return True
-    lengths = {len(one.history) for one in seen}
-    return len(outcomes) == 1 and len(lengths) == 1 and lengths != {0}
+    return recorded and len(outcomes) == 1 and len({len(one.history) for one in seen}) == 1

@@ -130,8 +130,9 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if value.layout is torch.strided:
             dense = value.detach().resolve_conj().resolve_neg()
-            data = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
-            return _strided, (data, dense.dtype, tuple(dense.shape), dense.stride())
+            data = dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
+            strides = torch.empty_like(dense).stride()  # the tensor's own, unless its elements overlap or have gaps
+            return _strided, (data, dense.dtype, tuple(dense.shape), strides)
         if value.layout is torch.sparse_coo:
             sparse = value.detach()
             return _sparse, (sparse._indices(), sparse._values(), tuple(sparse.shape), sparse.is_coalesced())

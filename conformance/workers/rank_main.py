@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -39,7 +40,7 @@ from conformance.subjects.subject import Subject, load
 from conformance.workers.faults import FaultInjector
 from conformance.workers.flight_record import FlightRecord
 from conformance.workers.hygiene import seed_everything, surroundings, violations
-from conformance.workers.protocol import Ready, Seat, Task, receive, send
+from conformance.workers.protocol import Ready, Seat, Task, dumps, receive, send
 
 #: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
 #: programs and subjects may have their own ideas about SIGUSR1.
@@ -63,7 +64,7 @@ def rank_main(seat: Seat, connection: Connection) -> None:
             task = receive(connection)
         except EOFError:
             break
-        send(connection, rank.run(task))
+        connection.send_bytes(_as_bytes(rank.run(task)))
         gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze what was there before
 
 
@@ -154,6 +155,14 @@ class Rank:
     def _before_collective(self, collective: Collective) -> None:
         self._faults.before_collective(collective)
         self._flight.issued(collective)
+
+
+def _as_bytes(observation: Observation) -> bytes:
+    try:
+        return dumps(observation)
+    except Exception as error:  # a fact of a type that cannot travel, such as a tensor that knows its process group
+        raised = Raised.of(error, traceback.format_exc())
+        return dumps(replace(observation, fate=Fate("raised", detail=f"raised {raised}"), raised=raised, facts={}))
 
 
 def _arrange_process(seat: Seat) -> None:

@@ -41,7 +41,7 @@ def preload(modules: tuple[str, ...]) -> None:
 
     load_programs()
     load_fixtures()
-    for name in (*PRELOAD, *modules):
+    for name in (*modules, *PRELOAD):
         importlib.import_module(name)
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")

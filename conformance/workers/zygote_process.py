@@ -54,11 +54,15 @@ class ZygoteProcess:
     """A zygote and the private directory that it shares with its ranks."""
 
     def __init__(self, work_dir: Path | None, preload: tuple[str, ...]) -> None:
-        """Start the zygote and return at once; the first `fork` waits until it has imported everything."""
-        self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
+        """Start the zygote and return at once; the first `new_pool` waits until it has imported everything."""
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
+        except OSError as error:
+            raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
         self._connection, theirs = Pipe()
         self.gone = False
         self._ready = False
+        self._failure = ""
         self._ended: dict[tuple[int, int], int] = {}
         self._pool_numbers = itertools.count()
         self._forked: dict[int, tuple[int, ...]] = {}
@@ -83,7 +87,13 @@ class ZygoteProcess:
         theirs.close()
 
     def new_pool(self) -> tuple[int, Path]:
-        """Return the number and the directory of a new pool."""
+        """Return the number and the directory of a new pool, once the zygote has imported everything.
+
+        Raises:
+            ConformanceError: it could not.
+
+        """
+        self._await_ready()
         number = next(self._pool_numbers)
         directory = self.directory / f"pool{number}"
         directory.mkdir()
@@ -93,11 +103,9 @@ class ZygoteProcess:
         """Fork one rank per seat of a pool; returns process ids and connections in the order of `seats`.
 
         Raises:
-            ConformanceError: the zygote could not import what it was asked to.
             ZygoteGoneError: the zygote has ended.
 
         """
-        self._await_ready()
         pool = seats[0].pool
         ours, theirs = zip(*(Pipe() for _ in seats), strict=True)
         try:
@@ -150,29 +158,31 @@ class ZygoteProcess:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not self._ready:
+        while not (self._ready or self._failure):
             if not self._connection.poll(max(0.0, deadline - time.monotonic())):
-                raise ConformanceError(f"the ranks' zygote did not start within {_START_TIMEOUT_S:.0f} s")
-            try:
+                self._failure = f"the ranks' zygote did not start within {_START_TIMEOUT_S:.0f} s"
+                break
+            with contextlib.suppress(ZygoteGoneError):
                 self._receive()
-            except ZygoteGoneError as error:
-                output = (self.directory / "zygote.output").read_text(errors="replace")
-                raise ConformanceError(f"the ranks' zygote died while it was starting:\n{output}") from error
+        if self._failure:
+            raise ConformanceError(self._failure)
 
     def _receive(self) -> None:
         try:
             message = receive(self._connection)
         except (EOFError, OSError) as error:
             self.gone = True
+            if not self._ready and not self._failure:
+                output = (self.directory / "zygote.output").read_text(errors="replace")
+                self._failure = f"the ranks' zygote died while it was starting:\n{output}"
             raise ZygoteGoneError from error
         if isinstance(message, Ended):
             self._ended[message.pool, message.rank] = message.status
         elif isinstance(message, Forked):
             self._forked[message.pool] = message.pids
         elif isinstance(message, Preloaded):
-            if message.error:
-                raise ConformanceError(f"the ranks' zygote could not import what ranks need:\n{message.error}")
-            self._ready = True
+            self._ready = not message.error
+            self._failure = message.error and f"the ranks' zygote could not import what ranks need:\n{message.error}"
         else:
             raise AssertionError(f"the zygote sent {message!r}")
 

@@ -1,0 +1,38 @@
+"""Finding processes of ours, for the tests that say there are none."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from conformance.workers.zygote_process import MARKER
+
+
+def processes_under(directory: Path) -> list[int]:
+    """Return every live process (zygote, ranks) whose private directory lies in `directory`."""
+    marker = f"{MARKER}={directory}/".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and marker in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue  # it ended meanwhile, or belongs to somebody else
+    return found
+
+
+def all_end(pids: list[int], within_s: float) -> bool:
+    """Wait until the processes have ended; False when one is left after `within_s` seconds."""
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            ended, _, _ = select.select([handle], [], [], within_s)
+        finally:
+            os.close(handle)
+        if not ended:
+            return False
+    return True

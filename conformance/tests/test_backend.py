@@ -1,0 +1,59 @@
+"""Backends by name, and that gloo keeps what its description promises."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from conformance.backends.backend import get_backend
+from conformance.errors import BackendError
+from conformance.recorder.recorded_group import as_process_group
+
+
+def test_gloo_is_known_and_usable() -> None:
+    gloo = get_backend("gloo")
+    assert (gloo.name, gloo.device_type, gloo.source) == ("gloo", "cpu", "gloo")
+    assert gloo.unavailable() == ""
+    assert gloo.device(3) == "cpu"
+    assert gloo.max_world_size() is None
+
+
+def test_nccl_says_why_it_cannot_be_used() -> None:
+    usable_here = dist.is_nccl_available() and torch.cuda.is_available()
+    assert bool(get_backend("nccl").unavailable()) is not usable_here
+
+
+def test_a_backend_elsewhere_is_found_again_by_the_same_text() -> None:
+    found = get_backend("conformance.backends.gloo:GLOO")
+    assert found.name == "gloo"
+    assert get_backend(found.source) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("glo", "unknown backend 'glo'; expected gloo, nccl, or module:attr"),
+        ("no_such_module:BACKEND", "cannot import no_such_module: ModuleNotFoundError"),
+        ("os:path", "must be a conformance.backends.backend.Backend, got module"),
+        ("os:no_such_thing", "no such attribute"),
+        ("os:", "unknown backend"),
+    ],
+)
+def test_what_is_no_backend(text: str, says: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        get_backend(text)
+    assert says in str(caught.value)
+
+
+def test_gloo_connects_over_loopback(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 1)
+    group = as_process_group(get_backend("gloo").create(store, 0, 1, timedelta(seconds=10)))
+    assert (group.rank(), group.size(), group.name()) == (0, 1, "gloo")
+    tensor = torch.ones(2)
+    group.allreduce([tensor]).wait()
+    assert torch.equal(tensor, torch.ones(2))

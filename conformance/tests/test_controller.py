@@ -1,0 +1,182 @@
+"""That nothing outlives a controller however it ends, and that controllers do not get into each other's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from conformance.backends.backend import get_backend
+from conformance.errors import ConformanceError
+from conformance.scenario import Scenario
+from conformance.subjects.subject import get_subject
+from conformance.tests.processes import all_end, processes_under
+from conformance.workers.controller import Controller
+
+TORCH = get_subject("torch")
+PROGRAMS = ("conformance.tests.worker_programs",)
+STEP = Scenario(id="controller/CTRL-01/step", requirements=("CTRL-01",), program="workers/step")
+
+#: Runs a scenario whose second rank tells its process id and then waits for ever.
+WAITING = """
+    import sys
+    from pathlib import Path
+    from conformance.backends.backend import get_backend
+    from conformance.scenario import Scenario
+    from conformance.subjects.subject import get_subject
+    from conformance.workers.controller import Controller
+
+    wait = Scenario(
+        id="controller/CTRL-01/wait", requirements=("CTRL-01",), program="workers/meet_stranger",
+        arguments={"pipe": sys.argv[1] + "/pipe"}, deadline_s=100,
+    )
+    try:
+        with Controller(get_backend("gloo"), work_dir=Path(sys.argv[1]), preload=(sys.argv[2],)) as controller:
+            controller.run(wait, get_subject("torch"))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def run_step(controller: Controller) -> set[str]:
+    return {str(seen.fate) for seen in controller.run(STEP, TORCH).values()}
+
+
+def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a controller in a process group of its own; return it and its zygote and ranks once they are at work."""
+    os.mkfifo(directory / "pipe")
+    controller = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WAITING), str(directory), *PROGRAMS],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    (directory / "pipe").read_text()
+    ours = processes_under(directory)
+    assert len(ours) == 3, "a zygote and two ranks"
+    return controller, ours
+
+
+def test_close_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+        assert run_step(controller) == {"returned"}
+        assert len(processes_under(tmp_path)) == 3
+    assert processes_under(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_survives_a_killed_controller(tmp_path: Path) -> None:
+    controller, ours = start_waiting(tmp_path)
+    controller.kill()
+    controller.communicate()
+    assert all_end(ours, within_s=5)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
+    controller, _ = start_waiting(tmp_path)
+    os.killpg(controller.pid, signal.SIGINT)
+    output, _ = controller.communicate(timeout=30)
+    assert output == "interrupted\n"
+    assert processes_under(tmp_path) == []
+
+
+def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_path: Path) -> None:
+    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+        assert run_step(controller) == {"returned"}
+        before = processes_under(tmp_path)
+        zygote = min(before)  # it came first
+        os.kill(zygote, signal.SIGKILL)
+        assert all_end([pid for pid in before if pid != zygote], within_s=5)
+        assert run_step(controller) == {"returned"}
+        assert not set(processes_under(tmp_path)) & (set(before) - {zygote})
+    assert processes_under(tmp_path) == []
+
+
+def test_a_zygote_that_dies_in_the_middle_is_no_exception(tmp_path: Path) -> None:
+    def kill_zygote() -> None:
+        (tmp_path / "pipe").read_text()
+        os.kill(min(processes_under(tmp_path)), signal.SIGKILL)
+
+    os.mkfifo(tmp_path / "pipe")
+    wait = STEP.replace(program="workers/meet_stranger", arguments={"pipe": str(tmp_path / "pipe")})
+    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+        killer = threading.Thread(target=kill_zygote)
+        killer.start()
+        observations = controller.run(wait, TORCH)
+        killer.join()
+        assert {seen.fate.kind for seen in observations.values()} <= {"abandoned", "raised"}
+        assert observations[1].fate.kind == "abandoned"
+        assert "forked it" in str(observations[1].fate)
+        assert run_step(controller) == {"returned"}
+
+
+def test_two_controllers_at_once(tmp_path: Path) -> None:
+    def work() -> None:
+        with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+            outcomes.extend(run_step(controller) for _ in range(5))
+
+    outcomes: list[set[str]] = []
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [{"returned"}] * 10
+    assert processes_under(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        ("import os; print('goodbye', flush=True); os._exit(7)", "goodbye"),
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "importing preloaded started 1 thread(s)",
+        ),
+    ],
+    ids=["cannot_import", "dies", "starts_a_thread"],
+)
+def test_a_preloaded_module_that_cannot_be_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+) -> None:
+    (tmp_path / "preloaded.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Controller(get_backend("gloo"), preload=("preloaded",)) as controller:
+        for _ in range(2):  # the second says no less
+            with pytest.raises(ConformanceError) as caught:
+                controller.run(STEP, TORCH)
+            assert says in str(caught.value)
+
+
+def test_a_backend_that_fails_is_every_ranks_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_backend.py").write_text(
+        textwrap.dedent(
+            """
+            from dataclasses import replace
+            from conformance.backends.gloo import GLOO
+
+            def fail(store, rank, world_size, timeout):
+                raise RuntimeError(f"no link on rank {rank}")
+
+            BACKEND = replace(GLOO, name="failing", create=fail)
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Controller(get_backend("failing_backend:BACKEND"), preload=PROGRAMS) as controller:
+        observations = controller.run(STEP, TORCH)
+    for rank, seen in observations.items():
+        assert seen.raised is not None
+        assert str(seen.raised) == f"RuntimeError: no link on rank {rank}"
+        assert seen.phase == "rendezvous"
+
+
+def test_a_work_dir_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConformanceError, match="cannot make a private directory"):
+        Controller(get_backend("gloo"), work_dir=tmp_path / "missing")

@@ -1,0 +1,60 @@
+"""A rank that segfaults must not pass: torch's own multi-process test case lets it, ours does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from conformance.backends.backend import get_backend
+from conformance.scenario import Fault, Scenario
+from conformance.subjects.subject import get_subject
+from conformance.workers.controller import Controller
+
+TORCH_TEST = """
+import ctypes
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+from torch.testing._internal.common_utils import run_tests
+
+
+class SegfaultTest(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_rank_one_segfaults(self):
+        if self.rank == 1:
+            ctypes.string_at(0)
+
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+def test_torch_lets_the_segfault_of_rank_one_pass(tmp_path: Path) -> None:
+    script = tmp_path / "segfault_test.py"
+    script.write_text(TORCH_TEST)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 1 test" in done.stderr
+    assert done.stderr.rstrip().endswith("OK")
+
+
+def test_ours_names_the_rank_and_the_signal() -> None:
+    scenario = Scenario(
+        id="pool/POOL-01/segfault",
+        requirements=("POOL-01",),
+        program="workers/step",
+        faults=(Fault("segfault", rank=1, at="forward"),),
+    )
+    with Controller(get_backend("gloo"), preload=("conformance.tests.worker_programs",)) as controller:
+        observations = controller.run(scenario, get_subject("torch"))
+    assert str(observations[1].fate) == "killed by SIGSEGV"
+    assert "Fatal Python error: Segmentation fault" in observations[1].stack

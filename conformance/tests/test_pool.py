@@ -1,0 +1,278 @@
+"""What a pool makes of ranks that die, stop, raise, or leave something behind, and that the next scenario runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.backends.backend import get_backend
+from conformance.observation import Observation
+from conformance.scenario import Fault, Scenario, Step
+from conformance.subjects.subject import get_subject
+from conformance.tests.processes import all_end
+from conformance.tests.worker_programs import LEAKS
+from conformance.workers.controller import Controller
+
+TORCH = get_subject("torch")
+PROGRAMS = "conformance.tests.worker_programs"
+
+
+def scenario(program: str, **changes: Any) -> Scenario:
+    return Scenario(id=f"pool/POOL-01/{program}", requirements=("POOL-01",), program=f"workers/{program}", **changes)
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), preload=(PROGRAMS,)) as controller:
+        yield controller
+
+
+def run(controller: Controller, wanted: Scenario) -> dict[int, Observation]:
+    observations = controller.run(wanted, TORCH)
+    assert list(observations) == list(range(wanted.world_size))
+    assert all(observation.rank == rank for rank, observation in observations.items())
+    return observations
+
+
+def pids(observations: Mapping[int, Observation]) -> list[int]:
+    return [observation.facts["pid"] for observation in observations.values()]
+
+
+def next_scenario_runs(controller: Controller) -> bool:
+    return {str(seen.fate) for seen in run(controller, scenario("step")).values()} == {"returned"}
+
+
+class Stranger:
+    """Does something to the process that a rank names through a pipe, as soon as it does."""
+
+    def __init__(self, pipe: Path, act: Callable[[int], None]) -> None:
+        os.mkfifo(pipe)
+        self.acted_at = 0.0
+        self._thread = threading.Thread(target=self._meet, args=(pipe, act))
+        self._thread.start()
+
+    def _meet(self, pipe: Path, act: Callable[[int], None]) -> None:
+        pid = int(pipe.read_text())
+        self.acted_at = time.monotonic()
+        act(pid)
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+# ------------------------------------------------------------------------------------------------------- going well
+
+
+def test_ranks_are_reused_from_one_scenario_to_the_next(controller: Controller) -> None:
+    assert pids(run(controller, scenario("step"))) == pids(run(controller, scenario("idle")))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_rank_reports_what_it_saw(controller: Controller, world_size: int) -> None:
+    observations = run(controller, scenario("environment", world_size=world_size))
+    for rank, seen in observations.items():
+        assert str(seen.fate) == "returned"
+        assert seen.facts["world"] == [rank, world_size]
+        assert seen.facts["backend"] == "gloo"
+        assert seen.facts["torch_threads"] == 1
+        assert torch.equal(seen.facts["sum"], torch.full((2,), float(sum(range(world_size)))))
+        assert [collective.op for collective in seen.history] == ["all_reduce"]
+        assert seen.duration_ns > 0
+
+
+def test_an_unrecorded_scenario_runs_on_a_plain_group_and_sees_the_same(controller: Controller) -> None:
+    recorded = run(controller, scenario("environment"))[0]
+    plain = run(controller, scenario("environment", recorded=False))[0]
+    assert recorded.facts["group_type"] == "RecordedGroup"
+    assert plain.facts["group_type"] == "ProcessGroup"
+    assert plain.history == ()
+    assert torch.equal(plain.facts["sum"], recorded.facts["sum"])
+
+
+def test_options_reach_the_subject(controller: Controller) -> None:
+    known = run(controller, scenario("step", options={"bucket_cap_mb": 1}))
+    assert str(known[0].fate) == "returned"
+    unknown = run(controller, scenario("step", options={"no_such_option": 1}))
+    raised = unknown[1].raised
+    assert raised is not None
+    assert raised.type == "TypeError"
+    assert "no_such_option" in raised.message
+
+
+def test_every_scenario_draws_the_same_random_numbers(controller: Controller) -> None:
+    one, again = (run(controller, scenario("random", seed=5)) for _ in range(2))
+    other = run(controller, scenario("random", seed=6))
+    assert torch.equal(one[0].facts["drawn"], again[0].facts["drawn"])
+    assert torch.equal(one[0].facts["drawn"], one[1].facts["drawn"])
+    assert not torch.equal(one[0].facts["drawn"], other[0].facts["drawn"])
+
+
+# ----------------------------------------------------------------------------------------------------- going wrong
+
+
+def test_a_killed_rank_is_named_within_a_second(controller: Controller, tmp_path: Path) -> None:
+    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL))
+    wanted = scenario("meet_stranger", arguments={"pipe": str(tmp_path / "pipe")}, world_size=3, deadline_s=60)
+    observations = run(controller, wanted)
+    noticed_after_s = time.monotonic() - stranger.acted_at
+    stranger.join()
+    assert noticed_after_s < 1.0
+    assert str(observations[2].fate) == "killed by SIGKILL"
+    assert observations[2].fate.code == signal.SIGKILL
+    assert observations[2].phase == "forward"
+    assert {observations[rank].fate.kind for rank in (0, 1)} <= {"raised", "abandoned"}
+    assert [collective.op for collective in observations[0].history] == ["all_reduce"]
+    assert observations[2].history == ()
+    assert next_scenario_runs(controller)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fate"), [("kill", "killed by SIGKILL"), ("segfault", "killed by SIGSEGV"), ("exit", "exited 3")]
+)
+def test_a_rank_that_dies_of_a_fault(controller: Controller, kind: str, fate: str) -> None:
+    observations = run(controller, scenario("step", faults=(Fault(kind, rank=1, at="backward", occurrence=1),)))
+    dead = observations[1]
+    assert str(dead.fate) == fate
+    assert dead.phase == "backward"
+    assert dead.faults_fired == 1
+    assert {one.step for one in dead.history if one.phase == "backward"} == {0}, "it died on entering the second"
+    assert observations[0].faults_fired == 0
+    assert ("in backward" in dead.stack) == (kind == "segfault")
+    assert next_scenario_runs(controller)
+
+
+def test_a_rank_that_dies_at_a_collective_has_not_issued_it(controller: Controller) -> None:
+    everything = run(controller, scenario("step"))[1].history
+    for occurrence in (0, len(everything) - 1):
+        faults = (Fault("kill", rank=1, at="collective", occurrence=occurrence),)
+        dead = run(controller, scenario("step", faults=faults))[1]
+        assert [one.signature for one in dead.history] == [one.signature for one in everything[:occurrence]]
+        assert dead.faults_fired == 1
+
+
+def test_a_fault_whose_place_is_never_reached_does_not_fire(controller: Controller) -> None:
+    faults = (Fault("kill", rank=1, at="backward", occurrence=2),)
+    observations = run(controller, scenario("step", schedule=(Step(), Step()), faults=faults))
+    assert {str(seen.fate) for seen in observations.values()} == {"returned"}
+    assert observations[1].faults_fired == 0
+
+
+def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None:
+    run(controller, scenario("idle"))  # ranks are there: their making is not part of the deadline
+    deadline_s = 1.5
+    started = time.monotonic()
+    faults = (Fault("stop", rank=1, at="backward"),)
+    observations = run(controller, scenario("step", faults=faults, deadline_s=deadline_s))
+    assert deadline_s <= time.monotonic() - started < deadline_s + 2
+    assert str(observations[1].fate) == "hung in backward, stopped by a signal"
+    assert str(observations[0].fate) == "hung in backward"
+    assert [observations[rank].fate.kind for rank in (0, 1)] == ["hung", "hung"]
+    assert observations[1].faults_fired == 1
+    assert "in backward" in observations[1].stack
+    assert "in step" in observations[0].stack
+    waits_in, missing = observations[0].history, observations[1].history
+    assert len(waits_in) == len(missing) + 1
+    assert waits_in[-1].op == "all_reduce"
+    assert waits_in[-1].phase == "backward"
+    assert next_scenario_runs(controller)
+
+
+def test_a_rank_that_holds_the_interpreter_is_seen_all_the_same(controller: Controller, tmp_path: Path) -> None:
+    stranger = Stranger(tmp_path / "pipe", lambda pid: None)
+    arguments = {"pipe": str(tmp_path / "pipe"), "holds_interpreter": True}
+    observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=1.0))
+    stranger.join()
+    assert str(observations[1].fate) == "hung in forward"
+    assert "in meet_stranger" in observations[1].stack
+    assert next_scenario_runs(controller)
+
+
+def test_an_exception_on_one_rank_ends_the_wait_of_the_others(controller: Controller) -> None:
+    arguments = {"ranks": [1], "meet": True}
+    started = time.monotonic()
+    observations = run(controller, scenario("raise", arguments=arguments, deadline_s=60))
+    assert time.monotonic() - started < 10
+    raised = observations[1].raised
+    assert raised is not None
+    assert str(raised) == "ValueError: as asked"
+    assert "worker_programs.py" in raised.traceback
+    assert observations[1].fate.kind == "raised"
+    assert "about to raise" in observations[1].stderr
+    assert str(observations[0].fate) == "abandoned in start"
+    assert "in raise_" in observations[0].stack
+    assert next_scenario_runs(controller)
+
+
+def test_a_program_may_leave_through_sys_exit(controller: Controller) -> None:
+    observations = run(controller, scenario("exit"))
+    assert str(observations[0].fate) == "exited 3"
+    assert "leaving" in observations[0].stderr
+    assert str(observations[1].fate) == "returned"
+
+
+def test_facts_that_cannot_travel_are_an_error_of_their_rank(controller: Controller) -> None:
+    observations = run(controller, scenario("unreadable"))
+    assert str(observations[0].raised) == "TypeError: this stays here"
+    assert observations[0].facts == {}
+
+
+def test_unsupported_is_said_with_its_reason(controller: Controller) -> None:
+    before = pids(run(controller, scenario("idle")))
+    observations = run(controller, scenario("unsupported"))
+    assert {seen.unsupported for seen in observations.values()} == {"no such device"}
+    assert pids(run(controller, scenario("idle"))) == before
+
+
+def test_an_unknown_program_is_every_ranks_error(controller: Controller) -> None:
+    observations = run(controller, scenario("no_such_program"))
+    assert all(seen.raised is not None and seen.raised.type == "ScenarioError" for seen in observations.values())
+
+
+# ------------------------------------------------------------------------------------- which ranks may be used again
+
+
+def test_ranks_that_all_raise_the_same_are_kept(controller: Controller) -> None:
+    before = pids(run(controller, scenario("idle")))
+    raised = run(controller, scenario("raise", arguments={"ranks": [0, 1]}))
+    assert pids(raised) == before
+    assert pids(run(controller, scenario("idle"))) == before
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        scenario("raise", arguments={"ranks": [0]}),
+        scenario("raise", arguments={"ranks": [0, 1]}, recorded=False),
+    ],
+    ids=["one_of_two", "nobody_knows_what_is_in_flight"],
+)
+def test_ranks_in_doubt_are_replaced(controller: Controller, wanted: Scenario) -> None:
+    same_pool = scenario("idle", recorded=wanted.recorded)
+    before = pids(run(controller, same_pool))
+    run(controller, wanted)
+    assert not set(pids(run(controller, same_pool))) & set(before)
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_what_a_scenario_leaves_behind_is_noted_and_costs_the_ranks(controller: Controller, what: str) -> None:
+    leaked = run(controller, scenario("leak", arguments={"what": what}))
+    for seen in leaked.values():
+        assert any(LEAKS[what][1] in phrase for phrase in seen.hygiene), seen.hygiene
+    after = run(controller, scenario("step"))
+    assert not set(pids(after)) & set(pids(leaked))
+    assert {seen.hygiene for seen in after.values()} == {()}
+
+
+def test_a_rank_that_dies_between_scenarios_harms_none(controller: Controller) -> None:
+    victim = pids(run(controller, scenario("idle")))[0]
+    os.kill(victim, signal.SIGKILL)
+    assert all_end([victim], within_s=5)
+    assert next_scenario_runs(controller)

@@ -1,0 +1,146 @@
+"""Programs for the tests of the workers: small, and badly behaved where they are asked to be."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.programs.program import program
+from conformance.rank_context import RankContext
+
+
+@program("workers/idle")
+def idle(ctx: RankContext) -> None:
+    """Do nothing but say who this is."""
+    ctx.observe("pid", os.getpid())
+
+
+@program("workers/step")
+def step(ctx: RankContext) -> None:
+    """Train as the schedule says, without an optimizer."""
+    ctx.observe("pid", os.getpid())
+    model = ctx.wrap(ctx.build_model())
+    for index, _ in enumerate(ctx.scenario.schedule):
+        ctx.backward(ctx.loss(model, index), index)
+        ctx.observe_gradients(f"step{index}", model)
+
+
+@program("workers/meet_stranger")
+def meet_stranger(ctx: RankContext) -> None:
+    """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins."""
+    with ctx.phase("forward", 0):
+        if ctx.rank == ctx.world_size - 1:
+            with open(ctx.arguments["pipe"], "w") as pipe:
+                pipe.write(str(os.getpid()))
+            if ctx.arguments.get("holds_interpreter"):
+                ctypes.PyDLL(None).pause()
+            signal.pause()
+        dist.all_reduce(torch.ones(3), group=ctx.process_group)
+
+
+@program("workers/raise")
+def raise_(ctx: RankContext) -> None:
+    """Raise on the ranks named in the arguments, after one all-reduce of all."""
+    ctx.observe("pid", os.getpid())
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=ctx.process_group)
+    if ctx.rank in ctx.arguments["ranks"]:
+        print("about to raise", file=sys.stderr)
+        raise ValueError("as asked")
+    if ctx.arguments.get("meet"):
+        dist.all_reduce(tensor, group=ctx.process_group)
+
+
+@program("workers/exit")
+def exit_(ctx: RankContext) -> None:
+    """Leave through sys.exit on rank 0."""
+    if ctx.rank == 0:
+        print("leaving", file=sys.stderr)
+        sys.exit(3)
+
+
+@program("workers/unsupported")
+def unsupported(ctx: RankContext) -> None:
+    """Say that it cannot be done here."""
+    ctx.observe("pid", os.getpid())
+    ctx.unsupported("no such device")
+
+
+@program("workers/random")
+def random_numbers(ctx: RankContext) -> None:
+    """Draw from the global generator."""
+    ctx.observe("drawn", torch.rand(4))
+
+
+@program("workers/environment")
+def environment(ctx: RankContext) -> None:
+    """Observe what a rank finds around it."""
+    ctx.observe("torch_threads", torch.get_num_threads())
+    ctx.observe("backend", dist.get_backend())
+    ctx.observe("world", [dist.get_rank(), dist.get_world_size()])
+    ctx.observe("group_type", type(ctx.process_group).__name__)
+    tensor = torch.full((2,), float(ctx.rank))
+    dist.all_reduce(tensor)
+    ctx.observe("sum", tensor)
+
+
+class Unreadable:
+    """Looks like JSON data and cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this stays here")
+
+
+@program("workers/unreadable")
+def unreadable(ctx: RankContext) -> None:
+    """Observe what cannot travel."""
+    ctx.facts["smuggled"] = Unreadable()
+
+
+def _leak_thread() -> None:
+    threading.Thread(target=threading.Event().wait, name="leaked", daemon=True).start()
+
+
+def _leak_group() -> None:
+    dist.new_group([0, 1])
+
+
+def _leak_dispatch_mode() -> None:
+    TorchDispatchMode().__enter__()
+
+
+LEAKS: dict[str, tuple[Callable[[], object], str]] = {
+    "environment": (lambda: os.environ.update(LEAKED="1"), "environment left behind: LEAKED (1)"),
+    "thread": (_leak_thread, "(leaked)"),
+    "process_group": (_leak_group, "process group left behind"),
+    "module_hook": (
+        lambda: register_module_forward_hook(lambda *args: None),
+        "module hook changed: _global_forward_hooks (1)",
+    ),
+    "warnings_filter": (lambda: warnings.simplefilter("ignore", ResourceWarning), "warnings filters changed"),
+    "default_device": (lambda: torch.set_default_device("meta"), "default device changed: cpu before, meta after"),
+    "default_dtype": (lambda: torch.set_default_dtype(torch.float64), "default dtype changed"),
+    "num_threads": (lambda: torch.set_num_threads(2), "number of threads changed: 1 before, 2 after"),
+    "grad_mode": (lambda: torch.set_grad_enabled(False), "grad mode changed: True before, False after"),
+    "dispatch_mode": (_leak_dispatch_mode, "dispatch modes changed: 0 before, 1 after"),
+    "deterministic": (lambda: torch.use_deterministic_algorithms(True), "deterministic algorithms changed"),
+    "autocast": (lambda: torch.autocast("cpu").__enter__(), "autocast changed"),
+}
+
+
+@program("workers/leak")
+def leak(ctx: RankContext) -> None:
+    """Leave something behind on every rank."""
+    ctx.observe("pid", os.getpid())
+    LEAKS[ctx.arguments["what"]][0]()
