@@ -22,13 +22,18 @@ def explain(
     *,
     subject: str,
     backend: str,
+    requirement: str = "",
     statement: str = "",
     replay: str = "",
 ) -> str:
-    """Return the whole text about one finding; `statement` is the first requirement's, `replay` a command."""
-    title = ", ".join(scenario.requirements)
+    """Return the whole text about one finding.
+
+    `requirement` is the id that heads it (by default all of the scenario's), `statement` its sentence, `replay` a command.
+    """
+    title = requirement or ", ".join(scenario.requirements)
     lines = [
         f"{finding.verdict.value}  {title}  {statement or finding.summary}",
+        f"{_INDENT}{scenario.id}",
         f"{_INDENT}subject={subject} backend={backend} world={scenario.world_size} seed={scenario.seed}",
     ]
     if statement and finding.summary:

@@ -6,13 +6,14 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from conformance.backends.backend import Backend
 from conformance.judge import judge
 from conformance.observation import Facts, Observation
+from conformance.oracles.expected import Satisfies
 from conformance.programs.program import Program, get_program
-from conformance.report.run_report import NATIVE, Outcome
+from conformance.report.run_report import NATIVE, Note, Outcome
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
@@ -44,13 +45,16 @@ class Attempt:
             for observation in self.observations.values()
         )
 
-    @property
-    def notes(self) -> dict[str, Any]:
-        """Plain numbers and words that rank 0 reported under a name without a slash, such as `accuracy`."""
-        facts = self.observations[0].facts if 0 in self.observations else {}
-        return {
-            name: value for name, value in facts.items() if "/" not in name and isinstance(value, int | float | str)
-        }
+    def notes(self, truth: Truth) -> tuple[Note, ...]:
+        """Return the numbers of rank 0 for which the truth demands no exact value but a property."""
+        if truth.facts is None or 0 not in truth.facts or 0 not in self.observations:
+            return ()
+        observed = self.observations[0].facts
+        return tuple(
+            Note(name, observed[name], demand.name)
+            for name, demand in truth.facts[0].items()
+            if isinstance(demand, Satisfies) and type(observed.get(name)) in (int, float)
+        )
 
     def result(self, verdict: Verdict, findings: tuple[Finding, ...]) -> ScenarioResult:
         """Return the report's value; the ranks' ends are kept unless the verdict is PASS."""
@@ -124,7 +128,7 @@ class ScenarioRunner:
             scenario,
             judged(attempt, program, truth, native),
             judged(native, program, truth, None) if native is not None else None,
-            notes=attempt.notes,
+            notes=attempt.notes(truth),
             warm=warm and bool(attempt.observations),
         )
 

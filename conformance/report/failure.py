@@ -28,7 +28,8 @@ def result_text(
     first, *others = telling or [Finding("runner", result.verdict, "no checker says why")]
     requirement_id = leading_requirement(scenario)
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
-    lines = [explain(first, scenario, subject=result.subject, backend=backend, statement=statement)]
+    header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
+    lines = [explain(first, scenario, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
     if replay:

@@ -118,16 +118,16 @@ def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         "world_size": scenario.world_size,
         "seed": scenario.seed,
         "warm": outcome.warm,
-        "notes": {name: _finite(value) for name, value in outcome.notes.items()},
+        "notes": [{**asdict(note), "value": _finite(note.value)} for note in outcome.notes],
         "subject": _result_to_json(outcome.result),
         "native": _result_to_json(outcome.native) if outcome.native is not None else None,
         "replay": scenario.to_json() if is_failure(outcome) else None,
     }
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: float) -> float | str:
     """Return `value`, or its name when it is a number that JSON cannot hold."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return value if math.isfinite(value) else str(value)
 
 
 def _result_to_json(result: ScenarioResult) -> dict[str, Any]:

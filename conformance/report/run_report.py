@@ -16,17 +16,25 @@ NATIVE = "torch"  # the subject of the second column
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A number that the subject reached on rank 0 and what is demanded of it, such as accuracy 0.98, at least 0.95."""
+
+    name: str
+    value: float
+    demand: str
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One scenario's result for the subject and, unless switched off, for torch's own DDP.
 
-    `notes` are the plain numbers and words that the subject reported on rank 0 under a name without a slash, such as
-    `accuracy`. `warm` tells whether the ranks had run something before; only warm times are worth comparing.
+    `warm` tells whether the ranks had run something before; only warm times are worth comparing.
     """
 
     scenario: Scenario
     result: ScenarioResult
     native: ScenarioResult | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
     warm: bool = False
 
 

@@ -167,15 +167,10 @@ def print_failures(console: Console, report: RunReport, catalogue: Catalogue, fo
 def print_totals(console: Console, report: RunReport, summaries: tuple[RequirementSummary, ...]) -> None:
     """Print the last lines of a run: counts, notes, times, and the answer."""
     console.print()
-    notes = [
-        f"{outcome.scenario.id}: {name} {value:.4g}"
-        if isinstance(value, float)
-        else f"{outcome.scenario.id}: {name} {value}"
-        for outcome in report.outcomes
-        for name, value in outcome.notes.items()
-    ]
-    for note in notes:
-        console.print(note, highlight=False)
+    for outcome in report.outcomes:
+        for note in outcome.notes:
+            text = f"{outcome.scenario.id}: {note.name} {note.value:.4g} ({note.demand})"
+            console.print(text, highlight=False, soft_wrap=True)
     for world_size, ms in report.median_warm_ms().items():
         console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
     console.print(

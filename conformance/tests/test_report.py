@@ -13,7 +13,7 @@ from rich.console import Console
 from conformance.errors import ReportError
 from conformance.report.failure import failure_text, replay_command
 from conformance.report.json_report import prepare_folder, report_to_json, write_report
-from conformance.report.run_report import Outcome, RunReport, combine
+from conformance.report.run_report import Note, Outcome, RunReport, combine
 from conformance.report.terminal import print_report, work
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, Chapter, Requirement
@@ -44,7 +44,12 @@ def result(scenario: Scenario, subject: str, verdict: Verdict, duration_ms: floa
 
 
 def outcome(
-    scenario_id: str, verdict: Verdict, native: Verdict | None = None, *also: str, warm_ms: float = 0.0, **notes: float
+    scenario_id: str,
+    verdict: Verdict,
+    native: Verdict | None = None,
+    *also: str,
+    warm_ms: float = 0.0,
+    notes: tuple[Note, ...] = (),
 ) -> Outcome:
     scenario = Scenario(scenario_id, (scenario_id.split("/")[1], *also), "train", world_size=2, seed=7)
     beside = result(scenario, "torch", native, 5.0) if native is not None else None
@@ -58,7 +63,7 @@ def run_report(*outcomes: Outcome, missing: int = 0, interrupted: bool = False) 
 
 
 MIXED = run_report(
-    outcome("gradients/GRAD-01/mlp", PASS, FAIL, warm_ms=8.0, accuracy=0.96875),
+    outcome("gradients/GRAD-01/mlp", PASS, FAIL, warm_ms=8.0, notes=(Note("accuracy", 0.96875, "at least 0.95"),)),
     outcome("gradients/GRAD-01/cnn", PASS, PASS, warm_ms=20.0),
     outcome("gradients/GRAD-02/mlp", FAIL, PASS, "GRAD-01", warm_ms=12.0),
     outcome("gradients/GRAD-02/cnn", CRASH, UNSUPPORTED),
@@ -126,18 +131,19 @@ def test_the_json_report_holds_every_count(tmp_path: Path) -> None:
         False,
     )
     assert [entry["subject"] for entry in data["requirements"]] == ["FAIL", "CRASH", "PASS"]
-    assert data["scenarios"][0]["notes"] == {"accuracy": 0.96875}
+    assert data["scenarios"][0]["notes"] == [{"name": "accuracy", "value": 0.96875, "demand": "at least 0.95"}]
     assert data["scenarios"][0]["native"]["findings"][0]["summary"] == "it was FAIL"
     assert data["median_warm_scenario_ms"] == {"2": 12.0}
 
 
 def test_a_number_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
-    path = write_report(run_report(outcome("gradients/GRAD-01/a", PASS, loss=float("nan"))), CATALOGUE, tmp_path)
+    notes = (Note("loss", float("nan"), "at most 1"),)
+    path = write_report(run_report(outcome("gradients/GRAD-01/a", PASS, notes=notes)), CATALOGUE, tmp_path)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert json.loads(path.read_text(), parse_constant=refuse)["scenarios"][0]["notes"] == {"loss": "nan"}
+    assert json.loads(path.read_text(), parse_constant=refuse)["scenarios"][0]["notes"][0]["value"] == "nan"
 
 
 def test_a_failure_is_a_scenario_file_with_its_explanation(tmp_path: Path) -> None:
@@ -202,7 +208,8 @@ GRAD-02    A gradient MUST NOT depend on the bucket cap.                        
 BUCKET     Buckets                                                                   2  PASS 1/2   PASS 1/2
 BUCKET-01  Every rank MUST reduce the same buckets in the same order.                2  PASS 1/2   PASS 1/2
 
-FAIL  GRAD-02, GRAD-01  A gradient MUST NOT depend on the bucket cap.
+FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      gradients/GRAD-02/mlp
       subject=ddp_impl backend=gloo world=2 seed=7
       it was FAIL
 Let   A = 1
@@ -210,7 +217,7 @@ Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
       and 1 more of GRAD-02 in report/failures
 
-gradients/GRAD-01/mlp: accuracy 0.9688
+gradients/GRAD-01/mlp: accuracy 0.9688 (at least 0.95)
 median warm scenario at world size 2: 12.0 ms
 6 scenarios for 3 requirements in 12.5 s
 ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
@@ -249,7 +256,8 @@ Incomplete: 3 of 4 scenarios did not run.""",
         self.assertExpectedInline(
             failure_text(MIXED.outcomes[2], "gloo", CATALOGUE, "the command"),
             """\
-FAIL  GRAD-02, GRAD-01  A gradient MUST NOT depend on the bucket cap.
+FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      gradients/GRAD-02/mlp
       subject=ddp_impl backend=gloo world=2 seed=7
       it was FAIL
 Let   A = 1

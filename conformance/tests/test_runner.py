@@ -13,8 +13,9 @@ from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
 from conformance.observation import Facts, Fate, Observation, Raised
+from conformance.oracles.expected import Satisfies
 from conformance.programs.program import Program
-from conformance.report.run_report import Progress
+from conformance.report.run_report import Note, Progress
 from conformance.scenario import Scenario
 from conformance.scenario_runner import ScenarioRunner
 from conformance.subjects.subject import Subject, get_subject
@@ -90,7 +91,16 @@ def test_a_wrong_fact_fails_the_column_it_came_from() -> None:
     assert outcome.native is not None
     assert (outcome.result.verdict, outcome.native.verdict) == (Verdict.PASS, Verdict.FAIL)
     assert report.is_green
-    assert outcome.notes == {"answer": 42}
+
+
+def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("train", lambda ctx: None, invariants=())
+    bound = Satisfies("at least 0.9", lambda value: value >= 0.9)
+    program.expects(lambda scenario: {0: {"accuracy": bound, "name": Satisfies("a word", str.isalpha), "answer": 42}})
+    monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+    ranks = PretendedRanks(lambda scenario, subject: {"accuracy": 0.97, "name": "digits", "answer": 42})
+    report = runner.run([scenario("a")], MINE, GLOO, native=False, controller=ranks)
+    assert report.outcomes[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
 
 
 def test_an_exception_of_the_harness_spoils_one_scenario_and_no_other() -> None:
