@@ -58,7 +58,7 @@ def explain_facts(wrong: list[WrongFact], expected: Mapping[int, Facts]) -> str:
         labels = [label for label, fact in labelled if fact.diagnosis == diagnosis]
         notes.append(f"{', '.join(labels)}: {diagnosis}.")
     if len(everywhere) > len(labelled):
-        notes.append(f"So it is on {ranks(fact.rank for fact in everywhere[len(labelled) :])}.")
+        notes.append(f"Wrong on {ranks(fact.rank for fact in everywhere[len(labelled) :])} as well.")
     return let_then(lets, thens, [*notes, *_others(wrong, name)])
 
 

@@ -1,0 +1,58 @@
+"""Hand-made histories, observations and scenarios for the tests of checkers and judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from conformance.checkers.checker import Evidence
+from conformance.history import Collective
+from conformance.observation import Facts, Fate, Observation, Raised
+from conformance.programs.program import Program
+from conformance.scenario import Scenario
+
+SCENARIO = Scenario("gradients/GRAD-01/by-hand", ("GRAD-01",), "by_hand", seed=7)
+PROGRAM = Program("by_hand", lambda ctx: None)
+
+
+def collective(index: int = 0, numel: int = 4, op: str = "all_reduce", **changes: Any) -> Collective:
+    """Return a finished collective of one float32 tensor in backward of step 0, changed by `changes`."""
+    reduce_op = "sum" if "reduce" in op else ""
+    plain = Collective(index, op, "default", ((numel,),), ("float32",), reduce_op, phase="backward", step=0)
+    return replace(plain, **changes)
+
+
+def gradients(*sizes: int, step: int = 0, first: int = 0, **changes: Any) -> tuple[Collective, ...]:
+    """Return one gradient all-reduce per size, as one synchronised backward issues them."""
+    return tuple(collective(first + number, size, step=step, **changes) for number, size in enumerate(sizes))
+
+
+def returned(rank: int, history: tuple[Collective, ...] = (), facts: Facts | None = None, **rest: Any) -> Observation:
+    """Return the observation of a rank that ran to its end."""
+    return Observation(rank, Fate("returned"), {"done": True} if facts is None else facts, history=history, **rest)
+
+
+def raised(rank: int, error: Exception, history: tuple[Collective, ...] = (), traceback: str = "") -> Observation:
+    """Return the observation of a rank whose program raised `error` in backward."""
+    return Observation(
+        rank,
+        Fate("raised"),
+        raised=Raised.of(error, traceback),
+        history=history,
+        phase="backward",
+        facts={"begun": True},
+    )
+
+
+def ended(rank: int, kind: str, history: tuple[Collective, ...] = (), **rest: Any) -> Observation:
+    """Return the observation of a rank that did not report, in backward."""
+    detail = {"killed": "killed by SIGKILL", "exited": "exited 3"}.get(kind, kind)
+    rest = {"phase": "backward", **rest}
+    return Observation(rank, Fate(kind, detail=detail), history=history, **rest)
+
+
+def evidence_of(*observations: Observation, expected: Mapping[int, Facts] | None = None, **scenario: Any) -> Evidence:
+    """Return evidence about a scenario of as many ranks as there are observations."""
+    changed = SCENARIO.replace(world_size=len(observations), **scenario)
+    return Evidence(changed, {observation.rank: observation for observation in observations}, expected)

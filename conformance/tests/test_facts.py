@@ -1,0 +1,171 @@
+"""Facts against expectations, and what a wrong value is recognised as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from conformance.checkers.checker import get_checker
+from conformance.checkers.diagnosis import diagnose
+from conformance.checkers.facts import wrong_facts
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import Anything, Close, Raises, Satisfies
+from conformance.tests.evidence_by_hand import ended, evidence_of, returned
+from conformance.verdict import Finding, Verdict
+
+MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])
+NAME = "step1/grad/fc.weight"
+
+
+def _check(expected: dict[int, Facts], *observed: Facts) -> Finding:
+    observations = [returned(rank, facts=facts) for rank, facts in enumerate(observed)]
+    finding = get_checker("facts")(evidence_of(*observations, expected=expected))
+    assert finding is not None
+    return finding
+
+
+def _diagnose(wanted: Any, *came: Any, name: str = NAME, rank: int = 0, others: Facts | None = None) -> str:
+    """Return the diagnosis on `rank` when all ranks want the same and observe `came`, one value per rank."""
+    expected = {number: {name: wanted, **(others or {})} for number in range(len(came))}
+    return diagnose(name, rank, expected, {number: {name: value} for number, value in enumerate(came)})
+
+
+def test_passes_when_every_fact_is_as_expected() -> None:
+    expected: Facts = {NAME: MEAN, "construct": None, "any": Anything()}
+    observed: Facts = {NAME: MEAN.clone(), "construct": None, "any": 3, "not judged": 4}
+    assert _check({0: expected, 1: expected}, observed, observed).verdict is Verdict.PASS
+
+
+@given(st.sets(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), min_size=1))
+def test_finds_exactly_the_wrong_facts(wrong: set[tuple[str, int]]) -> None:
+    expected = {rank: dict.fromkeys("abcd", 1) for rank in range(3)}
+    observed = {rank: {name: 2 if (name, rank) in wrong else 1 for name in "abcd"} for rank in range(3)}
+    found = wrong_facts(expected, observed)
+    assert [(fact.name, fact.rank) for fact in found] == sorted(wrong)
+
+
+def test_an_expected_fact_that_was_not_observed_is_wrong() -> None:
+    finding = _check({0: {NAME: None}, 1: {NAME: None}}, {NAME: None}, {})
+    assert (finding.verdict, finding.summary) == (Verdict.FAIL, f"{NAME} on rank 1 was not observed")
+
+
+def test_unknown_when_a_rank_did_not_report() -> None:
+    finding = get_checker("facts")(evidence_of(returned(0), ended(1, "hung"), expected={0: {"a": 1}, 1: {"a": 1}}))
+    assert finding is not None
+    assert finding.verdict is Verdict.UNKNOWN
+
+
+def test_does_not_apply_without_an_expectation() -> None:
+    assert get_checker("facts")(evidence_of(returned(0), returned(1))) is None
+
+
+@pytest.mark.parametrize("expected", [{0: {}, 1: {}}, {0: {"done": True}}])
+def test_an_expectation_that_demands_nothing_is_our_fault(expected: dict[int, Facts]) -> None:
+    finding = get_checker("facts")(evidence_of(returned(0), returned(1), expected=expected))
+    assert finding is not None
+    assert finding.verdict is Verdict.HARNESS_ERROR
+
+
+A, B = MEAN + 1, MEAN - 1  # two ranks' local values: their mean is MEAN
+
+DIAGNOSES = [
+    ((MEAN, MEAN * 2, MEAN * 2), "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((MEAN, MEAN / 2, MEAN / 2), "expected / 2: divided by the world size once too often"),
+    ((MEAN, MEAN * 3, MEAN * 3), "expected * 3"),
+    ((MEAN, -MEAN, -MEAN), "expected * -1"),
+    ((MEAN, A, B), "the rank's own local value, never reduced (the mean over the ranks is what was expected)"),
+    ((MEAN, A / 2, B / 2), "the rank's own local value divided by the world size, but never reduced"),
+    ((MEAN, MEAN * 0, MEAN * 0), "zeros: no value was ever written"),
+    ((None, MEAN * 0, MEAN * 0), "zeros where None was expected: an absent gradient was filled in"),
+    ((None, MEAN, MEAN), "a value where None was expected"),
+    ((MEAN, None, None), "None where a value was expected: nothing ever arrived"),
+    ((None, Raised.of(ValueError("x")), None), "an exception where there must be none"),
+    ((MEAN, Raised.of(ValueError("x")), None), "an exception instead of a value"),
+    ((MEAN, MEAN.t(), MEAN.t()), "the expected values transposed"),
+    ((MEAN, MEAN.flip(0), MEAN.flip(0)), "the expected values in another order: a wrong offset, or wrong strides"),
+    ((MEAN, MEAN.double(), MEAN.double()), "the right values in another dtype"),
+    ((MEAN + 2**-12, MEAN.half(), MEAN.half()), "the expected values rounded to this dtype"),
+    ((MEAN, MEAN.reshape(4), MEAN.reshape(4)), "the right values in another shape"),
+    ((MEAN, MEAN / 0, MEAN / 0), "an overflow to infinity in 4 place(s) that must be finite"),
+    ((MEAN, MEAN * float("nan"), MEAN), "not-a-number in 4 place(s) that must be finite"),
+    ((MEAN, MEAN * (1 + 2**-23), MEAN), "off by rounding only: 1.2e-07 of the largest value"),
+    ((2.0, 4.0, 4.0), "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((MEAN.to(torch.complex64), MEAN.to(torch.complex64) * 2, MEAN.to(torch.complex64) * 2),
+     "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((MEAN.to_sparse(), (MEAN * 2).to_sparse(), (MEAN * 2).to_sparse()),
+     "the sum over the ranks (expected * 2), never divided by the world size"),
+    (("a", "b", "b"), ""),
+    ((Raises(), MEAN, MEAN), ""),
+    ((Satisfies("small", bool), MEAN, MEAN), ""),
+    ((Close(MEAN, 0.0, 0.0, "why"), MEAN * 2, MEAN * 2),
+     "the sum over the ranks (expected * 2), never divided by the world size"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "diagnosis"), DIAGNOSES)
+def test_recognises(values: tuple[Any, ...], diagnosis: str) -> None:
+    assert _diagnose(*values) == diagnosis
+
+
+def test_recognises_a_part_that_was_never_written() -> None:
+    came = torch.arange(1.0, 9.0)
+    came[2:5] = 0
+    wanted = torch.arange(1.0, 9.0)
+    assert _diagnose(wanted, came, came) == "zeros in element(s) 2 to 4 of the flat value, the rest is right"
+    came = torch.where(came == 0, 77, came)
+    assert _diagnose(wanted, came, came) == "wrong in element(s) 2 to 4 of the flat value only"
+
+
+def test_recognises_low_precision() -> None:
+    wanted = torch.tensor([1.0, 1.0 + 2**-9, 3.0])
+    came = wanted.bfloat16().float()
+    assert _diagnose(wanted, came, came) == "off by 0.00065 of the largest value, what rounding to float16 would do"
+
+
+def test_recognises_a_buffer_that_was_not_broadcast() -> None:
+    name = "step0/buffer/running_mean"
+    came = MEAN + torch.tensor([[1.0, 7.0], [0.0, 2.0]])
+    expected = "the rank's own value: rank 0 has the expected one, and it was not broadcast"
+    assert _diagnose(MEAN, MEAN, came, name=name, rank=1) == expected
+    assert _diagnose(MEAN, MEAN, came, rank=1) == ""
+
+
+def test_recognises_what_belongs_elsewhere() -> None:
+    others = {"step0/grad/fc.weight": MEAN + 7, "step1/grad/fc2.weight": MEAN * MEAN + 1, "step0/loss": 1.0}
+    stale = MEAN + 7
+    assert _diagnose(MEAN, stale, stale, others=others) == (
+        "the expected value of step0/grad/fc.weight: not this step's"
+    )
+    kept = MEAN + stale
+    assert _diagnose(MEAN, kept, kept, others=others) == (
+        "the expected value with that of step0/grad/fc.weight added: not cleared in between"
+    )
+    swapped = MEAN * MEAN + 1
+    assert _diagnose(MEAN, swapped, swapped, others=others) == (
+        "the expected value of step1/grad/fc2.weight: the two are mixed up"
+    )
+
+
+def test_recognises_another_ranks_value() -> None:
+    expected: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: B}}
+    observed: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: A}}
+    assert diagnose(NAME, 1, expected, observed) == "what rank 0 must have: it came to the wrong rank"
+
+
+@given(
+    st.lists(st.integers(-50, 50).filter(bool), min_size=1, max_size=12),
+    st.integers(2, 4),
+    st.randoms(use_true_random=False),
+)
+def test_local_values_are_always_recognised(values: list[int], world_size: int, random: Any) -> None:
+    """Whatever distinct whole numbers the ranks hold: if each keeps its own, the diagnosis says so."""
+    local = [torch.tensor([float(value * world_size) for value in values]) for _ in range(world_size)]
+    shift = random.randint(1, 9)
+    local = [value + world_size * shift * rank for rank, value in enumerate(local)]
+    mean: Tensor = sum(local[1:], local[0]) / world_size
+    assert _diagnose(mean, *local).startswith("the rank's own local value, never reduced")

@@ -1,0 +1,167 @@
+"""Deaths, hangs and exceptions: the right rank is named, and so is what the others wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from conformance.checkers.checker import Evidence, get_checker
+from conformance.checkers.fate import missing_from
+from conformance.errors import ScenarioError, SubjectError
+from conformance.observation import Observation
+from conformance.scenario import Fault
+from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
+from conformance.verdict import Finding, Verdict
+
+
+def _check(name: str, *observations: Observation, **scenario: Any) -> Finding:
+    return _finding(name, evidence_of(*observations, **scenario))
+
+
+def _finding(name: str, evidence: Evidence) -> Finding:
+    finding = get_checker(name)(evidence)
+    assert finding is not None
+    return finding
+
+
+def test_nothing_happened() -> None:
+    for name in ("no_crash", "no_hang", "no_exception", "leaves_no_trace"):
+        assert _check(name, returned(0), returned(1)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("kind", "phrase"), [("killed", "killed by SIGKILL"), ("exited", "exited 3")])
+def test_a_death_is_a_crash_of_that_rank(kind: str, phrase: str) -> None:
+    finding = _check("no_crash", ended(0, "abandoned"), ended(1, kind, gradients(4), stderr="out of memory"))
+    assert finding.verdict is Verdict.CRASH
+    assert finding.summary == f"rank 1 was {phrase} in phase backward, step 0"
+    assert "out of memory" in finding.explanation
+
+
+def test_errors_after_a_death_are_not_judged() -> None:
+    finding = _check("no_exception", raised(0, RuntimeError("connection closed by peer")), ended(1, "killed"))
+    assert finding.verdict is Verdict.UNKNOWN
+
+
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 5), st.integers(0, 3))
+def test_the_rank_missing_from_a_collective_is_named(
+    world_size: int, culprit: int, num_issued: int, num_ahead: int
+) -> None:
+    """Whoever stops after however many collectives, with the others any number ahead, is found."""
+    culprit %= world_size
+    observations = {
+        rank: ended(rank, "hung", gradients(*range(num_issued + (0 if rank == culprit else 1 + num_ahead))))
+        for rank in range(world_size)
+    }
+    found = missing_from(observations)
+    assert found is not None
+    first_missing, waiting, absent = found
+    assert first_missing.index == num_issued
+    assert absent == [culprit]
+    assert waiting == [rank for rank in range(world_size) if rank != culprit]
+    finding = _check("no_hang", *observations.values())
+    assert finding.verdict is Verdict.HANG
+    assert finding.summary.startswith(f"rank {culprit} is missing from all_reduce #{num_issued} ")
+
+
+def test_a_rank_that_left_is_the_missing_one() -> None:
+    waiting = ended(0, "hung", gradients(4, 5))
+    left = _check("no_hang", waiting, returned(1, gradients(4)))
+    assert left.summary.endswith("rank 1 has run the program to its end")
+    threw = _check("no_hang", waiting, raised(1, ValueError("no"), gradients(4)))
+    assert threw.summary.endswith("rank 1 raised ValueError: no in phase backward, step 0")
+
+
+def test_only_the_members_of_a_group_can_be_missing() -> None:
+    in_group = [collective(0, group="group 1"), collective(1, group="group 1")]
+    everyone = collective(0)
+    hung = [
+        ended(0, "hung", (everyone, *in_group)),
+        ended(1, "hung", (everyone, in_group[0])),
+        returned(2, (everyone,)),
+    ]
+    found = missing_from({one.rank: one for one in hung})
+    assert found is not None
+    assert (found[0].group, found[1], found[2]) == ("group 1", [0], [1])
+    assert "of group 1; rank 1 is in phase backward" in _check("no_hang", *hung).summary
+
+
+def test_a_hang_in_which_nobody_is_missing() -> None:
+    finding = _check("no_hang", ended(0, "hung", gradients(4), stack="wait"), ended(1, "hung", gradients(4)))
+    assert finding.verdict is Verdict.HANG
+    assert finding.summary.startswith("no collective is short of a rank, but ranks 0 and 1 did not end")
+    assert finding.summary.endswith("rank 1 did not answer when asked for a stack")
+
+
+def test_ranks_that_end_without_a_cause_are_our_fault() -> None:
+    assert _check("no_hang", returned(0), ended(1, "abandoned")).verdict is Verdict.HARNESS_ERROR
+
+
+def test_exceptions_name_rank_and_message() -> None:
+    one = _check("no_exception", returned(0), raised(1, ValueError("no"), traceback="a\nb"))
+    assert (one.verdict, one.summary) == (Verdict.FAIL, "rank 1 raised ValueError: no")
+    alike = _check("no_exception", raised(0, ValueError("no")), raised(1, ValueError("no")))
+    assert alike.summary == "every rank raised ValueError: no"
+    unlike = _check("no_exception", raised(0, ValueError("no")), raised(1, TypeError("yes")))
+    assert unlike.summary == "rank 0 raised ValueError: no; rank 1 raised TypeError: yes"
+
+
+def test_errors_of_the_harness_are_not_the_subjects() -> None:
+    ours = raised(0, ScenarioError("unknown model"))
+    theirs = raised(0, SubjectError("is no nn.Module"))
+    assert _check("no_exception", ours, ours).verdict is Verdict.HARNESS_ERROR
+    assert _check("no_exception", theirs, theirs).verdict is Verdict.FAIL
+
+
+def test_traces_left_behind() -> None:
+    finding = _check("leaves_no_trace", returned(0), returned(1, hygiene=("a thread was left: Thread-1",)))
+    assert (finding.verdict, finding.summary) == (Verdict.FAIL, "rank 1 left traces: a thread was left: Thread-1")
+
+
+def test_exercised_counts_collectives_where_they_were_recorded() -> None:
+    assert _check("exercised", returned(0, gradients(4)), returned(1, gradients(4))).verdict is Verdict.PASS
+    idle = _check("exercised", returned(0, gradients(4)), returned(1))
+    assert (idle.verdict, idle.summary) == (
+        Verdict.HARNESS_ERROR, "fewer collectives than the 1 that the scenario declares (rank 1: 0)"
+    )  # fmt: skip
+    assert _check("exercised", returned(0), min_collectives=0).verdict is Verdict.PASS
+    assert _check("exercised", returned(0), returned(1), recorded=False).verdict is Verdict.PASS
+    assert _check("exercised", ended(0, "hung"), ended(1, "hung")).verdict is Verdict.PASS
+
+
+def test_a_run_without_facts_or_ranks_exercised_nothing() -> None:
+    nothing = _check("exercised", returned(0, gradients(4), {}), returned(1, gradients(4), {}))
+    assert (nothing.verdict, nothing.summary) == (Verdict.HARNESS_ERROR, "no rank observed any fact")
+    evidence = Evidence(evidence_of(returned(0), returned(1)).scenario, {0: returned(0, gradients(4))})
+    assert _finding("exercised", evidence).verdict is Verdict.HARNESS_ERROR
+
+
+@pytest.mark.parametrize(
+    ("fault", "observation", "verdict"),
+    [
+        ("kill", ended(1, "killed"), Verdict.PASS),
+        ("segfault", ended(1, "killed"), Verdict.PASS),
+        ("exit", ended(1, "exited"), Verdict.PASS),
+        ("stop", ended(1, "hung"), Verdict.PASS),
+        ("raise", raised(1, RuntimeError("injected")), Verdict.PASS),
+        ("raise", returned(1, gradients(4), faults_fired=1), Verdict.PASS),
+        ("kill", returned(1, gradients(4)), Verdict.HARNESS_ERROR),
+        ("stop", ended(1, "killed"), Verdict.HARNESS_ERROR),
+        ("raise", returned(1, gradients(4)), Verdict.HARNESS_ERROR),
+        ("kill", ended(1, "abandoned"), Verdict.PASS),
+    ],
+)
+def test_an_injected_fault_must_fire(fault: str, observation: Observation, verdict: Verdict) -> None:
+    first = returned(0, gradients(4))
+    assert _check("exercised", first, observation, faults=(Fault(fault, 1),)).verdict is verdict
+
+
+def test_an_expected_fate_must_come() -> None:
+    hung, dead, fine = ended(0, "hung"), ended(0, "killed"), returned(0, gradients(4))
+    for fate, came, verdict in (
+        ("hang", hung, Verdict.PASS), ("crash", dead, Verdict.PASS), ("hang", dead, Verdict.HARNESS_ERROR),
+        ("crash", fine, Verdict.HARNESS_ERROR), ("nonsense", fine, Verdict.HARNESS_ERROR),
+    ):  # fmt: skip
+        assert _check("exercised", came, arguments={"expect_fate": fate}).verdict is verdict

@@ -1,0 +1,106 @@
+"""One verdict from many findings, and when torch's own DDP is an authority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from conformance.checkers.checker import get_checker
+from conformance.errors import SpecificationError
+from conformance.judge import judge
+from conformance.observation import Facts, Observation, Raised
+from conformance.programs.program import Program
+from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, ended, gradients, raised, returned
+from conformance.verdict import Finding, Verdict
+
+FOLLOWING = Program("follows", lambda ctx: None, native_facts=("step", "construct"))
+MEAN = torch.tensor([2.0, 4.0])
+EXPECTED: dict[int, Facts] = {rank: {"step0/grad/w": MEAN} for rank in range(2)}
+
+
+def _run(gradient: object = MEAN, **more: object) -> dict[int, Observation]:
+    facts = {"step0/grad/w": gradient, **{name.replace("_", "/"): value for name, value in more.items()}}
+    return {rank: returned(rank, gradients(4), facts) for rank in range(2)}
+
+
+def _judge(
+    observations: Mapping[int, Observation],
+    native: Mapping[int, Observation] | None = None,
+    program: Program = PROGRAM,
+    expected: Mapping[int, Facts] | None = EXPECTED,
+) -> tuple[Verdict, tuple[Finding, ...]]:
+    return judge(SCENARIO, program, observations, expected, native)
+
+
+def _named(findings: tuple[Finding, ...], name: str) -> Finding | None:
+    return next((finding for finding in findings if finding.checker == name), None)
+
+
+def test_passes_with_every_checker_heard() -> None:
+    verdict, findings = _judge(_run())
+    assert verdict is Verdict.PASS
+    assert [finding.checker for finding in findings] == [
+        "exercised", "no_crash", "no_hang", "no_exception", "facts", "same_collectives"
+    ]  # fmt: skip
+
+
+def test_the_gravest_finding_decides_and_comes_first() -> None:
+    verdict, findings = _judge({0: ended(0, "abandoned"), 1: ended(1, "killed")})
+    assert (verdict, findings[0].checker) == (Verdict.CRASH, "no_crash")
+    assert _named(findings, "facts") == Finding(
+        "facts", Verdict.UNKNOWN, "not every rank came to report what it observed"
+    )
+    verdict, findings = _judge({0: ended(0, "hung", gradients(4, 5)), 1: raised(1, ValueError("no"), gradients(4))})
+    assert [finding.checker for finding in findings[:2]] == ["no_hang", "no_exception"]
+    assert verdict is Verdict.HANG
+
+
+def test_wrong_facts_fail() -> None:
+    verdict, findings = _judge(_run(MEAN * 2))
+    assert (verdict, findings[0].checker) == (Verdict.FAIL, "facts")
+
+
+def test_unsupported_is_a_verdict_if_all_ranks_say_so() -> None:
+    says, silent = returned(0, unsupported="no sparse"), returned(1)
+    verdict, findings = _judge({0: says, 1: returned(1, unsupported="no sparse")})
+    assert (verdict, findings[0].summary) == (Verdict.UNSUPPORTED, "no sparse")
+    assert _judge({0: says, 1: silent})[0] is Verdict.HARNESS_ERROR
+
+
+def test_an_invariant_that_nobody_knows_is_our_fault() -> None:
+    verdict, findings = _judge(_run(), program=Program("p", lambda ctx: None, invariants=("same_colectives",)))
+    assert verdict is Verdict.HARNESS_ERROR
+    assert "known are same_collectives" in findings[0].summary
+    with pytest.raises(SpecificationError):
+        get_checker("no such thing at all")
+
+
+def test_torch_is_followed_where_it_passed() -> None:
+    assert _judge(_run(step_hooks=3), _run(step_hooks=3), FOLLOWING)[0] is Verdict.PASS
+    verdict, findings = _judge(_run(step_hooks=3), _run(step_hooks=4), FOLLOWING)
+    assert verdict is Verdict.FAIL
+    assert findings[0].summary == "unlike torch's own DDP: step/hooks on ranks 0 and 1 is 3, expected 4"
+    assert _judge(_run(other=3), _run(other=4), FOLLOWING)[0] is Verdict.PASS  # not under a followed name
+    assert _judge(_run(step_hooks=3), _run(step_hooks=4))[0] is Verdict.PASS  # a program that follows in nothing
+
+
+def test_torch_is_no_authority_where_it_failed() -> None:
+    verdict, findings = _judge(_run(step_hooks=3), _run(MEAN * 2, step_hooks=4), FOLLOWING)
+    assert verdict is Verdict.PASS
+    assert _named(findings, "agrees_with_native") is None
+
+
+def test_torchs_errors_are_followed_in_type_and_not_in_wording() -> None:
+    native = _run(construct=Raised.of(RuntimeError("torch's words")))
+    assert _judge(_run(construct=Raised.of(NotImplementedError("ours"))), native, FOLLOWING)[0] is Verdict.PASS
+    assert _judge(_run(construct=Raised.of(TypeError("ours"))), native, FOLLOWING)[0] is Verdict.FAIL
+    assert _judge(_run(construct=None), native, FOLLOWING)[0] is Verdict.FAIL
+
+
+def test_a_program_without_expectation_is_judged_by_its_invariants() -> None:
+    observations = {0: returned(0, gradients(4)), 1: returned(1, gradients(5))}
+    verdict, findings = _judge(observations, expected=None)
+    assert (verdict, findings[0].checker) == (Verdict.FAIL, "same_collectives")
+    assert _named(findings, "facts") is None
