@@ -22,25 +22,40 @@ class ManagedParameter:
 class Bucket:
     """Gradients of `members`, reduced together.
 
-    `flat` is 1-D, of exactly as many elements as its members have; `views[i]` has the shape of member i and, where the
-    parameter is dense in memory without overlap, its strides: gradients then follow the parameter's layout without a
-    copy. `pending` counts the gradients that this iteration still waits for. A sparse bucket has one member, no flat
-    tensor, and its gradient is reduced as it is.
+    `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
+    reduced in another precision); `views[i]` has the shape of member i and, where the parameter is dense in memory
+    without overlap, its strides: gradients then follow the parameter's layout without a copy. `pending` counts the
+    gradients that this iteration still waits for. `holds_gradients`: the parameters' `.grad` are the views; `homeless`
+    are the places of members where that is not so now, but should be if some rank used the parameter. A sparse bucket
+    has one member and no storage of its own.
     """
 
-    __slots__ = ("flat", "index", "members", "parameters", "pending", "sparse", "views")
+    __slots__ = (
+        "flat", "holds_gradients", "homeless", "index", "members", "parameters", "pending", "sparse", "views",
+        "warned_about_graph",
+    )  # fmt: skip
 
-    def __init__(self, index: int, members: Sequence[ManagedParameter], *, allocate: bool = True) -> None:
+    def __init__(
+        self,
+        index: int,
+        members: Sequence[ManagedParameter],
+        *,
+        dtype: torch.dtype | None = None,
+        holds_gradients: bool = False,
+    ) -> None:
         """Allocate zeroed storage for `members`, which all have one dtype and device."""
+        first = members[0].parameter
         self.index = index
         self.members = tuple(members)
         self.parameters = [member.parameter for member in members]
         self.sparse = members[0].sparse
         self.pending = len(members)
-        first = self.parameters[0]
-        length = 0 if self.sparse or not allocate else sum(parameter.numel() for parameter in self.parameters)
-        self.flat = torch.zeros(length, dtype=first.dtype, device=first.device)
-        self.views: list[Tensor] = [] if self.sparse or not allocate else _views_of(self.flat, self.parameters)
+        self.homeless: list[int] = []
+        self.warned_about_graph = False
+        length = 0 if self.sparse else sum(parameter.numel() for parameter in self.parameters)
+        self.flat = torch.zeros(length, dtype=dtype or first.dtype, device=first.device)
+        self.holds_gradients = holds_gradients and not self.sparse and self.flat.dtype is first.dtype
+        self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, self.parameters)
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +66,7 @@ class Bucket:
 class GradBucket:
     """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets.
 
-    Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged, since they use these methods only.
+    Source: torch's "DDP Communication Hooks" page. Ready-made hooks take it unchanged: they use these methods only.
     """
 
     __slots__ = ("_bucket", "_buffer", "_is_last")
@@ -97,7 +112,7 @@ class GradBucket:
 
 
 def is_dense_without_overlap(tensor: Tensor) -> bool:
-    """Whether `tensor`'s strides address each of `numel()` consecutive elements once (any permutation of dimensions)."""
+    """Whether `tensor`'s strides address `numel()` consecutive elements once each, in any order of dimensions."""
     expected = 1
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent == 1:
@@ -113,7 +128,7 @@ def _views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     offset = 0
     for parameter in parameters:
         count = parameter.numel()
-        # `set_` shares the storage without making an autograd view, so `grad.detach_()` stays legal (pytorch/pytorch#37030).
+        # `set_` shares storage without making an autograd view: `grad.detach_()` stays legal (pytorch/pytorch#37030).
         view = torch.empty(0, dtype=flat.dtype, device=flat.device)
         if is_dense_without_overlap(parameter):
             stride = parameter.stride()

@@ -17,13 +17,18 @@ from ddp_impl.options import BucketCaps
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What planning needs to know of one parameter: `kind` is everything that keeps gradients from sharing storage."""
+    """What planning needs to know of one parameter.
+
+    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after all others,
+    so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
+    """
 
     index: int
     name: str
     num_bytes: int
     kind: tuple[str, ...]  # (dtype, device)
     sparse: bool = False
+    delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,13 @@ class BucketPlan:
 
 
 def plan_for_unknown_order(specs: Sequence[ParameterSpec]) -> BucketPlan:
-    """Return one bucket per kind (a sparse gradient always has its own), in reverse order of registration."""
-    return BucketPlan(_fill(specs, [spec.index for spec in reversed(specs)], caps=None), capped=False)
+    """Return one bucket per kind (a sparse gradient always has its own), the last registered kinds first.
+
+    Within a bucket parameters stand in order of registration, as in torch, so that comm hooks which depend on the place
+    of a gradient (PowerSGD draws random numbers in that order) give the same result.
+    """
+    plan = _plan(specs, [spec.index for spec in reversed(specs)], caps=None)
+    return BucketPlan(tuple(tuple(sorted(bucket)) for bucket in plan.buckets), capped=False)
 
 
 def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], caps: BucketCaps) -> BucketPlan:
@@ -57,12 +67,17 @@ def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], c
     seen = set(order)
     assert seen <= set(range(len(specs))), "ready_order names parameters that do not exist"
     order += [spec.index for spec in reversed(specs) if spec.index not in seen]
-    return BucketPlan(_fill(specs, order, caps), capped=True)
+    return _plan(specs, order, caps)
 
 
-def _fill(
-    specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None
-) -> tuple[tuple[int, ...], ...]:
+def _plan(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None) -> BucketPlan:
+    prompt = [index for index in order if not specs[index].delayed]
+    delayed = [index for index in order if specs[index].delayed]
+    buckets = _fill(specs, prompt, caps) + _fill(specs, delayed, None)
+    return BucketPlan(buckets, capped=caps is not None)
+
+
+def _fill(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None) -> tuple[tuple[int, ...], ...]:
     closed: list[list[int]] = []
     open_buckets: dict[tuple[str, ...], list[int]] = {}
     filled_bytes: dict[tuple[str, ...], int] = {}

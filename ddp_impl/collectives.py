@@ -21,7 +21,7 @@ BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
     work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
-    assert work is not None
+    assert isinstance(work, dist.Work)
     return work
 
 
@@ -32,7 +32,7 @@ def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.Redu
 
 def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
     """Return a future of `tensor` that completes when `work` has."""
-    return work.get_future().then(lambda _: tensor)  # type: ignore[no-any-return]
+    return work.get_future().then(lambda _: tensor)
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:

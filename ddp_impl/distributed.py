@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable
 
+from ddp_impl.arguments import buffer_policy, check_arguments, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers, verify_replicas
+from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
+from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
+from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
+from ddp_impl.logging_data import logging_data
+from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
+from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
 from ddp_impl.unused_parameters import find_tensors
+from ddp_impl.wrapped_module import describe, device_type, managed_parameters, move
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(nn.Module, Joinable):
     """Averages a module's gradients over a process group during backward.
 
     Construction, forward in training and backward are collective: every rank of the group must go through them in the
@@ -38,9 +48,9 @@ class DistributedDataParallel(nn.Module):
         check_reduction: deprecated, has no effect.
         gradient_as_bucket_view: let gradients live in the communication buckets.
         static_graph: promise that every iteration uses the same parameters in the same way.
-        delay_all_reduce_named_params: not supported yet.
-        param_to_hook_all_reduce: not supported yet.
-        mixed_precision: not supported yet.
+        delay_all_reduce_named_params: names and parameters whose gradients are reduced after all others.
+        param_to_hook_all_reduce: the parameter after whose gradient those are reduced.
+        mixed_precision: a `MixedPrecision`: compute and reduce in lower precision, keep parameters in full.
         device_mesh: a 1-D mesh, instead of `process_group`.
         skip_all_reduce_unused_params: with `find_unused_parameters`, do not communicate buckets that no rank used.
         bucket_cap_mb_list: MiB per bucket in launch order, the last for all further ones.
@@ -52,6 +62,7 @@ class DistributedDataParallel(nn.Module):
             (on every rank, naming the parameter); no default process group.
         ValueError: arguments that contradict each other or the module's devices.
         TypeError: `module` is not an `nn.Module`.
+
     """
 
     def __init__(
@@ -78,19 +89,22 @@ class DistributedDataParallel(nn.Module):
         forward_sync_buffers: bool | None = None,
     ) -> None:
         super().__init__()
-        _check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision)
+        Joinable.__init__(self)
+        check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
+        precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if check_reduction:
             warnings.warn("check_reduction has no effect and will go away; leave it out", FutureWarning, stacklevel=2)
-        self.process_group = _resolve_group(process_group, device_mesh)
+        self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        members = _managed_parameters(module, self.parameters_to_ignore)
-        self.device_type = _device_type(module, self.parameters_to_ignore)
+        members = managed_parameters(module, self.parameters_to_ignore)
+        self.device_type = device_type(module, self.parameters_to_ignore)
         self.device = members[0].parameter.device
         self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
-        self.device_ids, self.output_device = self._resolve_devices(members, device_ids, output_device)
+        self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
+        _check_sync_batch_norm(module, self.device_type)
 
         self.module = module
         self.dim = dim
@@ -103,48 +117,81 @@ class DistributedDataParallel(nn.Module):
         self.bucket_bytes_cap = caps.cap_bytes
         self.bucket_bytes_cap_list = list(caps.per_bucket_bytes)
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
+        self.broadcast_bucket_size = BROADCAST_CHUNK_BYTES
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
-        self.forward_sync_buffers, init_sync_buffers = _buffer_policy(broadcast_buffers, forward_sync_buffers)
-
-        if init_sync:
-            self._verify_replicas(members, caps)
-            self._synchronise_state(init_sync_buffers)
-        options = ReducerOptions(
+        self.forward_sync_buffers, init_sync_buffers = buffer_policy(broadcast_buffers, forward_sync_buffers)
+        self._divide_by_initial_world_size = True
+        self._comm_hook: tuple[Any, Any] | None = None
+        self._buffer_hook: BufferHook | None = None
+        self._lazy_init_ran = False
+        self._has_buffers = bool(self.modules_buffers)
+        self._options = ReducerOptions(
             caps=caps,
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            reduce_dtype=None if precision is None else precision.communication_dtype,
+            delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
         )
-        self.reducer = Reducer(members, self.process_group, self.device, options)
-        # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
-        weakref.finalize(self, self.reducer.remove_hooks)
+        if init_sync:
+            verify_replicas(
+                describe(members, self.parameters_to_ignore, self._options_of_all_ranks()),
+                self.process_group,
+                self.device,
+            )
+            self._synchronise_state(init_sync_buffers)
+        self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
+        self._attach_reducer(members)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            inputs, kwargs = self._pre_forward(inputs, kwargs)
-            output = self.module(*inputs, **kwargs)
-            self._post_forward(output)
-            return output
+            inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+            output = self._run_ddp_forward(*inputs, **kwargs)
+            return self._post_forward(output)
 
-    def _pre_forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if synchronise:
+            self.reducer.check_finished()
+        if self._join_config.enable:
+            Join.notify_join_context(self)
+            num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
+            self.reducer.divisor = self._divisor(num_syncing)
+        if synchronise:
             self.reducer.prepare_for_forward()
-        if self.will_sync_module_buffers():
+        if self._syncs_buffers(BufferHookLocation.PRE_FORWARD):
             self._sync_buffers()
         if self.device_ids:
-            return _move(inputs, self.device), _move(kwargs, self.device)
+            inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
+        if self._caster is not None:
+            inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
 
-    def _post_forward(self, output: Any) -> None:
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._caster is None:
+            return self.module(*inputs, **kwargs)
+        with self._caster.casting():
+            return self.module(*inputs, **kwargs)
+
+    def _post_forward(self, output: Any) -> Any:
+        if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
+            self._sync_buffers()
         synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = synchronise
         if synchronise:
             self.reducer.prepare_for_backward(find_tensors(output))
+        return output
+
+    def _lazy_init(self) -> None:
+        self._lazy_init_ran = True
+        self.reducer.steps_optimizers = take_over_optimizers(self.reducer.members)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -160,20 +207,15 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode of the wrapper and of the wrapped module."""
+        return super().train(mode)
+
+    # -- buffers ------------------------------------------------------------------------------------------------------
+
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward will copy rank 0's buffers to all ranks."""
-        return (
-            self.require_forward_param_sync
-            and self.forward_sync_buffers
-            and bool(synchronised_buffers(self.module, self.parameters_to_ignore))
-        )
-
-    def train(self, mode: bool = True) -> DistributedDataParallel:
-        """Set the training mode of the wrapper and of the wrapped module."""
-        super().train(mode)
-        return self
-
-    # -- torch's smaller surface --------------------------------------------------------------------------------------
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -185,19 +227,163 @@ class DistributedDataParallel(nn.Module):
         self.forward_sync_buffers = value
 
     @property
-    def modules_buffers(self) -> list[Tensor]:
-        """The buffers that are copied before forward."""
-        return list(synchronised_buffers(self.module, self.parameters_to_ignore).values())
-
-    @property
     def named_module_buffers(self) -> dict[str, Tensor]:
         """The buffers that are copied before forward, by name."""
         return synchronised_buffers(self.module, self.parameters_to_ignore)
+
+    @property
+    def modules_buffers(self) -> list[Tensor]:
+        """The buffers that are copied before forward."""
+        return list(self.named_module_buffers.values())
+
+    def _syncs_buffers(self, location: BufferHookLocation) -> bool:
+        where = BufferHookLocation.PRE_FORWARD if self._buffer_hook is None else self._buffer_hook.location
+        return where is location and self.will_sync_module_buffers()
+
+    def _sync_buffers(self, authoritative: bool = True) -> None:
+        """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""
+        buffers = self.named_module_buffers
+        self._has_buffers = bool(buffers)
+        if self._buffer_hook is not None:
+            futures = self._buffer_hook.hook(self._buffer_hook.state, buffers)
+            self.reducer.post_backward_futures.extend(futures or ())
+            return
+        source = 0
+        if self._join_config.enable:
+            source = agree_on_rank(self.process_group, self.device, authoritative)
+        broadcast_state(list(buffers.values()), self.process_group, self.device, source)
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
+    ) -> None:
+        """Let `hook(state, {name: buffer})` synchronise buffers, before or after each forward, on every rank.
+
+        It may return futures, which are waited for when the backward ends.
+        """
+        if not callable(hook):
+            raise TypeError(f"a buffer comm hook must be callable; got {type(hook).__name__}")
+        self._buffer_hook = BufferHook(hook, state, BufferHookLocation[comm_hook_location.name])
+
+    # -- comm hooks ---------------------------------------------------------------------------------------------------
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Let `hook(state, bucket)` reduce each bucket instead of the default all-reduce; every rank the same hook.
+
+        `bucket` is a `GradBucket` whose buffer holds this rank's gradients, not divided; the hook returns a
+        `torch.futures.Future` of the reduced 1-D tensor. Raises `RuntimeError` when a hook is registered already,
+        `TypeError`/`ValueError` for one that cannot be called like this.
+        """
+        bound = bind_hook(state, hook)
+        self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
+        self.reducer.comm_hook = bound
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
+        bound = builtin_hook(comm_hook_type, self.process_group)
+        self._claim_comm_hook(comm_hook_type, None, f"builtin_{comm_hook_type.name.lower()}")
+        self.reducer.comm_hook = bound
+
+    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
+        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
+
+        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
+        functional form of.
+        """
+        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
+
+        overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
+        try:
+            overlapped.register_ddp(self)
+        except NotImplementedError as error:
+            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
+
+    def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
+        if self._comm_hook is not None:
+            raise RuntimeError(
+                "register_comm_hook or register_builtin_comm_hook can only be called once; "
+                f"{self.reducer.telemetry.comm_hook} is registered already"
+            )
+        self._comm_hook = (state, hook)
+        self.reducer.telemetry.comm_hook = name
+
+    # -- uneven inputs ------------------------------------------------------------------------------------------------
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a context in which ranks may run out of data at different times.
+
+        A rank that leaves early shadows the others' collectives; at the end all ranks have the model of a rank that
+        left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
+        `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> DDPJoinHook:
+        """Return the hook with which a join context shadows this module; called by the context."""
+        return DDPJoinHook(self, kwargs.get("divide_by_initial_world_size", True))
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the join context's own collectives."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The group over which ranks join."""
+        return self.process_group
+
+    def _divisor(self, num_syncing: int) -> int:
+        world_size = dist.get_world_size(self.process_group)
+        return world_size if self._divide_by_initial_world_size else max(1, num_syncing)
+
+    # -- torch's smaller surface --------------------------------------------------------------------------------------
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
         """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
         module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
+        """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
+        ignored = module.parameters_to_ignore if isinstance(module, DistributedDataParallel) else set()
+        bare = module.module if isinstance(module, DistributedDataParallel) else module
+        for name, parameter in bare.named_parameters():
+            if name not in ignored:
+                yield (name, parameter) if named_params else parameter
+
+    def _get_ddp_logging_data(self) -> dict[str, int | str]:
+        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
+        return logging_data(self)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
+        self.reducer.telemetry.sample_rate = sample_rate
+
+    def _set_static_graph(self) -> None:
+        """Promise a static graph after construction, before the first iteration; every rank must call it."""
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True already.", stacklevel=2)
+            return
+        if self.reducer.telemetry.num_iterations:
+            raise RuntimeError("_set_static_graph() must be called before the first iteration")
+        self.static_graph = True
+        self._options = dataclasses.replace(self._options, static_graph=True)
+        self.reducer.options = self._options
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""
 
     def _check_reducer_finalized(self) -> None:
         """Raise when a backward has begun whose gradients are not all averaged; may be called on any rank."""
@@ -208,157 +394,91 @@ class DistributedDataParallel(nn.Module):
         self.reducer.remove_hooks()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it."""
+        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it.
+
+        Nothing is compared or copied: a rank that joins must bring the same parameters.
+        """
         self.process_group = new_process_group
         self.reducer.reset(new_process_group)
 
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        return self.reducer.has_rebuilt_buckets
+
+    @property
+    def _distributed_rank(self) -> int:
+        return dist.get_rank(self.process_group)
+
+    @property
+    def _module_parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
+
+    # -- pickling -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: group and reducer. Raises `RuntimeError` off the default group."""
+        if self.process_group is not dist.group.WORLD:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported with the default process group: the copy is attached to "
+                "the default group of the process that loads it. Save module.state_dict() instead, or wrap without "
+                "process_group"
+            )
+        if self._join_config.enable:
+            warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
+        state = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
+        assert isinstance(state, dict)
+        return {
+            name: value
+            for name, value in state.items()
+            if name not in ("process_group", "reducer", "device_mesh", "_join_config", "_caster")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to this process's default group with a new reducer and the same hooks; nothing is communicated."""
+        super().__setstate__(state)
+        Joinable.__init__(self)
+        self.process_group = resolve_group(None, None)
+        precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
+        self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
+        self.require_forward_param_sync = True
+        self.require_backward_grad_sync = True
+        self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore))
+
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _resolve_devices(
-        self, members: Sequence[ManagedParameter], device_ids: Any, output_device: Any
-    ) -> tuple[list[int] | None, int | None]:
-        if not device_ids or self.device_type == "cpu" or self.is_multi_device_module:
-            if device_ids or output_device:
-                devices = sorted({str(member.parameter.device) for member in members})
-                raise ValueError(
-                    "device_ids and output_device are for modules on a single accelerator; got "
-                    f"device_ids={device_ids}, output_device={output_device} and parameters on {', '.join(devices)}"
-                )
-            return None, None
-        index = _device_index(device_ids[0])
-        return [index], index if output_device is None else _device_index(output_device)
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self.reducer = Reducer(members, self.process_group, self.device, self._options)
+        # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
+        weakref.finalize(self, self.reducer.remove_hooks)
+        if self._comm_hook is not None:
+            state, hook = self._comm_hook
+            self._comm_hook = None
+            if hook is None:
+                self._register_builtin_comm_hook(state)
+            else:
+                self.register_comm_hook(state, hook)
 
-    def _verify_replicas(self, members: Sequence[ManagedParameter], caps: BucketCaps) -> None:
-        description = {
-            "parameters": [
-                [
-                    member.name,
-                    list(member.parameter.shape),
-                    list(member.parameter.stride()),
-                    str(member.parameter.dtype),
-                    member.sparse,
-                ]
-                for member in members
-            ],
-            "ignored": sorted(self.parameters_to_ignore),
-            "options": {
-                "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
-                "find_unused_parameters": self.find_unused_parameters,
-                "static_graph": self.static_graph,
-                "skip_all_reduce_unused_params": self.skip_all_reduce_unused_params,
-                "forward_sync_buffers": self.forward_sync_buffers,
-            },
+    def _options_of_all_ranks(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "bucket caps": [options.caps.first_bytes, options.caps.cap_bytes, *options.caps.per_bucket_bytes],
+            "find_unused_parameters": options.find_unused_parameters,
+            "static_graph": options.static_graph,
+            "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
+            "forward_sync_buffers": self.forward_sync_buffers,
+            "delayed parameters": sorted(options.delayed),
+            "reduce dtype": str(options.reduce_dtype),
         }
-        verify_replicas(description, self.process_group, self.device)
 
-    def _synchronise_state(self, with_buffers: bool) -> None:
-        tensors: list[Tensor] = [
-            parameter.detach()
-            for name, parameter in self.module.named_parameters()
-            if name not in self.parameters_to_ignore
-        ]
+    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        tensors: list[Tensor] = [parameter.detach() for parameter in self._module_parameters]
         if with_buffers:
             tensors += [buffer.detach() for buffer in self.modules_buffers]
-        broadcast_state(tensors, self.process_group, self.device)
-
-    def _sync_buffers(self) -> None:
-        broadcast_state(self.modules_buffers, self.process_group, self.device)
+        broadcast_state(tensors, self.process_group, self.device, group_src)
 
 
-def _check_arguments(module: Any, device_ids: Any, delayed: Any, delay_hook: Any, mixed_precision: Any) -> None:
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"DistributedDataParallel wraps an nn.Module; got {type(module).__name__}")
-    if (delayed is None) != (delay_hook is None):
-        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce must be given together")
-    if delayed is not None:
-        raise NotImplementedError("delay_all_reduce_named_params is not supported yet")
-    if mixed_precision is not None:
-        raise NotImplementedError("mixed_precision is not supported yet")
-    if device_ids is not None and len(device_ids) > 1:
-        raise ValueError(f"device_ids holds at most one device: one process drives one device; got {device_ids}")
-
-
-def _resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
-    if process_group is not None and device_mesh is not None:
-        raise RuntimeError("give either process_group or device_mesh; got both")
-    if device_mesh is not None:
-        if device_mesh.ndim != 1:
-            raise RuntimeError(f"device_mesh must have one dimension, that of data parallelism; got {device_mesh}")
-        return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
-    if process_group is not None:
-        return process_group
-    if not dist.is_initialized():
-        raise RuntimeError(
-            "Default process group has not been initialized: call torch.distributed.init_process_group before "
-            "wrapping a module, or pass process_group"
+def _check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
+    if device_type == "cpu" and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
+        raise ValueError(
+            "SyncBatchNorm layers only work with GPU modules: torch's layer refuses CPU inputs. Use BatchNorm there"
         )
-    group = dist.group.WORLD
-    assert group is not None
-    return group
-
-
-def _managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
-    members: list[ManagedParameter] = []
-    seen: set[nn.Parameter] = set()
-    for module_name, owner in module.named_modules():
-        sparse = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
-        for own_name, parameter in owner.named_parameters(recurse=False):
-            name = f"{module_name}.{own_name}" if module_name else own_name
-            if name in ignored or parameter in seen:
-                continue
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise RuntimeError(
-                    f"parameter '{name}' is uninitialised; run one forward of the bare module (a dummy input will do) "
-                    "before wrapping it"
-                )
-            if parameter.requires_grad:
-                seen.add(parameter)
-                members.append(ManagedParameter(len(members), name, parameter, sparse))
-    if not members:
-        raise RuntimeError(
-            "DistributedDataParallel is not needed for a module in which no parameter requires a gradient; "
-            "use the module itself"
-        )
-    return members
-
-
-def _device_type(module: nn.Module, ignored: Collection[str]) -> str:
-    types = {p.device.type for name, p in module.named_parameters() if name not in ignored}
-    if len(types) != 1:
-        raise ValueError(f"all parameters must be on one type of device; got {', '.join(sorted(types))}")
-    return types.pop()
-
-
-def _device_index(device: int | str | torch.device) -> int:
-    if isinstance(device, int):
-        return device
-    index = torch.device(device).index
-    return torch.accelerator.current_device_index() if index is None else index
-
-
-def _buffer_policy(broadcast: bool | None, forward_sync: bool | None) -> tuple[bool, bool]:
-    """Return (copy before forward, copy at construction)."""
-    if broadcast is not None:
-        detail = (
-            "broadcast_buffers is ignored, because forward_sync_buffers is given too"
-            if forward_sync is not None
-            else "broadcast_buffers is deprecated; use forward_sync_buffers (which, unlike broadcast_buffers=False, "
-            "still copies buffers at construction)"
-        )
-        warnings.warn(detail, FutureWarning, stacklevel=3)
-    if forward_sync is not None:
-        return forward_sync, True
-    effective = True if broadcast is None else broadcast
-    return effective, effective
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(item, device) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_move(item, device) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, _move(item, device)) for key, item in value.items())
-    return value

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _BYTES_PER_MB = 1024 * 1024
 DEFAULT_CAP_MB = 25.0
@@ -56,7 +60,8 @@ class ReducerOptions:
 
     `find_unused_parameters`: gradients may be missing, on some ranks or on all. `static_graph`: what happened in the
     first synchronised iteration happens in every one. `gradient_as_bucket_view`: gradients live in the buckets.
-    `skip_all_reduce_unused_params`: buckets that no rank used are not communicated.
+    `skip_all_reduce_unused_params`: buckets that no rank used are not communicated. `reduce_dtype`: the precision in
+    which gradients travel, theirs if None. `delayed`: names of parameters whose gradients are reduced after all others.
     """
 
     caps: BucketCaps
@@ -64,3 +69,5 @@ class ReducerOptions:
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     skip_all_reduce_unused_params: bool = False
+    reduce_dtype: torch.dtype | None = None
+    delayed: frozenset[str] = frozenset()

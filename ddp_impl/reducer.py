@@ -1,17 +1,18 @@
 """The reducer: turns autograd's hooks into events, and the state machine's actions into collectives.
 
-A parameter's hook runs once per gradient and is the hot path: it counts down in its bucket and does nothing else. A full
-bucket enters the state machine, which says which buckets may be launched. The averages are handed out by a callback that
-autograd runs when the backward is over, so that gradients are final when `backward()` returns.
+A parameter's hook runs once per gradient and is the hot path: it counts down in its bucket and does nothing else. A
+full bucket enters the state machine, which says which buckets may be launched. The averages are handed out by a
+callback that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
 
-Gradients that do not come are found in two ways. Before the backward, a walk from the outputs of all forwards since the
-last reduction (`unused_parameters`) tells what cannot be reached: those are ready at once and hold up nothing. After the
-backward, whatever still has not come was left out of the loss. The first way is only an optimisation of the second, so
-several forwards before one backward, opaque outputs and partial losses need no rules of their own.
+Gradients that do not come are found in two ways. Before the backward, a walk from the outputs of all forwards since
+the last reduction (`unused_parameters`) tells what cannot be reached: those are ready at once and hold up nothing.
+After the backward, whatever still has not come was left out of the loss. The first way is only an optimisation of the
+second, so several forwards before one backward, opaque outputs and partial losses need no rules of their own.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,15 +26,17 @@ from ddp_impl import collectives
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
 from ddp_impl.errors import ReductionError
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, enumerate_names, hand_out
+from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
+from ddp_impl.telemetry import Telemetry
 from ddp_impl.unused_parameters import GraphWalk
 
 CommHook = Callable[[GradBucket], Future[Tensor]]
 
 #: Marks a gradient whose arrival is not counted down but noted: the first iteration learns from it.
 _LEARNING = -1
-_MAX_NAMES = 20
 
 
 class Reducer:
@@ -57,13 +60,22 @@ class Reducer:
         self.group = group
         self.divisor = dist.get_world_size(group)
         self.comm_hook: CommHook | None = None
+        self.steps_optimizers = False
+        self.post_backward_futures: list[Future[Any]] = []
+        self.telemetry = Telemetry()
+        self.unused_bytes = 0  # of the parameters that this rank did not use in the last iteration
+        self.looks_static = True  # every iteration so far left out the same parameters
+        self._last_unused: set[int] | None = None
         self.state = ReducerState(dist.get_rank(group))
         self.has_rebuilt_buckets = False
         self.order: list[int] = []  # in which gradients became ready, in the iteration that learns
-        self._specs = [_spec_of(member) for member in self.members]
+        self._specs = [_spec_of(member, member.name in options.delayed) for member in self.members]
         self._walk = GraphWalk([member.parameter for member in self.members])
         self._learnt: list[int] | None = None  # static graph: how often each gradient arrives per iteration
         self._learns_order = True
+        # Walking the graph finds unused parameters early, so that they hold up no bucket. It is skipped while none is
+        # unused: should one be, the end of the backward finds it, and walks begin.
+        self._walk_pays = False
         self._used_locally: set[int] = set()  # by backwards that were not synchronised, since the last reduction
         self._unused: set[int] = set()  # of this iteration, on this rank
         self._globally_used: list[bool] | None = None  # None: all of them
@@ -72,7 +84,9 @@ class Reducer:
         self._callback_queued = False
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] = set()
-        self._warned_graph = False
+        self._used_map: tuple[Tensor, dist.Work] | None = None  # on its way
+        self._seen: set[int] = set()  # gradients that arrived while learning
+        self._counts: list[int] = []
         # One countdown per parameter: gradients it still has to bring in this iteration. 0: none is expected.
         self._waiting: list[int] = [0] * len(self.members)
         self._expected: list[int] = list(self._waiting)
@@ -92,6 +106,14 @@ class Reducer:
         All ranks must call it. Raises `ReductionError` when gradients of the last iteration are missing.
         """
         self.check_finished()
+        self.telemetry.begin()
+        self.rebuild_buckets()
+
+    def rebuild_buckets(self) -> None:
+        """Plan buckets anew from the order in which rank 0 saw gradients become ready; once, when it is known.
+
+        All ranks must call it between iterations.
+        """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
         order = collectives.broadcast_order(self.order, len(self.members), self.group, self.device)
@@ -102,7 +124,7 @@ class Reducer:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         reachable: set[int] | None = None
-        if tensors and self.options.find_unused_parameters and not self.options.static_graph:
+        if tensors and self._walk_pays:
             reachable = self._walk.reachable(tensors)
         actions = self.state.handle(Event.FORWARD)
         self._callback_queued = False
@@ -113,6 +135,8 @@ class Reducer:
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._make_prehook(reachable))
+
+    _rebuild_buckets = rebuild_buckets  # torch's name; lightning calls it
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
@@ -126,11 +150,15 @@ class Reducer:
                 "ranks no longer agree on what comes next. Expected to have finished reduction in the prior iteration "
                 "before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
             )
-        missing = [member.name for member in self.members if self._waiting[member.index] > 0]
+        missing = [
+            member.name
+            for member in self.members
+            if self._waiting[member.index] != 0 and member.index not in self._seen
+        ]
         raise ReductionError(
             f"{self._here()} Expected to have finished reduction in the prior iteration before starting a new one. "
             f"{len(missing)} of {len(self.members)} parameters got no gradient in the last backward: "
-            f"{_enumerate(missing)}. If they do not take part in every loss, pass find_unused_parameters=True (or "
+            f"{enumerate_names(missing)}. If they do not take part in every loss, pass find_unused_parameters=True (or "
             "static_graph=True if the set never changes); otherwise make sure that every output of forward that "
             "depends on them reaches the loss."
         )
@@ -152,6 +180,25 @@ class Reducer:
             self.group = group
             self.divisor = dist.get_world_size(group)
             self.state.rank = dist.get_rank(group)
+
+    def shadow_iteration(self, divisor: int) -> None:
+        """Take part in an iteration of ranks that still have data, with gradients of zero; nothing local changes."""
+        self._arm(set())
+        self._agree_on_skipped(range(len(self.members)))
+        for bucket in self.buckets:
+            if bucket.index not in self._skipped:
+                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else torch.zeros_like(bucket.flat)
+                self._start(bucket, nothing, divisor)
+        self._unused = set(range(len(self.members)))
+        self._reduce_used_map()
+        if self.options.static_graph and self._learnt is None:
+            self._learnt = [0] * len(self.members)
+        self._receive_used_map()
+        for _, pending in self._in_flight.values():
+            pending.wait()
+        self._in_flight.clear()
+        self._learns_order = False
+        self._disarm()
 
     # -- hooks: autograd tells ----------------------------------------------------------------------------------------
 
@@ -186,6 +233,7 @@ class Reducer:
             Variable._execution_engine.queue_callback(self._backward_ended)
         if not self._marked_unused:
             self._marked_unused = True
+            self.telemetry.current.backward_start_ns = time.time_ns()
             self._mark_unused()
 
     def _gradient_out_of_the_ordinary(self, index: int) -> None:
@@ -217,8 +265,8 @@ class Reducer:
         if index in self._unused:
             return ReductionError(
                 f"{self._here()} parameter '{name}' was taken for unused, because the outputs of forward do not lead "
-                "to it, and yet a gradient arrived. Use the parameter inside forward, or return everything that "
-                "depends on it from forward."
+                "to it, and yet a gradient arrived. Use the parameter inside forward, return everything that depends "
+                "on it from forward, and checkpoint with use_reentrant=False (a reentrant checkpoint hides its graph)."
             )
         advice = (
             "The graph differs from that of the first iteration: static_graph=True does not fit this model."
@@ -243,6 +291,7 @@ class Reducer:
             self._launch(self.buckets[index])
         if self.state.num_launched == len(self.buckets):
             self.state.handle(Event.LAST_LAUNCHED)
+            self.telemetry.current.last_launch_ns = time.time_ns()
             self._reduce_used_map()
 
     @torch.no_grad()
@@ -264,7 +313,7 @@ class Reducer:
         self._reachable = reachable
         self._unused.clear()
         self._skipped.clear()
-        self._seen: set[int] = set()
+        self._seen = set()
         self._counts = [0] * len(self.members)
         if self.options.static_graph and self._learnt is not None:
             template = self._learnt
@@ -343,15 +392,21 @@ class Reducer:
         if bucket.index in self._skipped:
             return
         if bucket.sparse:
-            buffer = self._sparse_gradient(bucket.members[0])
+            buffer = collect_sparse(bucket.members[0], self._here())
         else:
             buffer = bucket.flat
-            self._collect(bucket)
+            collect(bucket, self._unused, self._here())
+        self._start(bucket, buffer, self.divisor)
+
+    def _start(self, bucket: Bucket, buffer: Tensor, divisor: int) -> None:
+        """Set off the reduction of `buffer`, which holds the gradients of `bucket`."""
+        if not self._in_flight:
+            self.telemetry.current.first_launch_ns = time.time_ns()
         if self.comm_hook is not None:
             self._in_flight[bucket.index] = (buffer, self._run_hook(bucket, buffer))
             return
-        if self.divisor != 1:
-            buffer.div_(self.divisor)
+        if divisor != 1:
+            buffer.div_(divisor)
         self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
 
     def _run_hook(self, bucket: Bucket, buffer: Tensor) -> Future[Tensor]:
@@ -364,61 +419,6 @@ class Reducer:
                 f"{bucket.index} it returned {type(future).__name__}. Expected an object of type torch.futures.Future"
             )
         return future
-
-    def _collect(self, bucket: Bucket) -> None:
-        """Copy the gradients of `bucket` into its flat tensor; a missing one counts as zero."""
-        sources, targets, absent = [], [], []
-        as_view = self.options.gradient_as_bucket_view
-        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                absent.append(view)
-            elif gradient is not view:
-                if gradient.is_sparse or gradient.dtype is not view.dtype:
-                    raise self._wrong_gradient(bucket, parameter, gradient)
-                sources.append(gradient)
-                targets.append(view)
-        if absent:
-            torch._foreach_zero_(absent)
-        if sources:
-            torch._foreach_copy_(targets, sources)
-        if as_view:
-            self._adopt_views(bucket)
-
-    def _adopt_views(self, bucket: Bucket) -> None:
-        for member, view in zip(bucket.members, bucket.views, strict=True):
-            gradient = member.parameter.grad
-            if gradient is None:
-                continue
-            if gradient.grad_fn is not None:
-                self._warn_graph(member)
-            if member.index not in self._unused:
-                member.parameter.grad = view
-            elif gradient is view:
-                # Perhaps no rank uses it; then its value must survive the reduction of its bucket.
-                member.parameter.grad = view.clone()
-
-    def _sparse_gradient(self, member: ManagedParameter) -> Tensor:
-        gradient = member.parameter.grad
-        if gradient is None:
-            shape = member.parameter.shape
-            indices = torch.empty((1, 0), dtype=torch.int64, device=member.parameter.device)
-            values = torch.empty((0, *shape[1:]), dtype=member.parameter.dtype, device=member.parameter.device)
-            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
-        if not gradient.is_sparse:
-            raise ReductionError(
-                f"{self._here()} parameter '{member.name}' belongs to an embedding with sparse=True, so a sparse "
-                "gradient was expected, but a dense one came (is the weight shared with another layer?)"
-            )
-        return gradient.detach().coalesce().clone()
-
-    def _wrong_gradient(self, bucket: Bucket, parameter: Tensor, gradient: Tensor) -> ReductionError:
-        member = bucket.members[[other is parameter for other in bucket.parameters].index(True)]
-        came = "a sparse one" if gradient.is_sparse else f"one of {gradient.dtype}"
-        return ReductionError(
-            f"{self._here()} a dense gradient of {parameter.dtype} was expected for parameter '{member.name}', but "
-            f"{came} came; only embeddings created with sparse=True may produce sparse gradients"
-        )
 
     def _all_reduce_map(self, used: set[int]) -> list[bool]:
         flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
@@ -435,16 +435,19 @@ class Reducer:
             return
         used = set(range(len(self.members))) - self._unused | self._used_locally
         flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
-        self._used_map = flags.to(self.device)
-        self._used_map_work = collectives.all_reduce_sum(self._used_map, self.group)
-        self._used_map_pending = True
+        flags = flags.to(self.device)
+        self._used_map = (flags, collectives.all_reduce_sum(flags, self.group))
+
+    def _receive_used_map(self) -> None:
+        if self._used_map is not None:
+            flags, work = self._used_map
+            self._used_map = None
+            work.wait()
+            self._globally_used = [count > 0 for count in flags.tolist()]
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
-        if getattr(self, "_used_map_pending", False):
-            self._used_map_pending = False
-            self._used_map_work.wait()
-            self._globally_used = [count > 0 for count in self._used_map.tolist()]
+        self._receive_used_map()
         for bucket in self.buckets:
             if bucket.index not in self._in_flight:
                 continue
@@ -458,37 +461,24 @@ class Reducer:
                 result = _tensor_of(result)
                 if result.data_ptr() != buffer.data_ptr():
                     buffer.copy_(result.view(-1))
-            self._hand_out(bucket, buffer)
-        if self._learns_order:
-            self._learns_order = False
+            hand_out(bucket, buffer, self._globally_used)
+            if self.steps_optimizers:
+                step_parameters(bucket)
+        for future in self.post_backward_futures:
+            future.wait()
+        self.post_backward_futures.clear()
+        self._learns_order = False
+        self._note_unused()
+        self._walk_pays = self.options.find_unused_parameters and not self.options.static_graph and bool(self._unused)
         self._used_locally.clear()
         self._disarm()
+        self.telemetry.end()
 
-    def _hand_out(self, bucket: Bucket, buffer: Tensor) -> None:
-        used = self._globally_used
-        if bucket.sparse:
-            if used is None or used[bucket.members[0].index]:
-                bucket.parameters[0].grad = buffer
-            return
-        sources, targets = [], []
-        as_view = self.options.gradient_as_bucket_view
-        for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
-            gradient = parameter.grad
-            if used is not None and not used[member.index]:
-                continue
-            if as_view:
-                if gradient is not view:
-                    parameter.grad = view
-            elif gradient is None:
-                parameter.grad = view.clone()
-            elif gradient.requires_grad:
-                self._warn_graph(member)
-                parameter.grad = view.clone()
-            else:
-                sources.append(view)
-                targets.append(gradient)
-        if targets:
-            torch._foreach_copy_(targets, sources)
+    def _note_unused(self) -> None:
+        if self._last_unused is not None and self._last_unused != self._unused:
+            self.looks_static = False
+        self._last_unused = set(self._unused)
+        self.unused_bytes = sum(self._specs[index].num_bytes for index in self._unused)
 
     def _adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
@@ -498,7 +488,13 @@ class Reducer:
             for member, view in zip(bucket.members, bucket.views, strict=False)
         }
         self.buckets = [
-            Bucket(index, [self.members[member] for member in indices]) for index, indices in enumerate(plan.buckets)
+            Bucket(
+                index,
+                [self.members[member] for member in indices],
+                dtype=self.options.reduce_dtype,
+                holds_gradients=self.options.gradient_as_bucket_view,
+            )
+            for index, indices in enumerate(plan.buckets)
         ]
         self.state.replan(len(self.buckets))
         self._bucket_of[:] = [self.buckets[index] for index in plan.bucket_of(len(self.members))]
@@ -509,17 +505,6 @@ class Reducer:
                     with torch.no_grad():
                         view.copy_(gradient)
                     member.parameter.grad = view
-
-    def _warn_graph(self, member: ManagedParameter) -> None:
-        if not self._warned_graph:
-            self._warned_graph = True
-            import warnings
-
-            warnings.warn(
-                f"{self._here()} the gradient of '{member.name}' was made with create_graph=True. DDP averages its "
-                "value; the averaged gradient cannot be differentiated again.",
-                stacklevel=2,
-            )
 
     def _here(self) -> str:
         return f"[rank {self.state.rank}]"
@@ -533,7 +518,7 @@ def _tensor_of(result: Any) -> Tensor:
     return result
 
 
-def _spec_of(member: ManagedParameter) -> ParameterSpec:
+def _spec_of(member: ManagedParameter, delayed: bool) -> ParameterSpec:
     parameter = member.parameter
     return ParameterSpec(
         index=member.index,
@@ -541,9 +526,5 @@ def _spec_of(member: ManagedParameter) -> ParameterSpec:
         num_bytes=parameter.numel() * parameter.element_size(),
         kind=(str(parameter.dtype), str(parameter.device)),
         sparse=member.sparse,
+        delayed=delayed,
     )
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES])
-    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"

@@ -1,0 +1,1 @@
+"""Tests of `ddp_impl`, beside what they test."""

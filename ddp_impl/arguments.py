@@ -1,0 +1,96 @@
+"""Checks of the constructor's arguments, before anything is done."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_impl.bucket import ManagedParameter
+
+
+def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: Any) -> None:
+    """Raise `TypeError` or `ValueError` for arguments that contradict each other."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"DistributedDataParallel wraps an nn.Module; got {type(module).__name__}")
+    if (delayed is None) != (delay_trigger is None):
+        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce must be given together")
+    if delayed is not None:
+        known = {id(parameter): name for name, parameter in module.named_parameters()}
+        for name, parameter in delayed:
+            if id(parameter) not in known:
+                raise ValueError(f"delay_all_reduce_named_params: '{name}' is no parameter of the module")
+        if id(delay_trigger) not in known or not delay_trigger.requires_grad:
+            raise ValueError("param_to_hook_all_reduce must be a parameter of the module that requires a gradient")
+    if device_ids is not None and len(device_ids) > 1:
+        raise ValueError(
+            f"device_ids can only be None or contain a single element: one process drives one device; got {device_ids}"
+        )
+
+
+def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
+    """Return the group to average over; raises `RuntimeError` when there is none or more than one answer."""
+    if process_group is not None and device_mesh is not None:
+        raise RuntimeError("Cannot specify both process_group and device_mesh; give one of them")
+    if device_mesh is not None:
+        if device_mesh.ndim != 1:
+            raise RuntimeError(
+                f"Only 1D device mesh is supported: its dimension is that of data parallelism; got {device_mesh}. "
+                "Slice a larger mesh, e.g. mesh['dp']"
+            )
+        return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
+    if process_group is not None:
+        return process_group
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "Default process group has not been initialized: call torch.distributed.init_process_group before "
+            "wrapping a module, or pass process_group"
+        )
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def resolve_devices(
+    members: Sequence[ManagedParameter], device_ids: Any, output_device: Any
+) -> tuple[list[int] | None, int | None]:
+    """Return the device index to move inputs to and that of the outputs; (None, None) for CPU and several devices."""
+    devices = {member.parameter.device for member in members}
+    if not device_ids or len(devices) > 1 or next(iter(devices)).type == "cpu":
+        if device_ids or output_device:
+            raise ValueError(
+                "device_ids and output_device arguments only work with modules on a single accelerator; got "
+                f"device_ids={device_ids}, output_device={output_device} and parameters on "
+                f"{', '.join(sorted(map(str, devices)))}"
+            )
+        return None, None
+    index = _device_index(device_ids[0])
+    return [index], index if output_device is None else _device_index(output_device)
+
+
+def buffer_policy(broadcast: bool | None, forward_sync: bool | None) -> tuple[bool, bool]:
+    """Return whether buffers are copied (before forward, at construction), from the old argument and the new one."""
+    if broadcast is not None:
+        warnings.warn(
+            "broadcast_buffers is ignored, because forward_sync_buffers is given too"
+            if forward_sync is not None
+            else "broadcast_buffers is deprecated; use forward_sync_buffers (which, unlike broadcast_buffers=False, "
+            "still copies buffers at construction)",
+            FutureWarning,
+            stacklevel=3,
+        )
+    if forward_sync is not None:
+        return forward_sync, True
+    effective = True if broadcast is None else broadcast
+    return effective, effective
+
+
+def _device_index(device: int | str | torch.device) -> int:
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return torch.accelerator.current_device_index() if index is None else index

@@ -1,0 +1,99 @@
+"""Checking and binding of comm hooks, for gradients and for buffers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch._C._distributed_c10d import GradBucket as TorchGradBucket
+from torch.futures import Future
+
+from ddp_impl import collectives
+from ddp_impl.bucket import GradBucket
+
+#: What the reducer calls for each full bucket.
+BoundHook = Callable[[GradBucket], Future[Tensor]]
+
+
+class BufferHookLocation(Enum):
+    """When a buffer hook runs; the names are torch's."""
+
+    PRE_FORWARD = auto()
+    POST_FORWARD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferHook:
+    """A user's function that synchronises buffers in place of the broadcast from rank 0.
+
+    It is called as `hook(state, {name: buffer})` and returns None or a list of futures, which are waited for when the
+    backward ends.
+    """
+
+    hook: Callable[[Any, Mapping[str, Tensor]], Any]
+    state: Any
+    location: BufferHookLocation
+
+
+def bind_hook(state: Any, hook: Any) -> BoundHook:
+    """Return `hook` bound to `state` after checking what can be known before it runs.
+
+    Raises `TypeError` for what is not callable or does not take two arguments, `ValueError` for annotations that say
+    something else than (state, GradBucket) -> Future[Tensor]. The bucket's argument may have any name.
+    """
+    if not callable(hook):
+        raise TypeError(f"Communication hook must be callable; got {type(hook).__name__}")
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # built in C: nothing can be known
+        return lambda bucket: hook(state, bucket)
+    try:
+        bound = signature.bind(state, None)
+    except TypeError as error:
+        raise TypeError(f"a comm hook is called as hook(state, bucket), but {hook!r} cannot be: {error}") from error
+    bucket_name = list(bound.arguments)[1] if len(bound.arguments) > 1 else None
+    annotation = signature.parameters[bucket_name].annotation if bucket_name else inspect.Parameter.empty
+    if not _says(annotation, inspect.Parameter.empty, TorchGradBucket, GradBucket):
+        raise ValueError(f"Communication hook: bucket annotation should be TorchGradBucket, not {annotation!r}")
+    if not _says(signature.return_annotation, inspect.Signature.empty, Future[Tensor], Future):
+        raise ValueError(
+            "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], not "
+            f"{signature.return_annotation!r}"
+        )
+    return lambda bucket: hook(state, bucket)
+
+
+def builtin_hook(kind: Any, group: dist.ProcessGroup) -> BoundHook | None:
+    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means."""
+    if kind == BuiltinCommHookType.ALLREDUCE:
+        return None
+    if kind == BuiltinCommHookType.FP16_COMPRESS:
+        return lambda bucket: _average_in(torch.float16, bucket, group)
+    raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
+
+
+def _average_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:
+    buffer = bucket.buffer()
+    # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
+    compressed = buffer.to(dtype).div_(dist.get_world_size(group))
+    work = collectives.all_reduce_sum(compressed, group)
+
+    def decompress(_: Any) -> Tensor:
+        return buffer.copy_(compressed)
+
+    return work.get_future().then(decompress)
+
+
+def _says(annotation: Any, *allowed: Any) -> bool:
+    """Whether an annotation is one of `allowed`; a postponed one is a string, compared by its last word."""
+    if isinstance(annotation, str):
+        words = {str(getattr(item, "__name__", item)).rsplit(".", 1)[-1] for item in allowed}
+        return annotation.split("[", 1)[0].rsplit(".", 1)[-1] in words
+    return annotation in allowed

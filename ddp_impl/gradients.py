@@ -1,0 +1,131 @@
+"""Moving gradients into a bucket and averages out of it, batched: a few kernels per bucket, whatever it holds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.errors import ReductionError
+
+_MAX_NAMES = 20
+
+
+def collect(bucket: Bucket, unused: Collection[int], here: str) -> None:
+    """Copy the gradients of `bucket` into its flat tensor; a missing one counts as zero.
+
+    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
+    of such a parameter is kept out: perhaps no rank used it, and then it must survive the reduction of the bucket.
+    `here` begins the message of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
+    """
+    sources, targets, absent, placed = [], [], [], []
+    bucket.homeless.clear()
+    for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+        gradient = parameter.grad
+        if gradient is None:
+            absent.append(view)
+            bucket.homeless.append(place)
+        elif gradient is not view:
+            if gradient.is_sparse or gradient.dtype is not parameter.dtype:
+                raise _wrong_gradient(bucket.members[place], gradient, here)
+            sources.append(gradient)
+            targets.append(view)
+            placed.append(place)
+    if absent:
+        torch._foreach_zero_(absent)
+    if sources:
+        if any(gradient.requires_grad for gradient in sources):
+            _warn_about_graph(bucket, here)
+        torch._foreach_copy_(targets, sources)
+    if bucket.holds_gradients:
+        _move_in(bucket, placed, unused)
+
+
+def collect_sparse(member: ManagedParameter, here: str) -> Tensor:
+    """Return a coalesced copy of a sparse gradient; an empty one where there is none."""
+    gradient = member.parameter.grad
+    if gradient is None:
+        return empty_sparse(member.parameter)
+    if not gradient.is_sparse:
+        raise ReductionError(
+            f"{here} parameter '{member.name}' belongs to an embedding with sparse=True, so a sparse gradient was "
+            "expected, but a dense one came (is the weight shared with another layer?)"
+        )
+    return gradient.detach().coalesce().clone()
+
+
+def empty_sparse(parameter: Tensor) -> Tensor:
+    """Return a sparse gradient of zeros, laid out as an embedding's: sparse in the first dimension."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+
+
+def hand_out(bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
+    """Put the averages in `buffer` where users look for them.
+
+    `used[i]` tells whether any rank used parameter i (None: all are used); one that no rank used is left alone.
+    """
+    if bucket.sparse:
+        if used is None or used[bucket.members[0].index]:
+            bucket.parameters[0].grad = buffer
+        return
+    if bucket.holds_gradients:
+        for place in bucket.homeless:
+            if used is None or used[bucket.members[place].index]:
+                bucket.parameters[place].grad = bucket.views[place]
+        return
+    sources, targets = [], []
+    for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
+        if used is not None and not used[member.index]:
+            continue
+        gradient = parameter.grad
+        if gradient is None or gradient.requires_grad:
+            parameter.grad = view.to(parameter.dtype, copy=True)
+        else:
+            sources.append(view)
+            targets.append(gradient)
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def enumerate_names(names: Sequence[str]) -> str:
+    """Return the names in a row, shortened when there are many."""
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:
+    for place in placed:
+        if bucket.members[place].index in unused:
+            bucket.homeless.append(place)
+        else:
+            bucket.parameters[place].grad = bucket.views[place]
+    if unused:
+        for place, member in enumerate(bucket.members):
+            if member.index in unused and member.parameter.grad is bucket.views[place]:
+                member.parameter.grad = bucket.views[place].clone()
+                bucket.homeless.append(place)
+
+
+def _wrong_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> ReductionError:
+    came = "a sparse one" if gradient.is_sparse else f"one of {gradient.dtype}"
+    return ReductionError(
+        f"{here} a dense gradient of {member.parameter.dtype} was expected for parameter '{member.name}', but {came} "
+        "came; only embeddings created with sparse=True may produce sparse gradients"
+    )
+
+
+def _warn_about_graph(bucket: Bucket, here: str) -> None:
+    if bucket.warned_about_graph:
+        return
+    bucket.warned_about_graph = True
+    names = [m.name for m in bucket.members if m.parameter.grad is not None and m.parameter.grad.requires_grad]
+    warnings.warn(
+        f"{here} gradients of {enumerate_names(names)} were made with create_graph=True. DDP averages their values; "
+        "the averages cannot be differentiated again.",
+        stacklevel=2,
+    )

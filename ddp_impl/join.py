@@ -1,0 +1,66 @@
+"""Uneven inputs: what a rank that has run out of data does so that the others can go on.
+
+Built on torch's `Join`, `Joinable` and `JoinHook`, so that a DDP of ours shares a context with other joinables such as
+`ZeroRedundancyOptimizer`. A joined rank shadows, in the same order, every collective that a forward and backward of the
+other ranks issues. Each forward inside a join context begins with one agreement: how many ranks that still have data
+will synchronise. That number is also the effective world size, so nothing depends on which joinable came first.
+Sources: pytorch/pytorch#61555, torch's "Generic Join Context Manager" page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import JoinHook
+
+from ddp_impl import collectives
+
+if TYPE_CHECKING:
+    from ddp_impl.distributed import DistributedDataParallel
+
+
+def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> int:
+    """Return how many ranks will synchronise in this iteration; every rank of the group calls it once per iteration."""
+    count = torch.tensor([1.0 if will_sync else 0.0]).to(device)
+    collectives.all_reduce_now(count, group)
+    return int(count.item())
+
+
+def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
+    """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
+    rank = torch.tensor([dist.get_rank(group) if candidate else -1]).to(device)
+    collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
+    chosen = int(rank.item())
+    assert chosen >= 0, "no rank of the group offered itself"
+    return chosen
+
+
+class DDPJoinHook(JoinHook):
+    """Shadows one wrapped module."""
+
+    def __init__(self, ddp: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
+        """Tell `ddp` how to divide sums while it is in the context."""
+        self.ddp = ddp
+        ddp._divide_by_initial_world_size = divide_by_initial_world_size
+        ddp.reducer.telemetry.joined_uneven_inputs = True
+
+    def main_hook(self) -> None:
+        """Issue what the other ranks' next forward and backward issue."""
+        ddp = self.ddp
+        num_syncing = agree_on_sync(ddp.process_group, ddp.device, will_sync=False)
+        if num_syncing:
+            ddp.reducer.rebuild_buckets()
+        if ddp.will_sync_module_buffers():
+            ddp._sync_buffers(authoritative=False)
+        ddp.require_forward_param_sync = num_syncing > 0
+        if num_syncing:
+            ddp.reducer.shadow_iteration(ddp._divisor(num_syncing))
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Copy the model of a rank that joined last to all ranks."""
+        ddp = self.ddp
+        source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
+        ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
+        ddp.reducer.divisor = dist.get_world_size(ddp.process_group)

@@ -1,0 +1,61 @@
+"""The dictionary that `_get_ddp_logging_data` returns: torch's keys, filled from our own state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch import nn
+
+from ddp_impl.telemetry import environment
+
+if TYPE_CHECKING:
+    from ddp_impl.distributed import DistributedDataParallel
+
+
+def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
+    """Describe configuration, buckets and times of `ddp`; local, any rank may ask."""
+    reducer = ddp.reducer
+    parameters = [member.parameter for member in reducer.members]
+    sizes = ", ".join(str(bucket.num_bytes) for bucket in reducer.buckets)
+    indices = " ".join("".join(f"{member.index} " for member in bucket.members).strip() for bucket in reducer.buckets)
+    variables = environment()
+    data: dict[str, int | str] = {
+        "world_size": dist.get_world_size(ddp.process_group),
+        "rank": dist.get_rank(ddp.process_group),
+        "module_name": type(ddp.module).__name__,
+        "device_ids": ", ".join(str(index) for index in ddp.device_ids or ()),
+        "output_device": -1 if ddp.output_device is None else ddp.output_device,
+        "backend_name": dist.get_backend(ddp.process_group),
+        "broadcast_buffers": int(ddp.forward_sync_buffers),
+        "bucket_cap_bytes": ddp.bucket_bytes_cap,
+        "find_unused_parameters": int(ddp.find_unused_parameters),
+        "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
+        "static_graph": int(ddp.static_graph),
+        "is_multi_device_module": int(ddp.is_multi_device_module),
+        "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
+        "num_parameter_tensors": len(parameters),
+        "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "dtypes": ", ".join(dict.fromkeys(_dtype_name(p.dtype) for p in parameters)),
+        "has_rebuilt_buckets": int(reducer.has_rebuilt_buckets),
+        "bucket_sizes": sizes,
+        "comm_hook": reducer.telemetry.comm_hook,
+        "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
+        "unused_parameter_size": reducer.unused_bytes,
+        "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
+        "num_buckets_reduced": len(reducer.buckets),
+        "can_set_static_graph": int(reducer.looks_static),
+    }
+    if reducer.has_rebuilt_buckets:
+        data["rebuilt_bucket_sizes"] = sizes
+        data["rebuilt_per_bucket_param_indices"] = indices
+    data |= {name.lower(): value for name, value in variables.items() if name.isupper()}
+    data["torch_distributed_debug"] = variables["TORCH_DISTRIBUTED_DEBUG"]
+    return data | reducer.telemetry.logging_data()
+
+
+def _dtype_name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return {"float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16"}.get(
+        name, name
+    )

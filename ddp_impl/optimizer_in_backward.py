@@ -1,0 +1,47 @@
+"""Stepping a parameter's own optimizer as soon as its averaged gradient is there (pytorch/pytorch#89194)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ddp_impl.bucket import Bucket, ManagedParameter
+
+
+def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
+    """Whether any member has an optimizer of its own; their hooks, which would step on local gradients, are removed.
+
+    Parameters get such optimizers from `torch.distributed.optim._apply_optimizer_in_backward`, called before or after
+    wrapping, but before the first forward.
+    """
+    owners = [member.parameter for member in members if hasattr(member.parameter, "_in_backward_optimizers")]
+    if not owners:
+        return False
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as handles
+
+    for parameter in owners:
+        for handle in handles.get(parameter, []):
+            handle.remove()
+    return True
+
+
+def step_parameters(bucket: Bucket) -> None:
+    """Step the optimizers of the parameters in `bucket`, whose gradients are averages now.
+
+    Afterwards those gradients are None, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
+    A parameter without a gradient, used by no rank, is not stepped.
+    """
+    set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
+    for parameter in bucket.parameters:
+        if parameter.grad is not None:
+            for optimizer in _optimizers_of(parameter):
+                optimizer.step()
+            if set_to_none and _optimizers_of(parameter):
+                parameter.grad = None
+
+
+def _optimizers_of(parameter: nn.Parameter) -> Sequence[Optimizer]:
+    return getattr(parameter, "_in_backward_optimizers", ())

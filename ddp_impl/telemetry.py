@@ -1,0 +1,91 @@
+"""What a wrapped module can tell about itself: how long things took, and what is in which bucket."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+_ALWAYS_SAMPLED = 10
+_ENVIRONMENT = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME",
+    "GLOO_DEVICE_TRANSPORT", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NTHREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_DISTRIBUTED_DEBUG",
+    "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class IterationTimes:
+    """Moments of one synchronised iteration, in ns of the host's clock; 0 where it did not come to pass.
+
+    They are host times: on an accelerator they tell when work was queued, not when it was done.
+    """
+
+    forward_start_ns: int = 0
+    backward_start_ns: int = 0
+    first_launch_ns: int = 0
+    last_launch_ns: int = 0
+    end_ns: int = 0
+
+    def durations_ns(self) -> dict[str, int]:
+        """Return torch's four durations: forward, backward compute, communication, and the overlap of the last two."""
+        return {
+            "forward_compute_time": self.backward_start_ns - self.forward_start_ns,
+            "backward_compute_time": self.last_launch_ns - self.backward_start_ns,
+            "backward_comm_time": self.end_ns - self.first_launch_ns,
+            "backward_compute_comm_overlap_time": max(0, self.last_launch_ns - self.first_launch_ns),
+        }
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """Times of the present and of the last complete iteration, and averages over the sampled ones.
+
+    The first ten iterations are sampled, then every `sample_rate`-th.
+    """
+
+    sample_rate: int = 100
+    num_iterations: int = 0
+    num_samples: int = 0
+    joined_uneven_inputs: bool = False
+    comm_hook: str = ""
+    current: IterationTimes = field(default_factory=IterationTimes)
+    last: IterationTimes = field(default_factory=IterationTimes)
+    totals_ns: dict[str, int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Note that a synchronised forward begins."""
+        self.current.forward_start_ns = time.time_ns()
+
+    def end(self) -> None:
+        """Note that all averages are handed out."""
+        self.current.end_ns = time.time_ns()
+        self.last, self.current = self.current, IterationTimes()
+        self.num_iterations += 1
+        if self.num_iterations <= _ALWAYS_SAMPLED or self.num_iterations % self.sample_rate == 0:
+            self.num_samples += 1
+            for name, duration in self.last.durations_ns().items():
+                self.totals_ns[name] = self.totals_ns.get(name, 0) + duration
+
+    def logging_data(self) -> dict[str, int | str]:
+        """Return times under torch's keys, in ns."""
+        if not self.num_iterations:
+            return {}
+        data: dict[str, int | str] = dict(self.last.durations_ns())
+        data |= {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
+        data |= {
+            "iteration": self.num_iterations,
+            "forward_compute_time_start": self.last.forward_start_ns,
+            "backward_compute_time_start": self.last.backward_start_ns,
+            "backward_comm_time_start": self.last.first_launch_ns,
+            "backward_compute_time_end": self.last.last_launch_ns,
+            "backward_comm_time_end": self.last.end_ns,
+        }
+        return data
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that matter to distributed training, `N/A` for those not set."""
+    return {name: os.environ.get(name, "N/A") for name in _ENVIRONMENT}
