@@ -28,7 +28,8 @@ def explain(
 ) -> str:
     """Return the whole text about one finding.
 
-    `requirement` is the id that heads it (by default all of the scenario's), `statement` its sentence, `replay` a command.
+    `requirement` is the id that heads it (by default all of the scenario's), `statement` its sentence, and `replay` a
+    command.
     """
     title = requirement or ", ".join(scenario.requirements)
     lines = [
