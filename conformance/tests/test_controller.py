@@ -61,14 +61,6 @@ def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
     return controller, ours
 
 
-def test_close_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
-        assert run_step(controller) == {"returned"}
-        assert len(processes_under(tmp_path)) == 3
-    assert processes_under(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_survives_a_killed_controller(tmp_path: Path) -> None:
     controller, ours = start_waiting(tmp_path)
     controller.kill()
@@ -86,48 +78,50 @@ def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_path: Path) -> None:
-    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
-        assert run_step(controller) == {"returned"}
-        before = processes_under(tmp_path)
-        zygote = min(before)  # it came first
-        os.kill(zygote, signal.SIGKILL)
-        assert all_end([pid for pid in before if pid != zygote], within_s=5)
-        assert run_step(controller) == {"returned"}
-        assert not set(processes_under(tmp_path)) & (set(before) - {zygote})
-    assert processes_under(tmp_path) == []
-
-
-def test_a_zygote_that_dies_in_the_middle_is_no_exception(tmp_path: Path) -> None:
     def kill_zygote() -> None:
         (tmp_path / "pipe").read_text()
-        os.kill(min(processes_under(tmp_path)), signal.SIGKILL)
+        os.kill(zygote(), signal.SIGKILL)
+
+    def zygote() -> int:
+        return min(processes_under(tmp_path))  # it came first
 
     os.mkfifo(tmp_path / "pipe")
     wait = STEP.replace(program="workers/meet_stranger", arguments={"pipe": str(tmp_path / "pipe")})
     with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+        assert run_step(controller) == {"returned"}
+        before = processes_under(tmp_path)
+        os.kill(zygote(), signal.SIGKILL)  # between two scenarios
+        assert all_end(before, within_s=5)
         killer = threading.Thread(target=kill_zygote)
         killer.start()
-        observations = controller.run(wait, TORCH)
+        observations = controller.run(wait, TORCH)  # and in the middle of one, which is no exception
         killer.join()
         assert {seen.fate.kind for seen in observations.values()} <= {"abandoned", "raised"}
-        assert observations[1].fate.kind == "abandoned"
         assert "forked it" in str(observations[1].fate)
         assert run_step(controller) == {"returned"}
+    assert processes_under(tmp_path) == []
 
 
-def test_two_controllers_at_once(tmp_path: Path) -> None:
+def test_two_controllers_at_once_and_close_leaves_nothing(tmp_path: Path) -> None:
     def work() -> None:
         with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
             outcomes.extend(run_step(controller) for _ in range(5))
+            both_at_work.wait()
+            num_processes.append(len(processes_under(tmp_path)))
+            both_at_work.wait()
 
     outcomes: list[set[str]] = []
+    num_processes: list[int] = []
+    both_at_work = threading.Barrier(2, timeout=100)
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert outcomes == [{"returned"}] * 10
+    assert num_processes == [6, 6], "two zygotes with two ranks each, seen by both"
     assert processes_under(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

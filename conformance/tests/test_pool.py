@@ -134,6 +134,18 @@ def test_a_killed_rank_is_named_within_a_second(controller: Controller, tmp_path
     assert next_scenario_runs(controller)
 
 
+def test_others_that_notice_nothing_are_not_waited_for(controller: Controller, tmp_path: Path) -> None:
+    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL))
+    arguments = {"pipe": str(tmp_path / "pipe"), "deaf": True}
+    observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=60))
+    noticed_after_s = time.monotonic() - stranger.acted_at
+    stranger.join()
+    assert noticed_after_s < 1.0
+    assert str(observations[1].fate) == "killed by SIGKILL"
+    assert str(observations[0].fate) == "abandoned in forward"
+    assert "in meet_stranger" in observations[0].stack
+
+
 @pytest.mark.parametrize(
     ("kind", "fate"), [("kill", "killed by SIGKILL"), ("segfault", "killed by SIGSEGV"), ("exit", "exited 3")]
 )
@@ -269,6 +281,13 @@ def test_what_a_scenario_leaves_behind_is_noted_and_costs_the_ranks(controller: 
     after = run(controller, scenario("step"))
     assert not set(pids(after)) & set(pids(leaked))
     assert {seen.hygiene for seen in after.values()} == {()}
+
+
+def test_a_process_that_a_program_started_goes_with_its_rank(controller: Controller) -> None:
+    observations = run(controller, scenario("spawn"))
+    for seen in observations.values():
+        assert seen.hygiene == ("child processes changed: False before, True after",)
+    assert all_end([seen.facts["child"] for seen in observations.values()], within_s=5)
 
 
 def test_a_rank_that_dies_between_scenarios_harms_none(controller: Controller) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -38,13 +39,18 @@ def step(ctx: RankContext) -> None:
 
 @program("workers/meet_stranger")
 def meet_stranger(ctx: RankContext) -> None:
-    """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins."""
+    """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins.
+
+    Other ranks that are `deaf` wait elsewhere and notice nothing.
+    """
     with ctx.phase("forward", 0):
         if ctx.rank == ctx.world_size - 1:
             with open(ctx.arguments["pipe"], "w") as pipe:
                 pipe.write(str(os.getpid()))
             if ctx.arguments.get("holds_interpreter"):
                 ctypes.PyDLL(None).pause()
+            signal.pause()
+        if ctx.arguments.get("deaf"):
             signal.pause()
         dist.all_reduce(torch.ones(3), group=ctx.process_group)
 
@@ -106,6 +112,12 @@ class Unreadable:
 def unreadable(ctx: RankContext) -> None:
     """Observe what cannot travel."""
     ctx.facts["smuggled"] = Unreadable()
+
+
+@program("workers/spawn")
+def spawn(ctx: RankContext) -> None:
+    """Start a process that outlives the scenario."""
+    ctx.observe("child", subprocess.Popen(["sleep", "1000"]).pid)
 
 
 def _leak_thread() -> None:

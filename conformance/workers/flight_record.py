@@ -13,16 +13,18 @@ import marshal
 import mmap
 import os
 import struct
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from conformance.history import Collective
 
 _PHASE = struct.Struct("=q32s")  # step, phase
 _COUNTS = struct.Struct("=qq")  # collectives issued, faults fired
-_SLOT = struct.Struct("=?H")  # finished, length of the marshalled collective
+_SLOT = struct.Struct("=H")  # length of the marshalled collective
 _SLOT_BYTES = 512
 #: The last so many collectives are kept; older ones make room.
 NUM_SLOTS = 256
+_as_tuple = attrgetter(*(field.name for field in fields(Collective)))
 _COUNTS_AT = _PHASE.size
 _SLOTS_AT = 64
 _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
@@ -30,7 +32,11 @@ _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What the record of one rank said: `collectives` are the last `NUM_SLOTS` at most, oldest first."""
+    """What the record of one rank said.
+
+    `collectives` are the last `NUM_SLOTS` at most, oldest first, as they were when they were issued: none is marked as
+    finished, since whether somebody waited for one is known to the rank alone.
+    """
 
     phase: str
     step: int
@@ -64,11 +70,11 @@ class FlightRecord:
     def issued(self, collective: Collective) -> None:
         """Note that the rank is about to issue `collective`."""
         slot = _SLOTS_AT + self._num_collectives % NUM_SLOTS * _SLOT_BYTES
-        data = marshal.dumps(astuple(collective))
+        data = marshal.dumps(_as_tuple(collective))
         if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors: their number of elements must do
             short = replace(collective, shapes=((collective.numel,),), dtypes=tuple(dict.fromkeys(collective.dtypes)))
-            data = marshal.dumps(astuple(short))
-        _SLOT.pack_into(self._map, slot, False, len(data))
+            data = marshal.dumps(_as_tuple(short))
+        _SLOT.pack_into(self._map, slot, len(data))
         self._map[slot + _SLOT.size : slot + _SLOT.size + len(data)] = data
         self._num_collectives += 1
         self._write_counts()
@@ -96,9 +102,9 @@ def read_flight(path: str) -> LastSeen:
     collectives = []
     for ordinal in range(max(0, num_collectives - NUM_SLOTS), num_collectives):
         slot = _SLOTS_AT + ordinal % NUM_SLOTS * _SLOT_BYTES
-        finished, length = _SLOT.unpack_from(data, slot)
-        fields = marshal.loads(data[slot + _SLOT.size : slot + _SLOT.size + length])
-        collectives.append(replace(Collective(*fields), finished=finished))
+        (length,) = _SLOT.unpack_from(data, slot)
+        start = slot + _SLOT.size
+        collectives.append(Collective(*marshal.loads(data[start : start + length])))
     return LastSeen(
         phase.rstrip(b"\0").decode(errors="replace"), step, num_collectives, faults_fired, tuple(collectives)
     )

@@ -46,6 +46,7 @@ def surroundings() -> Surroundings:
         },
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
         "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
+        "child processes": _has_children(),
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "default device": str(torch.get_default_device()),
         "default dtype": str(torch.get_default_dtype()),
@@ -62,6 +63,14 @@ def surroundings() -> Surroundings:
         "cudnn benchmark": torch.backends.cudnn.benchmark,
         "distributed debug level": str(get_debug_level()),
     }
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # asks, and reaps nobody
+    except ChildProcessError:
+        return False
+    return True
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
