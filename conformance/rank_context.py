@@ -89,7 +89,7 @@ class RankContext:
     def backward(self, loss: Tensor, step: int, **kwargs: Any) -> None:
         """Run `loss.backward` as phase `backward`."""
         with self.phase("backward", step):
-            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+            loss.backward(**kwargs)
 
     def observe(self, name: str, value: Any) -> None:
         """Report a fact. Tensors are detached, cloned and moved to the CPU at once."""

@@ -1,0 +1,312 @@
+"""Programs `autograd_use` and `refusable_use`: what people do with autograd around a DDP, beside the same without DDP.
+
+A use is a module and the code of one step. The program runs it on the wrapped module, the truth on a replica per rank.
+Where a requirement allows a DDP to refuse instead, the whole run is one fact: the gradients, or the error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from conformance.fixtures.integers import UNIT, RankStep, integers, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.program import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+WIDTH = 4
+
+
+@dataclass(frozen=True)
+class Use:
+    """A module, the code of one step, and how the module is wrapped (as a whole unless `wrap` says otherwise).
+
+    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not.
+    """
+
+    build: Callable[[], nn.Module]
+    step: Callable[[Any, RankStep], Mapping[str, Any] | None]
+    wrap: Callable[[Callable[[nn.Module], Any], nn.Module], Any] = lambda wrap, module: wrap(module)
+    refusal: Raises | None = None
+    num_steps: int = NUM_STEPS
+
+
+def layers() -> nn.Module:
+    """Return two linear layers, of different sizes."""
+    return nn.Sequential(nn.Linear(WIDTH, 3), nn.Linear(3, 2))
+
+
+class Twice(nn.Module):
+    """Uses one layer twice and one parameter in two places of a single forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.shared = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH."""
+        hidden: Tensor = self.layer(inputs * self.shared)
+        output: Tensor = self.layer(hidden)
+        return output + self.shared
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, WIDTH)
+        self.decoder = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH."""
+        output: Tensor = self.decoder(self.encoder(inputs))
+        return output
+
+
+class Odd(nn.Module):
+    """A scalar parameter, one without elements, and an ordinary one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(()))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.weight = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH."""
+        return inputs * self.weight * self.scale + self.nothing.sum()
+
+
+class Checkpointed(nn.Module):
+    """Two layers, the first one within `num_checkpoints` activation checkpoints."""
+
+    def __init__(self, *, num_checkpoints: int, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+        self.num_checkpoints = num_checkpoints
+        self.reentrant = reentrant
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden = inputs.requires_grad_()
+        for _ in range(self.num_checkpoints):
+            hidden = checkpoint(self.first, hidden, use_reentrant=self.reentrant)
+        output: Tensor = self.last(hidden)
+        return output
+
+
+def _ordinary(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+
+
+def _create_graph(model: nn.Module, turn: RankStep) -> None:
+    loss = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
+    with warnings.catch_warnings():
+        # A DDP should warn that the averaged gradients cannot be differentiated again; autograd warns of cycles.
+        warnings.simplefilter("ignore")
+        turn.backward(loss, create_graph=True)
+
+
+def _retain_graph(model: nn.Module, turn: RankStep) -> None:
+    output = turn.forward(model, turn.inputs(5, WIDTH))
+    turn.backward(turn.loss(output), retain_graph=True)
+    model.zero_grad(set_to_none=True)  # the first backward is everybody's; it is the second that is judged
+    turn.backward(turn.loss(output, micro=1))
+
+
+def _gradient_penalty(model: nn.Module, turn: RankStep) -> None:
+    inputs = turn.inputs(2, WIDTH).requires_grad_()
+    loss = turn.loss(turn.forward(model, inputs))
+    with turn.phase("backward"):
+        (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    turn.backward(loss + slope.sum())
+
+
+def _autograd_grad_first(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    inputs = turn.inputs(5, WIDTH).requires_grad_()
+    loss = turn.loss(turn.forward(model, inputs))
+    with turn.phase("backward"):
+        (slope,) = torch.autograd.grad(loss, inputs, retain_graph=True)
+    turn.backward(loss)
+    return {"slope": slope}
+
+
+def _change_in_place(model: nn.Module, turn: RankStep) -> None:
+    output = turn.forward(model, turn.inputs(5, WIDTH))
+    output += 1
+    output.mul_(2)
+    loss = turn.loss(output)
+    loss *= 3
+    turn.backward(loss)
+
+
+def _two_forwards(model: nn.Module, turn: RankStep) -> None:
+    first = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
+    second = turn.loss(turn.forward(model, turn.inputs(3, WIDTH, micro=1)), micro=1)
+    turn.backward(first + second)
+
+
+def _forward_under_no_grad(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    with torch.no_grad():
+        before = turn.forward(model, turn.inputs(2, WIDTH, micro=7))
+    _ordinary(model, turn)
+    model.eval()
+    with torch.no_grad():
+        after = turn.forward(model, turn.inputs(2, WIDTH, micro=8))
+    model.train()
+    return {"before": before, "after": after}
+
+
+def _discarded_forward(model: nn.Module, turn: RankStep) -> None:
+    turn.forward(model, turn.inputs(2, WIDTH, micro=7))
+    _ordinary(model, turn)
+
+
+def _tensor_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def double(name: str, gradient: Tensor) -> Tensor:
+        seen[f"local/{name}"] = gradient.clone()
+        return gradient * 2
+
+    handles = [parameter.register_hook(partial(double, str(i))) for i, parameter in enumerate(model.parameters())]
+    _ordinary(model, turn)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def _gradient_set_before(model: nn.Module, turn: RankStep) -> None:
+    for index, parameter in enumerate(model.parameters()):
+        parameter.grad = UNIT * integers(*parameter.shape, key=("prior", index, turn.rank, turn.step)).to(turn.device)
+    _ordinary(model, turn)
+
+
+def _module_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    fired: list[str] = []
+    inner: Any = getattr(model, "module", model)
+    handles = []
+    for name, owner in (("outer", model), ("child", inner[0])):
+        handles += [
+            owner.register_forward_pre_hook(lambda *_, name=name: fired.append(f"{name} before forward")),
+            owner.register_forward_hook(lambda *_, name=name: fired.append(f"{name} after forward")),
+            owner.register_full_backward_pre_hook(lambda *_, name=name: fired.append(f"{name} before backward")),
+            owner.register_full_backward_hook(lambda *_, name=name: fired.append(f"{name} after backward")),
+        ]
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH).requires_grad_())))
+    for handle in handles:
+        handle.remove()
+    return {"fired": sorted(fired)}
+
+
+def _partial_backward(model: nn.Module, turn: RankStep) -> None:
+    inner: Any = getattr(model, "module", model)
+    loss = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
+    turn.backward(loss, inputs=[inner[1].weight])
+    if check := getattr(model, "_check_reducer_finalized", None):
+        check()
+
+
+def _two_wrappers(pair: Any, turn: RankStep) -> None:
+    generator, critic = pair[0], pair[1]
+    hidden = turn.forward(generator, turn.inputs(5, WIDTH))
+    judged = turn.forward(critic, hidden.detach())
+    turn.backward(turn.loss(judged))
+    turn.backward(turn.loss(hidden))
+
+
+def _stacked_wrappers(pair: Any, turn: RankStep) -> None:
+    hidden = turn.forward(pair[0], turn.inputs(5, WIDTH))
+    turn.backward(turn.loss(turn.forward(pair[1], hidden)))
+
+
+def _pair() -> nn.Module:
+    return nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)])
+
+
+def _wrap_each(wrap: Callable[[nn.Module], Any], pair: Any) -> Any:
+    return [wrap(pair[0]), wrap(pair[1])]
+
+
+_REFUSAL = Raises(("RuntimeError",))
+
+USES: Mapping[str, Use] = {
+    "ordinary": Use(layers, _ordinary),
+    "create_graph": Use(layers, _create_graph),
+    "retain_graph": Use(layers, _retain_graph, refusal=_REFUSAL),
+    "gradient_penalty": Use(layers, _gradient_penalty),
+    "autograd_grad_first": Use(layers, _autograd_grad_first),
+    "change_in_place": Use(layers, _change_in_place),
+    "two_forwards": Use(layers, _two_forwards),
+    "forward_under_no_grad": Use(layers, _forward_under_no_grad),
+    "discarded_forward": Use(layers, _discarded_forward),
+    "tensor_hooks": Use(layers, _tensor_hooks),
+    "module_hooks": Use(layers, _module_hooks),
+    "gradient_set_before": Use(layers, _gradient_set_before),
+    "used_twice": Use(Twice, _ordinary),
+    "tied": Use(Tied, _ordinary),
+    "odd_shapes": Use(Odd, _ordinary),
+    "partial_backward": Use(layers, _partial_backward, refusal=_REFUSAL, num_steps=1),
+    "two_wrappers": Use(_pair, _two_wrappers, _wrap_each),
+    "stacked_wrappers": Use(_pair, _stacked_wrappers, _wrap_each),
+    "checkpoint": Use(lambda: Checkpointed(num_checkpoints=1, reentrant=False), _ordinary),
+    "checkpoint_twice": Use(lambda: Checkpointed(num_checkpoints=2, reentrant=False), _ordinary),
+    "checkpoint_reentrant": Use(lambda: Checkpointed(num_checkpoints=1, reentrant=True), _ordinary),
+    "checkpoint_reentrant_twice": Use(
+        lambda: Checkpointed(num_checkpoints=2, reentrant=True), _ordinary, refusal=_REFUSAL
+    ),
+}
+
+
+@program("autograd_use", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def autograd_use(ctx: RankContext) -> None:
+    """Run the use that argument `use` names for its number of steps. All ranks run it.
+
+    Observes `step<k>/grad/<name>` and the use's own facts.
+    """
+    _run(ctx, USES[ctx.arguments["use"]])
+
+
+@program("refusable_use", invariants=("leaves_no_trace",))
+def refusable_use(ctx: RankContext) -> None:
+    """Run the use that argument `use` names, which a DDP may refuse on every rank.
+
+    Observes `outcome`: all that `autograd_use` would observe, or the exception if one was raised. All ranks run it.
+    """
+    _run(ctx, USES[ctx.arguments["use"]])
+
+
+def _run(ctx: RankContext, use: Use) -> None:
+    module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps),
+        may_refuse=use.refusal is not None,
+    )
+
+
+@autograd_use.expects
+@refusable_use.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    use = USES[scenario.arguments["use"]]
+    replicas = [with_integer_weights(use.build(), scenario.seed) for _ in range(scenario.world_size)]
+    facts = simulate_steps(replicas, use.step, use.num_steps)
+    if use.refusal is None:
+        return facts
+    return {rank: {"outcome": AnyOf(dict(expected), use.refusal)} for rank, expected in facts.items()}

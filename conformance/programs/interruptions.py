@@ -1,0 +1,132 @@
+"""Programs in which something goes wrong between construction and the end of backward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import AnyOf, Raises, Satisfies
+from conformance.oracles.steps import gradients, simulate_steps
+from conformance.programs.program import program
+from conformance.programs.written_steps import rank_step
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+
+class _Bomb(torch.autograd.Function):
+    """Passes values on in forward and raises in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        raise ArithmeticError("the bomb in backward went off")
+
+
+class Minefield(nn.Module):
+    """Two layers, with a bomb between them where `armed`: the last layer's gradients are there when it goes off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.armed = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden = self.first(inputs)
+        output: Tensor = self.last(_Bomb.apply(hidden) if self.armed else hidden)
+        return output
+
+
+def _ordinary(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+
+
+def _minefield(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Minefield(), scenario.seed)
+
+
+@program("exception_in_backward", invariants=("leaves_no_trace",))
+def exception_in_backward(ctx: RankContext) -> None:
+    """Train a step, raise in the middle of the second backward on every rank, and train a third step.
+
+    Argument `recovery`: "none", or "update_process_group" to call that method before the third step. Observes
+    `step0/grad/...`, `step1/raised`, and `outcome`: the third step's gradients, or the error that it raised.
+    All ranks run it.
+    """
+    module: Any = _minefield(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    _ordinary(model, rank_step(ctx, 0))
+    ctx.observe_gradients("step0", module)
+    module.zero_grad()
+    module.armed = True
+    with ctx.catching("step1/raised"):
+        _ordinary(model, rank_step(ctx, 1))
+    module.armed = False
+    module.zero_grad()
+    if ctx.arguments["recovery"] == "update_process_group":
+        model._update_process_group(ctx.process_group)
+    with ctx.catching("step2/raised"):
+        _ordinary(model, rank_step(ctx, 2))
+    error = ctx.facts["step2/raised"]
+    ctx.observe("outcome", gradients("step2", module) if error is None else error)
+
+
+@exception_in_backward.expects
+def _exception_in_backward(scenario: Scenario) -> Mapping[int, Facts]:
+    truth = simulate_steps([_minefield(scenario) for _ in range(scenario.world_size)], _ordinary, 3)
+    facts = {}
+    for rank, mine in truth.items():
+        third = {name: value for name, value in mine.items() if name.startswith("step2/")}
+        refusal = Raises(("RuntimeError",), ("finish", "reduc"))
+        facts[rank] = {
+            **{name: value for name, value in mine.items() if name.startswith("step0/")},
+            "step1/raised": Raises(("ArithmeticError",), ("bomb",)),
+            "outcome": third if scenario.arguments["recovery"] == "update_process_group" else AnyOf(third, refusal),
+        }
+    return facts
+
+
+def _named(name: str) -> Satisfies:
+    def names(got: Any) -> bool:
+        texts = [item.message if isinstance(item, Raised) else item for item in got]
+        return any(name in text for text in texts)
+
+    return Satisfies(f"a list with an exception or a warning that names {name!r}", names)
+
+
+@program("replaced_parameter", invariants=("leaves_no_trace",))
+def replaced_parameter(ctx: RankContext) -> None:
+    """Replace a weight by a new Parameter after wrapping, on every rank, and train two more steps.
+
+    Observes `answers`: texts of the warnings and the exception that came of it. All ranks run it.
+    """
+    module: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).to(ctx.device)
+    model = ctx.wrap(module)
+    _ordinary(model, rank_step(ctx, 0))
+    module[0].weight = nn.Parameter(torch.ones(3, 3, device=ctx.device))
+    answers: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ctx.catching("raised"):
+            for index in (1, 2):
+                module.zero_grad()
+                _ordinary(model, rank_step(ctx, index))
+    answers += [str(each.message) for each in caught]
+    if (error := ctx.facts["raised"]) is not None:
+        answers.append(error)
+    ctx.observe("answers", answers)
+
+
+@replaced_parameter.expects
+def _replaced_parameter(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"answers": _named("0.weight")} for rank in range(scenario.world_size)}

@@ -1,0 +1,159 @@
+"""Program `outputs`: what goes into forward and comes out of it, and whether gradients flow through every structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.program import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+NUM_STEPS = 2
+
+
+class Pair(NamedTuple):
+    """Two outputs under names."""
+
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Record:
+    """Two outputs and something that is no tensor."""
+
+    first: Tensor
+    second: Tensor
+    note: Any = None
+
+
+class Opaque:
+    """Two outputs inside an object that nobody but its author knows."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.first = first
+        self.second = second
+
+
+class Marker:
+    """Something that is no tensor and must come out as the object that went in."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How two tensors and a marker are put together, and how they are found again."""
+
+    build: Callable[[Tensor, Tensor, Marker], Any]
+    parts: Callable[[Any], tuple[Tensor, ...]]
+    shape: Callable[[Any], str]
+    marker: Callable[[Any], Any] | None = None
+
+
+def _kind(value: Any) -> str:
+    """Describe a structure by its types, down to the leaves."""
+    if isinstance(value, dict):
+        return f"{type(value).__name__}({', '.join(f'{key}={_kind(item)}' for key, item in value.items())})"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(map(_kind, value))})"
+    return type(value).__name__
+
+
+STRUCTURES: Mapping[str, Structure] = {
+    "tensor": Structure(lambda a, b, _: a + b[:, :1], lambda out: (out,), _kind),
+    "tuple": Structure(lambda a, b, m: (a, b, m), lambda out: (out[0], out[1]), _kind, lambda out: out[2]),
+    "list": Structure(lambda a, b, m: [a, None, b, m], lambda out: (out[0], out[2]), _kind, lambda out: out[3]),
+    "named_tuple": Structure(lambda a, b, _: Pair(a, b), lambda out: (out.first, out.second), _kind),
+    "dict": Structure(
+        lambda a, b, m: {"a": a, "b": b, "n": 7, "m": m}, lambda out: (out["a"], out["b"]), _kind, lambda out: out["m"]
+    ),
+    "nested": Structure(
+        lambda a, b, m: {"x": [(a,), {"y": Pair(b, b)}], "m": (None, "text", m)},
+        lambda out: (out["x"][0][0], out["x"][1]["y"].second),
+        _kind,
+        lambda out: out["m"][2],
+    ),
+    "dataclass": Structure(Record, lambda out: (out.first, out.second), _kind, lambda out: out.note),
+    "nested_dataclass": Structure(
+        lambda a, b, m: {"record": [Record(a, b, m)]},
+        lambda out: (out["record"][0].first, out["record"][0].second),
+        _kind,
+        lambda out: out["record"][0].note,
+    ),
+    "opaque": Structure(lambda a, b, _: Opaque(a, b), lambda out: (out.first, out.second), _kind),
+}
+
+
+class TwoOutputs(nn.Module):
+    """Two layers that feed the two outputs; a third layer feeds nothing if `spare`."""
+
+    def __init__(self, structure: Structure, *, spare: bool) -> None:
+        super().__init__()
+        self.structure = structure
+        self.first = nn.Linear(3, 2)
+        self.second = nn.Linear(3, 4, bias=False)
+        if spare:
+            self.spare = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, /, *rest: Any, marker: Marker, **options: Any) -> Any:
+        """Return the structure; `seen` keeps what came in."""
+        self.seen = (rest, marker, options)
+        return self.structure.build(self.first(inputs), self.second(inputs), marker)
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    structure = STRUCTURES[scenario.arguments["structure"]]
+    return with_integer_weights(TwoOutputs(structure, spare=bool(scenario.arguments.get("spare"))), scenario.seed)
+
+
+def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    structure = STRUCTURES[scenario.arguments["structure"]]
+    inner: Any = getattr(model, "module", model)
+    marker, extra = Marker(), {"deep": [Marker()]}
+    output = turn.forward(model, turn.inputs(5, 3), 3, extra, marker=marker, flag=None, scale=turn.inputs(2, micro=9))
+    parts = structure.parts(output)
+    used = parts[:1] if scenario.arguments.get("loss") == "first" else parts
+    turn.backward(torch.stack([turn.loss(part, micro) for micro, part in enumerate(used)]).sum())
+    rest, seen_marker, options = inner.seen
+    return {
+        "structure": structure.shape(output),
+        "same_marker": structure.marker is None or structure.marker(output) is marker,
+        "arguments": [len(rest), rest[0], rest[1] is extra, seen_marker is marker, sorted(options), options["flag"]],
+        "scale": options["scale"],
+    }
+
+
+@program("outputs", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def outputs(ctx: RankContext) -> None:
+    """Train two steps of a module that returns the structure that argument `structure` names.
+
+    `spare` adds a layer that no output uses; `loss` = "first" uses the first output only. Observes what forward got and
+    returned and the gradients; for structure "opaque" all in one fact `outcome`, or the exception. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    step = partial(_step, ctx.scenario)
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS),
+        may_refuse=ctx.arguments["structure"] == "opaque",
+    )
+
+
+@outputs.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_build(scenario) for _ in range(scenario.world_size)]
+    facts = simulate_steps(replicas, partial(_step, scenario), NUM_STEPS)
+    if scenario.arguments["structure"] != "opaque":
+        return facts
+    refusal = Raises(("RuntimeError", "TypeError"), ("output",))
+    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in facts.items()}

@@ -1,0 +1,207 @@
+"""Program `wrapper_surface`: what frameworks and people touch of a wrapper besides forward and backward."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.fixtures.integers import with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.programs.program import program
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+#: The arguments of torch's constructor, in their order; a DDP may have more behind them.
+ARGUMENTS = (
+    "module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb",
+    "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph",
+    "delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision", "device_mesh",
+    "skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy", "forward_sync_buffers",
+)  # fmt: skip
+
+Aspect = Callable[[RankContext, nn.Module], Mapping[str, Any]]
+
+
+def _module() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Linear(2, 1, bias=False))
+    return with_integer_weights(module)
+
+
+def _identity(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    addresses = [tensor.data_ptr() for tensor in parameters + buffers]
+    model = ctx.wrap(module)
+    return {
+        "same_module": model.module is module,
+        "same_parameters": all(mine is its for mine, its in zip(parameters, model.parameters(), strict=True)),
+        "same_buffers": all(mine is its for mine, its in zip(buffers, model.buffers(), strict=True)),
+        "same_storage": addresses == [tensor.data_ptr() for tensor in parameters + buffers],
+        "children": [name for name, _ in model.named_children()],
+    }
+
+
+def _state(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    model = ctx.wrap(module)
+    state = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
+    loaded = model.load_state_dict(state)
+    return {
+        "state_names": list(state),
+        "parameter_names": [name for name, _ in model.named_parameters()],
+        "buffer_names": [name for name, _ in model.named_buffers()],
+        "missing": list(loaded.missing_keys),
+        "unexpected": list(loaded.unexpected_keys),
+        "loaded": module.get_parameter("0.weight"),
+    }
+
+
+def _modes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    model = ctx.wrap(module)
+    facts: dict[str, Any] = {"train_at_first": [model.training, module.training]}
+    facts["eval_returns_wrapper"] = model.eval() is model
+    facts["after_eval"] = [model.training, *(part.training for part in module.modules())]
+    facts["train_returns_wrapper"] = model.train() is model
+    facts["after_train"] = [model.training, *(part.training for part in module.modules())]
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.zero_grad()
+    facts["zeroed"] = [parameter.grad is None for parameter in module.parameters()]
+    visited: list[str] = []
+    model.apply(lambda part: visited.append(type(part).__name__))
+    facts["visited"] = visited[:-1]  # the last one is the wrapper itself, under whatever name
+    model.requires_grad_(False)
+    facts["requires_grad"] = [parameter.requires_grad for parameter in module.parameters()]
+    return facts
+
+
+def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    model = ctx.wrap(module)
+    return {"arguments": [name for name in inspect.signature(type(model).__init__).parameters if name != "self"]}
+
+
+def _attributes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    module._ddp_params_and_buffers_to_ignore = ["0.bias"]  # type: ignore[assignment]
+    model: Any = ctx.wrap(module)
+    return {
+        "require_backward_grad_sync": model.require_backward_grad_sync,
+        "find_unused_parameters": model.find_unused_parameters,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "same_group": model.process_group is ctx.process_group,
+        "device_type": model.device.type == ctx.device.type,
+        "parameters_to_ignore": sorted(model.parameters_to_ignore),
+    }
+
+
+def _check_reduction(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ctx.wrap(module, check_reduction=True)
+    return {"warned": [str(each.message) for each in caught if issubclass(each.category, FutureWarning)]}
+
+
+def _deprecated_broadcast(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    facts = {}
+    for case, options in (
+        ("alone", {"broadcast_buffers": True}),
+        ("both", {"broadcast_buffers": False, "forward_sync_buffers": True}),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model: Any = ctx.wrap(module, **options)
+        facts[f"{case}/warned"] = [str(each.message) for each in caught if issubclass(each.category, FutureWarning)]
+        facts[f"{case}/synchronises"] = model.forward_sync_buffers
+    return facts
+
+
+def _ignore_by_method(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
+    # Frameworks reach the static method through the class that they are given, which a program does not know.
+    ddp = type(ctx.wrap(_module().to(ctx.device)))
+    ddp._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])  # type: ignore[attr-defined]
+    model: Any = ctx.wrap(module)
+    return {"parameters_to_ignore": sorted(model.parameters_to_ignore)}
+
+
+_ONE_MENTION = lambda word: Satisfies(  # noqa: E731
+    f"a list with one FutureWarning that mentions {word}", lambda got: len(got) == 1 and word in got[0]
+)
+_STATE = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+_PARAMETERS = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight"]
+
+ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
+    "identity": (
+        _identity,
+        {"same_module": True, "same_parameters": True, "same_buffers": True, "same_storage": True,
+         "children": ["module"]},
+    ),
+    "state": (
+        _state,
+        {
+            "state_names": [f"module.{name}" for name in [*_STATE, "3.weight"]],
+            "parameter_names": [f"module.{name}" for name in _PARAMETERS],
+            "buffer_names": [f"module.{name}" for name in _STATE[4:]],
+            "missing": [],
+            "unexpected": [],
+            "loaded": torch.full((2, 2), 3.0),
+        },
+    ),
+    "modes": (
+        _modes,
+        {
+            "train_at_first": [True, True],
+            "eval_returns_wrapper": True,
+            "after_eval": [False] * 6,
+            "train_returns_wrapper": True,
+            "after_train": [True] * 6,
+            "zeroed": [True] * 5,
+            "visited": ["Linear", "BatchNorm1d", "Dropout", "Linear", "Sequential"],
+            "requires_grad": [False] * 5,
+        },
+    ),
+    "signature": (
+        _signature,
+        {
+            "arguments": Satisfies(
+                "torch's argument names in torch's order", lambda got: tuple(got[: len(ARGUMENTS)]) == ARGUMENTS
+            )
+        },
+    ),
+    "attributes": (
+        _attributes,
+        {"require_backward_grad_sync": True, "same_group": True, "device_type": True,
+         "parameters_to_ignore": ["0.bias"]},
+    ),
+    "check_reduction": (_check_reduction, {"warned": _ONE_MENTION("check_reduction")}),
+    "deprecated_broadcast": (
+        _deprecated_broadcast,
+        {
+            "alone/warned": _ONE_MENTION("broadcast_buffers"),
+            "alone/synchronises": True,
+            "both/warned": _ONE_MENTION("broadcast_buffers"),
+            "both/synchronises": True,
+        },
+    ),
+    "ignore_by_method": (_ignore_by_method, {"parameters_to_ignore": ["0.weight"]}),
+}  # fmt: skip
+
+
+@program("wrapper_surface", invariants=("same_collectives", "leaves_no_trace"))
+def wrapper_surface(ctx: RankContext) -> None:
+    """Observe the aspect of the wrapper that argument `aspect` names. All ranks run it."""
+    observe, _ = ASPECTS[ctx.arguments["aspect"]]
+    for name, value in observe(ctx, _module().to(ctx.device)).items():
+        ctx.observe(name, value)
+
+
+@wrapper_surface.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    aspect = scenario.arguments["aspect"]
+    facts = dict(ASPECTS[aspect][1])
+    if aspect == "attributes":
+        for option in ("find_unused_parameters", "gradient_as_bucket_view"):
+            facts[option] = bool(scenario.options.get(option, False))
+    return dict.fromkeys(range(scenario.world_size), facts)
