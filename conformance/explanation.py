@@ -46,10 +46,15 @@ def explain(
     return "\n".join(lines)
 
 
-def block(text: str, num_lines: int = 8) -> str:
-    """Return the last lines of a traceback or stack, indented."""
-    lines = text.strip().splitlines()
-    return textwrap.indent("\n".join(lines[-num_lines:]), _INDENT)
+def block(lines: list[str]) -> str:
+    """Return the lines indented, to be quoted below a sentence."""
+    return textwrap.indent("\n".join(lines), _INDENT)
+
+
+def shorten(text: str, width: int = 160) -> str:
+    """Return the first line of a message, cut to `width`."""
+    first = next(iter(text.strip().splitlines()), "")
+    return first if len(first) <= width else f"{first[: width - 4].rstrip()} ..."
 
 
 def ranks(numbers: Iterable[int]) -> str:

@@ -131,6 +131,16 @@ def _never_reduced(case: _Case) -> str:
     return ""
 
 
+def _reduced(case: _Case) -> str:
+    wanted = list(case.wanted_everywhere.values())
+    if case.world_size < 2 or len(wanted) < case.world_size or _all_alike(case.wanted_everywhere):
+        return ""
+    total = sum((_wide(value) for value in wanted[1:]), _wide(wanted[0]))
+    if _same(total, _wide(case.came) * case.world_size):
+        return "the mean over the ranks, where every rank must keep its own"
+    return "the sum over the ranks, where every rank must keep its own" if _same(total, _wide(case.came)) else ""
+
+
 def _all_zero(case: _Case) -> str:
     return "zeros: no value was ever written" if _is_zero(case.came) else ""
 
@@ -162,11 +172,13 @@ def _misrouted(case: _Case) -> str:
 
 
 def _not_broadcast(case: _Case) -> str:
-    root = case.everywhere.get(0)
+    root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
     is_state = any(part in ("parameter", "buffer") for part in case.name.split("/"))
-    if case.rank == 0 or root is None or not is_state or not _same(root, case.wanted):
+    if case.rank == 0 or not is_state or root is None or roots_wanted is None or not _same(root, roots_wanted):
         return ""
-    return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
+    if _same(root, case.wanted):
+        return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
+    return "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
 
 
 def _stale(case: _Case) -> str:
@@ -235,10 +247,10 @@ _OTHER_KIND: tuple[_Way, ...] = (_wrong_dtype, _wrong_shape)
 _SAME_KIND: tuple[_Way, ...] = (
     _not_finite,
     _never_reduced,
+    _reduced,
     _all_zero,
     _misrouted,
     _equals_other_rank,
-    _not_broadcast,
     _scaled,
     _stale,
     _not_cleared,
@@ -246,6 +258,7 @@ _SAME_KIND: tuple[_Way, ...] = (
     _transposed,
     _reordered,
     _rounded,
+    _not_broadcast,
     _partly_wrong,
 )
 

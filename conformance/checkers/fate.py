@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
-from conformance.explanation import block, let_then, ranks
+from conformance.explanation import block, let_then, ranks, shorten
 from conformance.history import Collective
 from conformance.observation import Observation, Raised
 from conformance.verdict import Finding, Verdict
+
+_TAIL_LINES = 8
+_STACK_LINES = 16  # stacks are printed with the most recent call first
+#: Frames of the harness that are on every stack and say nothing about the subject.
+_OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
 
 
 @checker("no_crash")
@@ -17,9 +22,9 @@ def no_crash(evidence: Evidence) -> Finding:
     dead = evidence.ended(*DEAD)
     if not dead:
         return passed("no_crash")
-    sentences = [f"rank {one.rank} was {_death(one)} {_where(one)}" for one in dead]
+    sentences = [f"rank {one.rank} {_death(one)} {_where(one)}" for one in dead]
     lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(dead)]
-    thens = [f"{label} was {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
+    thens = [f"{label} {_death(one)} {_where(one)}." for label, one in _labelled(dead)]
     notes = [_stop_of(other) for other in evidence.by_rank if other not in dead]
     for one in dead:
         notes += _attachments(one)
@@ -139,8 +144,9 @@ def _is(numbers: list[int]) -> str:
 
 
 def _death(observation: Observation) -> str:
-    text = str(observation.fate)
-    return text if text != observation.fate.kind else f"{text} (code {observation.fate.code})"
+    if observation.fate.kind == "exited":
+        return f"exited with code {observation.fate.code}"
+    return f"was {observation.fate}"
 
 
 def _where(observation: Observation) -> str:
@@ -172,17 +178,17 @@ def _predicate(observation: Observation) -> str:
     if kind == "returned":
         return "has run the program to its end"
     if kind in DEAD:
-        return f"was {_death(observation)} {_where(observation)}"
+        return f"{_death(observation)} {_where(observation)}"
     stopped = ", stopped by a signal" if "stopped" in observation.fate.detail else ""
     return f"is {_where(observation)}{stopped}"
 
 
 def _error(observation: Observation) -> str:
-    return str(observation.raised) if observation.raised is not None else "an unknown exception"
+    return shorten(str(observation.raised)) if observation.raised is not None else "an unknown exception"
 
 
 def _stop_of(observation: Observation) -> str:
-    ended = "was stopped" if observation.fate.kind == "abandoned" else _predicate(observation)
+    ended = "was ended for that" if observation.fate.kind == "abandoned" else _predicate(observation)
     return f"Rank {observation.rank} {ended}, {_last_words(observation)}."
 
 
@@ -191,16 +197,19 @@ def _tracebacks(raised: list[Observation]) -> list[str]:
     tails: dict[str, list[int]] = {}
     for one in raised:
         if one.raised is not None and one.raised.traceback:
-            tails.setdefault(block(one.raised.traceback), []).append(one.rank)
+            tail = one.raised.traceback.strip().splitlines()[-_TAIL_LINES:]
+            tails.setdefault(block(tail), []).append(one.rank)
     return [f"Traceback of {ranks(numbers)}, its end:\n{tail}" for tail, numbers in tails.items()]
 
 
 def _attachments(observation: Observation) -> list[str]:
     texts = []
     if observation.stack:
-        texts.append(f"Rank {observation.rank}'s stack:\n{block(observation.stack, 16)}")
+        frames = [line for line in observation.stack.splitlines() if not any(part in line for part in _OUR_FRAMES)]
+        texts.append(f"Rank {observation.rank}'s stack:\n{block(frames[:_STACK_LINES])}")
     if observation.stderr.strip():
-        texts.append(f"Rank {observation.rank}'s stderr, its end:\n{block(observation.stderr)}")
+        tail = observation.stderr.strip().splitlines()[-_TAIL_LINES:]
+        texts.append(f"Rank {observation.rank}'s stderr, its end:\n{block(tail)}")
     return texts
 
 

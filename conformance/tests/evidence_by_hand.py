@@ -49,7 +49,7 @@ def ended(rank: int, kind: str, history: tuple[Collective, ...] = (), **rest: An
     """Return the observation of a rank that did not report, in backward."""
     detail = {"killed": "killed by SIGKILL", "exited": "exited 3"}.get(kind, kind)
     rest = {"phase": "backward", **rest}
-    return Observation(rank, Fate(kind, detail=detail), history=history, **rest)
+    return Observation(rank, Fate(kind, 3, detail), history=history, **rest)
 
 
 def evidence_of(*observations: Observation, expected: Mapping[int, Facts] | None = None, **scenario: Any) -> Evidence:

@@ -207,7 +207,7 @@ CRASH  GRAD-01  a gradient MUST be the mean
       rank 1 was killed by SIGKILL in phase backward, step 0
 Let   A = rank 1, last collective all_reduce #0 (512 x float32, sum)
 Then  A was killed by SIGKILL in phase backward, step 0.
-Rank 0 was stopped, last collective all_reduce #1 (4096 x float32, sum).
+Rank 0 was ended for that, last collective all_reduce #1 (4096 x float32, sum).
 Rank 1's stderr, its end:
       terminate called after throwing
 Replay  ddp-conformance replay report/failures/GRAD-01-7.json

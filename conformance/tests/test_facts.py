@@ -133,6 +133,10 @@ def test_recognises_a_buffer_that_was_not_broadcast() -> None:
     expected = "the rank's own value: rank 0 has the expected one, and it was not broadcast"
     assert _diagnose(MEAN, MEAN, came, name=name, rank=1) == expected
     assert _diagnose(MEAN, MEAN, came, rank=1) == ""
+    local: dict[int, Facts] = {0: {name: MEAN}, 1: {name: MEAN + 1}}
+    assert diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: came}}) == (
+        "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
+    )
 
 
 def test_recognises_what_belongs_elsewhere() -> None:
@@ -149,6 +153,14 @@ def test_recognises_what_belongs_elsewhere() -> None:
     assert _diagnose(MEAN, swapped, swapped, others=others) == (
         "the expected value of step1/grad/fc2.weight: the two are mixed up"
     )
+
+
+def test_recognises_a_reduction_where_there_must_be_none() -> None:
+    expected: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: B}}
+    for factor, word in ((1, "mean"), (2, "sum")):
+        observed: dict[int, Facts] = {0: {NAME: MEAN * factor}, 1: {NAME: MEAN * factor}}
+        diagnosis = f"the {word} over the ranks, where every rank must keep its own"
+        assert diagnose(NAME, 1, expected, observed) == diagnosis
 
 
 def test_recognises_another_ranks_value() -> None:

@@ -32,11 +32,11 @@ def test_nothing_happened() -> None:
         assert _check(name, returned(0), returned(1)).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize(("kind", "phrase"), [("killed", "killed by SIGKILL"), ("exited", "exited 3")])
+@pytest.mark.parametrize(("kind", "phrase"), [("killed", "was killed by SIGKILL"), ("exited", "exited with code 3")])
 def test_a_death_is_a_crash_of_that_rank(kind: str, phrase: str) -> None:
     finding = _check("no_crash", ended(0, "abandoned"), ended(1, kind, gradients(4), stderr="out of memory"))
     assert finding.verdict is Verdict.CRASH
-    assert finding.summary == f"rank 1 was {phrase} in phase backward, step 0"
+    assert finding.summary == f"rank 1 {phrase} in phase backward, step 0"
     assert "out of memory" in finding.explanation
 
 
@@ -106,6 +106,21 @@ def test_exceptions_name_rank_and_message() -> None:
     assert alike.summary == "every rank raised ValueError: no"
     unlike = _check("no_exception", raised(0, ValueError("no")), raised(1, TypeError("yes")))
     assert unlike.summary == "rank 0 raised ValueError: no; rank 1 raised TypeError: yes"
+
+
+def test_stacks_show_the_most_recent_calls_without_ours() -> None:
+    ours = '  File "conformance/workers/faults.py", line 1 in fire\n'
+    stack = ours + "".join(f'  File "ddp.py", line {number} in call\n' for number in range(40))
+    finding = _check("no_hang", ended(0, "hung", gradients(4)), ended(1, "hung", stack=stack))
+    assert "faults.py" not in finding.explanation
+    assert "line 0 in call" in finding.explanation
+    assert "line 39 in call" not in finding.explanation
+
+
+def test_long_messages_are_cut_in_the_summary() -> None:
+    finding = _check("no_exception", returned(0), raised(1, ValueError("no " * 200 + "\nmore")))
+    assert len(finding.summary) < 200
+    assert finding.summary.endswith(" ...")
 
 
 def test_errors_of_the_harness_are_not_the_subjects() -> None:
