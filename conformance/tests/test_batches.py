@@ -1,0 +1,59 @@
+"""The data in the repository, and what is drawn from it."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import torch
+
+from conformance.fixtures.batches import Batch, digits, mixed_seed, text
+
+
+def batch(**place: int) -> Batch:
+    where = {"seed": 0, "rank": 0, "step": 0, "micro": 0, **place}
+    return Batch(**where, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_digits_are_the_uci_test_set() -> None:
+    images, labels = digits()
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.dtype == torch.float32
+    assert images.min() == 0.0
+    assert images.max() == 1.0
+    # The class sizes that the data set's description states.
+    assert labels.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_text_is_ascii_and_whole() -> None:
+    characters, alphabet = text()
+    assert len(characters) == 54675
+    content = "".join(alphabet[index] for index in characters)
+    assert content.startswith("The Declaration of Independence")
+    assert content.rstrip().endswith("election of\nRepresentatives shall have intervened.")
+
+
+def test_every_data_file_has_source_and_licence() -> None:
+    folder = resources.files("conformance.fixtures").joinpath("data")
+    notice = folder.joinpath("NOTICE").read_text()
+    for file in folder.iterdir():
+        if file.name != "NOTICE":
+            assert f"\n{file.name}\n" in notice
+    assert notice.count("Licence:") == 2
+
+
+def test_seeds_depend_on_every_part() -> None:
+    seeds = {mixed_seed("batch", *parts) for parts in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0), (0, 10), (1, 0))}
+    assert len(seeds) == 6
+    assert mixed_seed("batch", 1, 2) == 4207538963531480751
+
+
+def test_batches_differ_by_place_and_repeat() -> None:
+    drawn = [batch(**{place: 1}).normal(5) for place in ("seed", "rank", "step", "micro")] + [batch().normal(5)]
+    assert len({tuple(values.tolist()) for values in drawn}) == 5
+    assert torch.equal(batch().normal(5), drawn[-1])
+
+
+def test_excerpts_are_followed_by_the_next_character() -> None:
+    characters, following = batch().text(3, 16)
+    assert characters.shape == following.shape == (3, 16)
+    assert torch.equal(characters[:, 1:], following[:, :-1])
