@@ -1,0 +1,119 @@
+"""Where a captured forward graph uses the parameters that DDP averages, and when their gradients will be complete."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ddp_impl.bucket_plan import ParameterSpec
+
+#: Nodes that compute nothing: they belong to no part of a split graph.
+_SOURCES = ("placeholder", "get_attr", "output")
+
+
+class AveragedParameters:
+    """The parameters that DDP averages, found again in a graph by identity.
+
+    Whatever is not among them (ignored or frozen parameters, buffers, inputs) is no concern of bucketing.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
+        """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
+        assert [spec.index for spec in specs] == list(range(len(parameters))), "one spec per parameter, in order"
+        self.parameters = tuple(parameters)
+        self.specs = tuple(specs)
+        self._spec_of = {id(parameter): spec for parameter, spec in zip(parameters, specs, strict=True)}
+
+    def find(self, tensor: Any) -> ParameterSpec | None:
+        """Return the spec of the parameter that `tensor` is, or is a cast of (mixed precision); None if of none."""
+        spec = self._spec_of.get(id(tensor))
+        if spec is not None or not isinstance(tensor, Tensor) or tensor.grad_fn is None:
+            return spec
+        origin = tensor.grad_fn.next_functions[0][0] if len(tensor.grad_fn.next_functions) == 1 else None
+        return self._spec_of.get(id(getattr(origin, "variable", None)))
+
+    def among(self, tensors: Iterable[Any]) -> Iterator[ParameterSpec]:
+        """Yield the specs of those of `tensors` that are averaged."""
+        for tensor in tensors:
+            spec = self.find(tensor)
+            if spec is not None:
+                yield spec
+
+    def taken_over(self, module: nn.Module, ignored: Iterable[str]) -> list[str]:
+        """Return the names of trainable parameters of `module` that are neither averaged nor ignored.
+
+        There are some only if the module was changed after it was wrapped.
+        """
+        left_out = set(ignored)
+        return [
+            name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and id(parameter) not in self._spec_of and name not in left_out
+        ]
+
+
+def computations(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes of `graph` that compute something, in order."""
+    return [node for node in graph.nodes if node.op not in _SOURCES]
+
+
+def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters) -> dict[int, int]:
+    """Return for each averaged parameter in the graph (by index) the position of its first use.
+
+    Positions count computations. A gradient is complete when the backward of the *first* use is over, so parameters
+    become ready in order of decreasing position. Parameters are found as inputs of the graph (as Dynamo gives those of
+    inlined modules), as attributes, and inside called modules.
+    """
+    spec_of_node: dict[fx.Node, ParameterSpec] = {}
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        spec = averaged.find(value)
+        if spec is not None:
+            spec_of_node[node] = spec
+    for node in gm.graph.find_nodes(op="get_attr"):
+        spec = averaged.find(attribute(gm, str(node.target)))
+        if spec is not None:
+            spec_of_node[node] = spec
+    found: dict[int, int] = {}
+    for position, node in enumerate(computations(gm.graph)):
+        used = [spec_of_node[source] for source in node.all_input_nodes if source in spec_of_node]
+        if node.op == "call_module":
+            used += averaged.among(gm.get_submodule(str(node.target)).parameters())
+        for spec in used:
+            found.setdefault(spec.index, position)
+    return found
+
+
+def ready_order(uses: dict[int, int]) -> list[int]:
+    """Return parameter indices in the order in which a backward completes their gradients.
+
+    Parameters that one node uses first come in reverse order of registration, as everywhere where nothing else is known.
+    """
+    return sorted(uses, key=lambda index: (-uses[index], -index))
+
+
+def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[ParameterSpec]:
+    """Return specs of the parameters `indices`, renumbered by their place in `indices`."""
+    return [dataclasses.replace(averaged.specs[index], index=place) for place, index in enumerate(indices)]
+
+
+def attribute(module: nn.Module, target: str) -> Any:
+    """Return what a `get_attr` node with this target refers to."""
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def value_of(node: fx.Node) -> Any:
+    """Return the example value that tracing left on `node`: fake tensors, symbolic numbers; None if it left none."""
+    value = node.meta.get("example_value")
+    return node.meta.get("val") if value is None else value
+
+
+def crosses(value: Any) -> bool:
+    """Whether every compiler takes `value` as an input and gives it as an output: tensors and integers only."""
+    return isinstance(value, (Tensor, torch.SymInt)) or type(value) is int

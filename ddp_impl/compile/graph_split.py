@@ -1,0 +1,356 @@
+"""Cutting a captured forward graph where DDP's buckets end, so that compiled backwards overlap with communication.
+
+A graph that is compiled as a whole hands out all gradients at the end of one opaque backward: no bucket can be reduced
+before. Cut into parts that end where buckets do, and with every part compiled on its own, autograd runs one compiled
+backward per part, and the reducer's hooks see the gradients of a bucket while the parts before it still compute.
+
+The cuts come from the planner that the eager reducer uses, given the order in which the graph's backward completes the
+gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a part
+from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a context or
+the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes, booleans) are
+computed again in every part that uses them. What comes before the last gradient stays in the part of the last bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._logging import getArtifactLogger, trace_structured
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx.passes.split_module import split_module
+
+from ddp_impl.bucket_plan import plan_for_order
+from ddp_impl.compile.graph_parameters import (
+    AveragedParameters,
+    attribute,
+    computations,
+    crosses,
+    first_uses,
+    ready_order,
+    specs_of,
+    value_of,
+)
+from ddp_impl.options import BucketCaps
+
+log = logging.getLogger(__name__)
+#: Shown by `TORCH_LOGS=ddp_graphs`.
+graph_log = getArtifactLogger(__name__, "ddp_graphs")
+
+#: A Dynamo backend: takes a graph and example inputs, returns what runs it.
+CompilerBackend = Callable[..., Callable[..., Any]]
+
+# `split_module` repeats these in every part that they govern; what they return is no value.
+_GLOBAL_STATE = (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """Where a graph is cut, and for the sake of which buckets.
+
+    `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the parameters
+    of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes. `moved_cuts`: cuts that
+    were moved, as (where the bucket ends, where the cut is).
+    """
+
+    starts: tuple[int, ...]
+    buckets: tuple[tuple[str, ...], ...]
+    bucket_bytes: tuple[int, ...]
+    moved_cuts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_parts(self) -> int:
+        """How many graphs are compiled."""
+        return len(self.starts)
+
+    def table(self) -> str:
+        """Return the buckets as text, one line per parameter."""
+        width = max((len(name) for bucket in self.buckets for name in bucket), default=0)
+        lines = [f"{'bucket':>6}  {'bytes':>12}  {'parameters':<{width}}".rstrip()]
+        for index, (bucket, num_bytes) in enumerate(zip(self.buckets, self.bucket_bytes, strict=True)):
+            for place, name in enumerate(bucket):
+                lines.append(f"{index:>6}  {num_bytes:>12}  {name}" if place == 0 else f"{'':>6}  {'':>12}  {name}")
+        lines += [f"cut moved from computation {end} to {cut}" for end, cut in self.moved_cuts]
+        return "\n".join(lines)
+
+
+def plan_split(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters, caps: BucketCaps
+) -> SplitPlan:
+    """Decide where to cut `gm`; changes nothing. Parameters whose reduction is delayed anyway cause no cut."""
+    uses = {
+        index: position
+        for index, position in first_uses(gm, example_inputs, averaged).items()
+        if not averaged.specs[index].delayed
+    }
+    order = ready_order(uses)
+    specs = specs_of(averaged, order)
+    plan = plan_for_order(specs, range(len(specs)), caps)
+    ends = [min(uses[order[place]] for place in bucket) for bucket in plan.buckets]
+    starts, moved = _place_cuts(computations(gm.graph), ends)
+    return SplitPlan(
+        starts=starts,
+        buckets=tuple(tuple(specs[place].name for place in bucket) for bucket in plan.buckets),
+        bucket_bytes=tuple(sum(specs[place].num_bytes for place in bucket) for bucket in plan.buckets),
+        moved_cuts=moved,
+    )
+
+
+def _place_cuts(nodes: Sequence[fx.Node], ends: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return the starts of the parts and the cuts that were moved, given where buckets end.
+
+    The end of the last bucket is no cut: the gradients that precede it in the graph are nobody's.
+    """
+    first_gradient = min(ends, default=0)
+    glued = _glued(nodes)
+    starts: list[int] = []
+    moved: list[tuple[int, int]] = []
+    part: set[fx.Node] = set()
+    position = len(nodes)
+    for end in sorted(set(ends), reverse=True):
+        if end >= position:
+            continue  # an earlier cut was moved beyond this bucket's end
+        while position > end:
+            position -= 1
+            part.add(nodes[position])
+        while position > 0 and (glued[position] or not _is_used_outside(part)):
+            position -= 1
+            part.add(nodes[position])
+        if position <= first_gradient:
+            break
+        if position != end:
+            moved.append((end, position))
+        starts.append(position)
+        part = set()
+    return (0, *reversed(starts)), tuple(moved)
+
+
+def _is_used_outside(part: set[fx.Node]) -> bool:
+    return any(user not in part for node in part for user in node.users)
+
+
+def _glued(nodes: Sequence[fx.Node]) -> list[bool]:
+    """Return for each position whether no cut may be made just before it."""
+    position_of = {node: position for position, node in enumerate(nodes)}
+    open_until = 0
+    glued = []
+    for position, node in enumerate(nodes):
+        closes_a_context = not node.all_input_nodes and not node.users and node.target not in _GLOBAL_STATE
+        glued.append(position <= open_until or closes_a_context)
+        if node.users and node.target not in _GLOBAL_STATE and not _may_be_cut_off(value_of(node)):
+            open_until = max([open_until, *(position_of[user] for user in node.users if user in position_of)])
+    return glued
+
+
+def _may_be_cut_off(value: Any) -> bool:
+    return crosses(value) or _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` is made of numbers only, so that computing it twice costs and changes nothing."""
+    if isinstance(value, (torch.SymBool, torch.SymFloat, torch.SymInt, bool, float, int, torch.dtype, torch.device)):
+        return True
+    return isinstance(value, tuple) and all(_is_plain(item) for item in value)
+
+
+def split_graph(gm: fx.GraphModule, plan: SplitPlan) -> fx.GraphModule:
+    """Return a graph that calls one submodule per part of `plan`, in the original order; `gm` is used up."""
+    part_of: dict[fx.Node, int] = {}
+    part = -1
+    starts = set(plan.starts)
+    for position, node in enumerate(computations(gm.graph)):
+        part += position in starts
+        part_of[node] = part
+    _compute_numbers_where_used(gm.graph, part_of)
+    split = split_module(gm, gm, part_of.__getitem__, keep_original_order=True)
+    source_of = {node.name: getattr(node, "_dynamo_source", None) for node in gm.graph.find_nodes(op="placeholder")}
+    for _, submodule in parts(split):
+        # What Dynamo tells compilers of a graph besides the graph itself.
+        submodule.meta = gm.meta
+        if hasattr(gm, "_param_name_to_source"):
+            submodule._param_name_to_source = gm._param_name_to_source
+        for node in submodule.graph.find_nodes(op="placeholder"):
+            node._dynamo_source = source_of.get(node.name)  # type: ignore[attr-defined]
+    return split
+
+
+def parts(split: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
+    """Yield the calls of a split graph with the modules that they call, in order."""
+    for node in split.graph.find_nodes(op="call_module"):
+        submodule = split.get_submodule(str(node.target))
+        assert isinstance(submodule, fx.GraphModule)
+        yield node, submodule
+
+
+def gather_items(graph: fx.Graph) -> None:
+    """Move every item that is taken from a container of tensors next to the container, so that no cut separates them."""
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "get_attr", "output") or _may_be_cut_off(value_of(node)):
+            continue
+        items = [user for user in node.users if user.target is operator.getitem and user.all_input_nodes == [node]]
+        for item in sorted(items, reverse=True):
+            node.append(item)
+
+
+def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) -> None:
+    # From the end: a copy is a user of what it is computed from, and that comes before it.
+    for node in reversed(list(part_of)):
+        value = value_of(node)
+        if crosses(value) or not _is_plain(value):
+            continue
+        users_elsewhere: dict[int, list[fx.Node]] = {}
+        for user in node.users:
+            if user in part_of and part_of[user] != part_of[node]:
+                users_elsewhere.setdefault(part_of[user], []).append(user)
+        for part, users in users_elsewhere.items():
+            with graph.inserting_before(min(users)):
+                copied = graph.node_copy(node)
+            part_of[copied] = part
+            for user in users:
+                user.replace_input_with(node, copied)
+
+
+class SplitBackend:
+    """A Dynamo backend that cuts each graph at the bucket boundaries of one model and compiles the parts by `backend`.
+
+    `splits` keeps the plan of every graph, in the order of compilation. Not collective.
+    """
+
+    def __init__(self, backend: CompilerBackend, averaged: AveragedParameters, caps: BucketCaps) -> None:
+        """Take the user's backend (a callable), the model's averaged parameters, and the caps of its buckets."""
+        self.backend = backend
+        self.averaged = averaged
+        self.caps = caps
+        self.splits: list[SplitPlan] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Compile `gm`; what `backend` raises is raised on, with a note on which part it was given."""
+        fake_mode = _ensure_values(gm, example_inputs)
+        gather_items(gm.graph)
+        plan = plan_split(gm, example_inputs, self.averaged, self.caps)
+        self.splits.append(plan)
+        log.info(
+            "graph with %d averaged parameters: %d buckets, compiled in %d parts",
+            sum(len(bucket) for bucket in plan.buckets), len(plan.buckets), plan.num_parts,
+        )  # fmt: skip
+        log.debug("buckets of the graph:\n%s", plan.table())
+        if plan.num_parts == 1:
+            return self.backend(gm, example_inputs, **options)
+        graph_log.debug("graph before it is split\n%s", gm.graph)
+        split = split_graph(gm, plan)
+        _log_artifacts(split, plan)
+        given = dict(zip(split.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
+        for number, (call, part) in enumerate(list(parts(split))):
+            compiled = self._compile(part, _inputs_of(split, call, part, given, fake_mode), options, number, plan)
+            split.delete_submodule(str(call.target))
+            split.add_submodule(str(call.target), compiled)
+        split.recompile()
+        return split
+
+    def reset(self) -> None:
+        """Pass on what `torch.compiler.reset` asks of backends."""
+        if hasattr(self.backend, "reset"):
+            self.backend.reset()
+
+    def _compile(
+        self, part: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], number: int, plan: SplitPlan
+    ) -> nn.Module:
+        (output,) = part.graph.find_nodes(op="output")
+        returns_one = not isinstance(output.args[0], tuple)
+        if returns_one:  # compilers expect graphs that return tuples
+            output.args = ((output.args[0],),)
+            part.recompile()
+        try:
+            with _own_tracing_context():
+                compiled = self.backend(part, inputs, **options)
+        except Exception as error:
+            error.add_note(
+                f"This was part {number + 1} of {plan.num_parts} of a graph that DistributedDataParallel cut at its "
+                "bucket boundaries. If the backend cannot compile parts, raise bucket_cap_mb until there is one."
+            )
+            raise
+        return _CompiledPart(compiled, returns_one)
+
+
+class _CompiledPart(nn.Module):
+    def __init__(self, compiled: Callable[..., Any], returns_one: bool) -> None:
+        super().__init__()
+        self._compiled = compiled
+        self._returns_one = returns_one
+
+    def forward(self, *inputs: Any) -> Any:
+        outputs = self._compiled(*inputs)
+        return outputs[0] if self._returns_one else outputs
+
+
+@contextlib.contextmanager
+def _own_tracing_context() -> Iterator[None]:
+    """Give each part a tracing context of its own, which shares guards and shapes with that of the whole graph.
+
+    Compilers leave on the context what they will need for the backward, which may be compiled long after: the parts
+    must not overwrite each other's.
+    """
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    with tracing(copy.copy(context)):
+        yield
+
+
+def _ensure_values(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> FakeTensorMode | None:
+    """Make sure that computations carry example values; return the mode of the fake ones if there was no trace."""
+    if TracingContext.try_get() is not None:
+        return None
+    mode = detect_fake_mode(example_inputs)
+    if mode is None:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    FakeTensorProp(gm, mode).propagate(*example_inputs)
+    return mode
+
+
+def _inputs_of(
+    split: fx.GraphModule,
+    call: fx.Node,
+    part: fx.GraphModule,
+    given: dict[fx.Node, Any],
+    fake_mode: FakeTensorMode | None,
+) -> list[Any]:
+    """Return example inputs of `part`: the graph's own where it has them, and the traced values of what crosses.
+
+    Traced values have the strides of the uncompiled graph; compilers keep those of outputs, so they are the strides of
+    the values that will come.
+    """
+    inputs = []
+    for source, placeholder in zip(call.args, part.graph.find_nodes(op="placeholder"), strict=True):
+        assert isinstance(source, fx.Node)
+        if source in given:
+            value = given[source]
+        elif source.op == "get_attr":
+            value = attribute(split, str(source.target))
+        else:
+            value = value_of(placeholder)
+        if fake_mode is not None and isinstance(value, Tensor):
+            value = fake_mode.from_tensor(value)
+        inputs.append(value)
+    return inputs
+
+
+def _log_artifacts(split: fx.GraphModule, plan: SplitPlan) -> None:
+    graph_log.debug("graph after it was split\n%s", split.graph)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "ddp_split_graph", "encoding": "string"},
+        payload_fn=lambda: f"{plan.table()}\n\n{split.print_readable(print_output=False)}",
+    )
+    for node, part in parts(split):
+        graph_log.debug("%s\n%s", node.target, part.graph)
