@@ -2,6 +2,7 @@
 
 from ddp_impl.bucket import GradBucket
 from ddp_impl.distributed import DistributedDataParallel
+from ddp_impl.installation import install, uninstall
 from ddp_impl.mixed_precision import MixedPrecision
 
-__all__ = ["DistributedDataParallel", "GradBucket", "MixedPrecision"]
+__all__ = ["DistributedDataParallel", "GradBucket", "MixedPrecision", "install", "uninstall"]

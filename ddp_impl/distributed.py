@@ -26,7 +26,10 @@ from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
 from ddp_impl.unused_parameters import find_tensors
-from ddp_impl.wrapped_module import describe, device_type, managed_parameters, move
+from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
+
+#: Attributes that a pickled copy makes anew.
+_OF_THIS_PROCESS = ("process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch")
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -159,6 +162,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             self._lazy_init()
         synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
         if synchronise:
+            self._watch.check()
             self.reducer.check_finished()
         if self._join_config.enable:
             Join.notify_join_context(self)
@@ -427,11 +431,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
         state = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
         assert isinstance(state, dict)
-        return {
-            name: value
-            for name, value in state.items()
-            if name not in ("process_group", "reducer", "device_mesh", "_join_config", "_caster")
-        }
+        return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to this process's default group with a new reducer and the same hooks; nothing is communicated."""
@@ -447,6 +447,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._watch = ParameterWatch(self.module, members)
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
         # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
         weakref.finalize(self, self.reducer.remove_hooks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -50,6 +51,46 @@ def device_type(module: nn.Module, ignored: Collection[str]) -> str:
             f"{', '.join(sorted(types))}"
         )
     return types.pop()
+
+
+class ParameterWatch:
+    """Notices when a parameter that DDP averages is no longer the one that the module uses.
+
+    Its hook would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients,
+    without a word (pytorch/pytorch#12603). Asked before every synchronised forward, so it is one pass of C-level comparisons.
+    """
+
+    def __init__(self, module: nn.Module, members: Sequence[ManagedParameter]) -> None:
+        """Remember where each of `members` is kept."""
+        self._module = module
+        self._members = members
+        self._locate()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` naming the parameters that were replaced or removed since wrapping."""
+        if all(map(is_, map(dict.get, self._tables, self._names), self._parameters)):
+            return
+        present = set(self._module.parameters())
+        gone = [member.name for member in self._members if member.parameter not in present]
+        if gone:
+            raise RuntimeError(
+                f"parameters were replaced or removed after wrapping: {', '.join(gone)}. DDP averages the gradients of "
+                "the parameters that it was given; a new one would train on local gradients. Change the module before "
+                "wrapping it, change values in place (parameter.data.copy_), or wrap it anew on every rank."
+            )
+        self._locate()  # moved within the module, by torch.nn.utils.parametrize for instance
+
+    def _locate(self) -> None:
+        ours = {member.parameter for member in self._members}
+        slots = [
+            (owner._parameters, name, parameter)
+            for owner in self._module.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None and parameter in ours
+        ]
+        self._tables = [table for table, _, _ in slots]
+        self._names = [name for _, name, _ in slots]
+        self._parameters = [parameter for _, _, parameter in slots]
 
 
 def describe(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> dict[str, Any]:
