@@ -1,0 +1,245 @@
+"""Program `bucket_traffic`: which gradient collectives a step issues, how large, in which order and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.checkers.protocol import is_gradient
+from conformance.errors import ScenarioError
+from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.fixtures.models import get_fixture
+from conformance.history import Collective
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.program import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+
+#: What a scenario may require: every element reduced once; the buckets of the first step; those of the later steps;
+#: one dtype per collective; collectives issued before the last gradient is there.
+ASPECTS = ("elements", "first", "later", "dtypes", "overlap")
+
+_MIB = 1024 * 1024
+_DEFAULT_FIRST_MIB, _DEFAULT_MIB = 1, 25
+
+
+class Stack(nn.Module):
+    """Vectors of given lengths, used one after the other in a given order; the last one used gets its gradient first.
+
+    `order` are positions in `sizes`: the order of registration is that of `sizes`.
+    """
+
+    def __init__(self, sizes: Sequence[int], dtypes: Sequence[str], order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = order
+        self.vectors = nn.ParameterList(
+            torch.empty(size, dtype=getattr(torch, dtype)) for size, dtype in zip(sizes, dtypes, strict=True)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return a vector: `inputs` shifted by a multiple of every vector's sum."""
+        hidden = inputs
+        for place, position in enumerate(self.order):
+            vector = self.vectors[position]
+            hidden = hidden + (vector.sum() * (place + 1)).to(inputs.dtype)
+        return hidden
+
+
+def _order(scenario: Scenario, rank: int) -> list[int]:
+    """Return the order of use: that of registration unless argument `order` says `reversed` or `by_rank`."""
+    positions = list(range(len(scenario.arguments["sizes"])))
+    kind = scenario.arguments.get("order", "registered")
+    if kind == "reversed":
+        return positions[::-1]
+    if kind == "by_rank":  # each rank uses them in an order of its own
+        return positions[rank % len(positions) :] + positions[: rank % len(positions)]
+    assert kind == "registered", f"unknown order {kind!r}"
+    return positions
+
+
+def _left_out(scenario: Scenario) -> set[int]:
+    """Return the positions of vectors that are not reduced."""
+    return {*scenario.arguments.get("frozen", ()), *scenario.arguments.get("ignored", ())}
+
+
+def _dtypes(scenario: Scenario) -> list[str]:
+    sizes = scenario.arguments["sizes"]
+    return list(scenario.arguments.get("dtypes") or [scenario.dtype] * len(sizes))
+
+
+def _build(scenario: Scenario, rank: int) -> nn.Module:
+    module = Stack(scenario.arguments["sizes"], _dtypes(scenario), _order(scenario, rank))
+    for position in scenario.arguments.get("frozen", ()):
+        module.vectors[position].requires_grad_(False)
+    ignored = [f"vectors.{position}" for position in scenario.arguments.get("ignored", ())]
+    module._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]
+    return with_integer_weights(module, scenario.seed)
+
+
+def _step(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
+
+
+@program("bucket_traffic", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def bucket_traffic(ctx: RankContext) -> None:
+    """Train steps of a `Stack` and observe the gradient collectives of each.
+
+    Arguments: `sizes`, lengths of the vectors in order of registration; `order` in which they are used ("registered",
+    "reversed", "by_rank"); `dtypes`; positions that are `frozen` or `ignored`; `judge`, which of `ASPECTS` are required
+    besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
+    `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
+    many gradient collectives were issued when the last gradient was computed). All ranks run it.
+    """
+    module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
+    seen: dict[str, int] = {}
+
+    def gradient_comes(_: Tensor) -> None:
+        seen["issued_before_last"] = sum(map(is_gradient, _of_step(ctx.collectives(), seen["step"])))
+
+    left_out = _left_out(ctx.scenario)
+    first_used = next(module.vectors[position] for position in module.order if position not in left_out)
+    first_used.register_hook(gradient_comes)
+
+    def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+        seen["step"] = turn.step
+        _step(model, turn)
+        return _traffic(_of_step(ctx.collectives(), turn.step)) | {"issued_before_last": seen["issued_before_last"]}
+
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
+
+
+def _of_step(history: Iterable[Collective], step: int) -> list[Collective]:
+    return [collective for collective in history if collective.step == step]
+
+
+def _traffic(collectives: Sequence[Collective]) -> dict[str, Any]:
+    reduced = [collective for collective in collectives if is_gradient(collective)]
+    elements: dict[str, int] = {}
+    for collective in reduced:
+        elements[collective.dtypes[0]] = elements.get(collective.dtypes[0], 0) + collective.numel
+    return {
+        "buckets": [collective.numel for collective in reduced],
+        "elements": elements,
+        "dtypes_mixed": [collective.describe() for collective in reduced if len(set(collective.dtypes)) > 1],
+        "others": [collective.describe() for collective in collectives if not is_gradient(collective)],
+    }
+
+
+def caps_of(options: Mapping[str, Any]) -> list[int]:
+    """Return the caps in bytes of the first, second, ... bucket that `options` ask for; the last serves all others."""
+    if caps := options.get("bucket_cap_mb_list"):
+        return [int(cap * _MIB) for cap in caps]
+    if (cap := options.get("bucket_cap_mb")) is not None:
+        return [int(cap * _MIB)]
+    return [_DEFAULT_FIRST_MIB * _MIB, _DEFAULT_MIB * _MIB]
+
+
+def filled_buckets(sizes_bytes: Iterable[int], caps_bytes: Sequence[int]) -> list[int]:
+    """Return the bytes of each bucket when gradients come in this order: a bucket is closed once it reaches its cap."""
+    buckets: list[int] = []
+    filled = 0
+    for size in sizes_bytes:
+        filled += size
+        if filled >= caps_bytes[min(len(buckets), len(caps_bytes) - 1)]:
+            buckets.append(filled)
+            filled = 0
+    return buckets + [filled] * (filled > 0)
+
+
+@bucket_traffic.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    replicas = [_build(scenario, rank) for rank in ranks]
+    ignored = frozenset(f"vectors.{position}" for position in scenario.arguments.get("ignored", ()))
+    truth = simulate_steps(replicas, _step, NUM_STEPS, ignored=ignored)
+    judged = _judged_traffic(scenario)
+    return {rank: {**truth[rank], **judged} for rank in ranks}
+
+
+def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
+    """Return what the aspects in argument `judge` require of every rank."""
+    sizes, dtypes, judge = scenario.arguments["sizes"], _dtypes(scenario), scenario.arguments["judge"]
+    if unknown := set(judge) - set(ASPECTS):
+        raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
+    used = [position for position in reversed(_order(scenario, 0)) if position not in _left_out(scenario)]
+    elements: dict[str, int] = {}
+    for position in used:
+        elements[dtypes[position]] = elements.get(dtypes[position], 0) + sizes[position]
+    facts: dict[str, Any] = {}
+    if "first" in judge:
+        facts["step0/buckets"] = _one_per_dtype(elements)
+        facts["step0/issued_before_last"] = 0
+    if "later" in judge:
+        assert len(elements) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order"
+        width = torch.empty(0, dtype=getattr(torch, dtypes[0])).element_size()
+        buckets = filled_buckets([sizes[position] * width for position in used], caps_of(scenario.options))
+        facts |= {f"step{index}/buckets": [each // width for each in buckets] for index in range(1, NUM_STEPS)}
+    for index in range(NUM_STEPS):
+        if "elements" in judge:
+            facts[f"step{index}/elements"] = elements
+        if "dtypes" in judge:
+            facts[f"step{index}/dtypes_mixed"] = []
+        if "overlap" in judge and index:
+            facts[f"step{index}/issued_before_last"] = _AT_LEAST_ONE
+    return facts
+
+
+_AT_LEAST_ONE = Satisfies("at least 1", lambda got: got >= 1)
+
+
+def _one_per_dtype(elements: Mapping[str, int]) -> Satisfies:
+    sizes = sorted(elements.values())
+    return Satisfies(f"one collective per dtype, of {sizes} elements", lambda got: sorted(got) == sizes)
+
+
+@program("model_traffic", invariants=("same_collectives", "nothing_in_flight", "bucket_order", "leaves_no_trace"))
+def model_traffic(ctx: RankContext) -> None:
+    """Train steps of the scenario's model without an optimiser, in two wrappers, and observe what they communicate.
+
+    Observes for each step `elements` (per dtype), `num_buckets`, `others`, and `same_as_twin`: whether the
+    buckets were those of an equal module in a second wrapper. With argument `few`, one bucket per dtype is required.
+    All ranks run it.
+    """
+    traffic: list[list[dict[str, Any]]] = []
+    for _ in range(2):
+        module = ctx.build_model()
+        model = ctx.wrap(module)
+        steps = []
+        for index in range(NUM_STEPS):
+            module.zero_grad(set_to_none=True)
+            before = len(ctx.collectives())
+            ctx.backward(ctx.loss(model, index), index)
+            steps.append(_traffic(ctx.collectives()[before:]))
+        traffic.append(steps)
+    for index, (mine, twin) in enumerate(zip(*traffic, strict=True)):
+        ctx.observe(f"step{index}/elements", mine["elements"])
+        ctx.observe(f"step{index}/num_buckets", len(mine["buckets"]))
+        ctx.observe(f"step{index}/others", mine["others"])
+        ctx.observe(f"step{index}/same_as_twin", mine["buckets"] == twin["buckets"])
+
+
+@model_traffic.expects
+def _model_traffic(scenario: Scenario) -> Mapping[int, Facts]:
+    fixture = get_fixture(scenario.model)
+    elements: dict[str, int] = {}
+    for parameter in fixture.build(scenario).parameters():
+        if parameter.requires_grad:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            elements[dtype] = elements.get(dtype, 0) + parameter.numel()
+    facts: dict[str, Any] = {}
+    for index in range(NUM_STEPS):
+        facts[f"step{index}/elements"] = elements
+        facts[f"step{index}/same_as_twin"] = True
+        if index >= 2 and not fixture.uses_buffers and not scenario.options.get("find_unused_parameters"):
+            facts[f"step{index}/others"] = []
+        if scenario.arguments.get("few"):
+            facts[f"step{index}/num_buckets"] = len(elements)
+    return dict.fromkeys(range(scenario.world_size), facts)
