@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, harness_error, passed
+from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, failed, harness_error, passed
+from conformance.checkers.facts import wrong_facts
 from conformance.explanation import ranks
 from conformance.observation import Observation
 from conformance.scenario import Fault
@@ -16,7 +17,8 @@ _TRACES = {"kill": DEAD, "exit": DEAD, "segfault": DEAD, "stop": ("hung",), "rai
 def exercised(evidence: Evidence) -> Finding:
     """Every rank reported, facts were observed, faults fired, and the declared number of collectives was issued.
 
-    Collectives are counted only where they were recorded and the rank ran the program to its end.
+    Collectives are counted only where they were recorded and the rank ran the program to its end. Too few of them are
+    our fault when the facts are right all the same (the scenario needed none), and the subject's when they are wrong.
     """
     scenario = evidence.scenario
     if missing := set(range(scenario.world_size)) - set(evidence.observations):
@@ -38,8 +40,15 @@ def exercised(evidence: Evidence) -> Finding:
     }
     if idle:
         counts = ", ".join(f"rank {rank}: {count}" for rank, count in idle.items())
-        return harness_error("exercised", f"fewer collectives than the {least} that the scenario declares ({counts})")
+        summary = f"fewer collectives than the {least} that the scenario declares ({counts})"
+        return failed("exercised", summary) if _has_wrong_facts(evidence) else harness_error("exercised", summary)
     return passed("exercised", f"{sum(len(observation.history) for observation in evidence.by_rank)} collective(s)")
+
+
+def _has_wrong_facts(evidence: Evidence) -> bool:
+    """Whether the run shows the subject to be wrong: then it is the subject that did not communicate."""
+    observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
+    return evidence.expected is not None and bool(wrong_facts(evidence.expected, observed))
 
 
 def _fired_in_vain(faults: tuple[Fault, ...], observation: Observation) -> bool:

@@ -128,12 +128,12 @@ def requirements_table(report: RunReport, catalogue: Catalogue, summaries: tuple
         cells = [verdict_cell(Counter(outcome.result.verdict for outcome in of_chapter))]
         if with_native:
             cells.append(verdict_cell(Counter(o.native.verdict for o in of_chapter if o.native is not None)))
-        table.add_row(chapter.prefix, chapter.title, str(len(of_chapter)), *cells, style="bold")
+        table.add_row(chapter.prefix, Text(chapter.title), str(len(of_chapter)), *cells, style="bold")
         for row in rows:
             cells = [verdict_cell(row.verdicts)]
             if with_native:
                 cells.append(verdict_cell(row.native_verdicts))
-            table.add_row(row.requirement.id, row.requirement.statement, str(row.num_scenarios), *cells)
+            table.add_row(row.requirement.id, Text(row.requirement.statement), str(row.num_scenarios), *cells)
     return table
 
 
@@ -170,7 +170,7 @@ def print_totals(console: Console, report: RunReport, summaries: tuple[Requireme
     for outcome in report.outcomes:
         for note in outcome.notes:
             text = f"{outcome.scenario.id}: {note.name} {note.value:.4g} ({note.demand})"
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(Text(text), soft_wrap=True)
     for world_size, ms in report.median_warm_ms().items():
         console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
     console.print(

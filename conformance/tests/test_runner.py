@@ -103,6 +103,16 @@ def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch
     assert report.outcomes[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
 
 
+@pytest.mark.parametrize(("answer", "verdict"), [(42, Verdict.HARNESS_ERROR), (41, Verdict.FAIL)])
+def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: int, verdict: Verdict) -> None:
+    class SilentRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+            observations = super().run(scenario, subject)
+            return {rank: dataclasses.replace(seen, history=()) for rank, seen in observations.items()}
+
+    assert verdicts(scenario("a"), ranks=SilentRanks(lambda scenario, subject: {"answer": answer})) == [verdict]
+
+
 def test_an_exception_of_the_harness_spoils_one_scenario_and_no_other() -> None:
     def observe(scenario: Scenario, subject: Subject) -> Facts:
         if scenario.id.endswith("broken"):

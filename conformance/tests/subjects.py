@@ -1,0 +1,58 @@
+"""DDPs for the tests of the fronts: no DDP at all, and what people bring by mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from conformance.backends.gloo import GLOO
+
+NO_DRIVER = dataclasses.replace(GLOO, name="driverless", unavailable=lambda: "its driver is not loaded")
+TWO_RANKS = dataclasses.replace(GLOO, name="small", max_world_size=lambda: 2)
+
+NOT_A_CLASS = 3
+
+
+class Unsynchronised(nn.Module):
+    """Wraps and never communicates: every rank trains alone."""
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do as always."""
+        yield
+
+
+class Announcing(Unsynchronised):
+    """Rank 0 writes a line to the named pipe in $ANNOUNCE for every construction."""
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **options: Any) -> None:
+        super().__init__(module)
+        if process_group.rank() == 0:
+            with open(os.environ["ANNOUNCE"], "w") as pipe:
+                pipe.write("constructed\n")
+
+
+class Dying(nn.Module):
+    """Cannot be constructed."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__()
+        raise ValueError("this needs a licence key")
+
+
+def not_a_module(module: nn.Module, **options: Any) -> str:
+    """Give something that is no module."""
+    return "wrapped"

@@ -1,0 +1,219 @@
+"""The command line: what it answers to mistakes, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conformance import doctor
+from conformance.chapters.chapter import load_scenarios
+from conformance.cli import main
+from conformance.report.terminal import STYLES
+from conformance.scenario import Scenario
+from conformance.tests.processes import processes_under
+from conformance.verdict import Verdict
+
+SUBJECTS = "conformance.tests.subjects"
+PLAIN = Scenario("gradients/GRAD-01/plain", ("GRAD-01",), "train", world_size=2)
+SOME = "training/TRAIN-16/*-world2"
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: str | Path) -> str:
+    """Call with a mistake: one paragraph on stderr, exit code 2, no traceback. Returns the paragraph."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ")
+    assert "\n\n" not in result.stderr.strip()
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["GRAD-0x"], "'GRAD-0x' is no chapter, requirement, scenario or glob of scenarios; did you mean GRAD-"),
+        (["--requirement", "GRAD-999"], "unknown requirement 'GRAD-999'; did you mean GRAD-"),
+        (["--chapter", "gradient"], "unknown chapter 'gradient'; did you mean gradients?"),
+        (["--world-size", "0"], "world size must be >= 1, got 0"),
+        (["--world-size", "77"], "no scenario matches --world-size 77"),
+        (["-k", "zeppelin"], "no scenario matches -k zeppelin"),
+        (["--ddp", "ddp_imp"], "unknown DDP 'ddp_imp'; did you mean ddp_impl?"),
+        (["--ddp", "nowhere_to_be_found:DDP"], "cannot import nowhere_to_be_found: ModuleNotFoundError"),
+        (["--ddp", "torch.nn.parallel:DistributedDataParalel"], "did you mean DistributedDataParallel?"),
+        (["--ddp", f"{SUBJECTS}:NOT_A_CLASS"], "must be a class, got int"),
+        (["--backend", "glue"], "unknown backend 'glue'; expected gloo, nccl, or module:attr"),
+        (["--backend", f"{SUBJECTS}:NO_DRIVER"], "backend 'driverless' cannot be used here: its driver is not loaded"),
+        (
+            ["--backend", f"{SUBJECTS}:TWO_RANKS", "--world-size", "3"],
+            "serves at most 2 rank(s) here, got world size 3",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_runs(tmp_path: Path, arguments: list[str], message: str) -> None:
+    assert message in refused("run", "--report", tmp_path, *arguments)
+
+
+def test_a_mistyped_option_gets_near_misses() -> None:
+    result = call("run", "--wrold-size", "3")
+    assert result.exit_code == 2
+    assert "No such option '--wrold-size'. Did you mean '--world-size'?" in result.stderr
+
+
+def test_an_unwritable_report_folder_is_said_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot write reports to" in refused("run", "--report", tmp_path / "file" / "report")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PLAIN.dumps()[:100], "not valid JSON (line "),
+        ("[]", "a scenario must be a JSON object, got list"),
+        (PLAIN.dumps().replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99 is not supported"),
+        (PLAIN.dumps().replace('"train"', '"trian"'), "unknown program 'trian'; did you mean train"),
+        (PLAIN.dumps().replace('"mlp"', '"mpl"'), "unknown model 'mpl'; did you mean mlp"),
+        (PLAIN.dumps().replace('"GRAD-01"', '"GRAD-0!"'), "unknown requirement 'GRAD-0!'; did you mean GRAD-"),
+        (PLAIN.dumps().replace('"dtype"', '"dtyp"'), "unknown field(s): dtyp"),
+        (PLAIN.dumps().replace('"world_size": 2', '"world_size": 0'), "world_size must be an integer >= 1, got 0"),
+        ("\udce9", "it is not UTF-8 text"),
+    ],
+)
+def test_a_broken_scenario_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert message in refused("replay", file)
+
+
+def test_a_scenario_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "cannot read" in refused("replay", tmp_path / "nowhere.json")
+    assert "Is a directory" in refused("replay", tmp_path)
+
+
+def test_a_scenario_beyond_the_backend_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_text(PLAIN.replace(world_size=3).dumps())
+    message = refused("replay", file, "--backend", f"{SUBJECTS}:TWO_RANKS")
+    assert "backend 'small' serves at most 2 rank(s) here, got world size 3" in message
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        (
+            "Dying",
+            "cannot be constructed around a small MLP at world size 2; rank 0: ValueError: this needs a l",
+        ),
+        ("not_a_module", "must give a torch.nn.Module, conformance.tests.subjects:not_a_module(module, ...) gave str"),
+    ],
+)
+def test_a_subject_that_cannot_be_constructed_is_refused(tmp_path: Path, subject: str, message: str) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_text(PLAIN.dumps())
+    assert message in refused("replay", file, "--ddp", f"{SUBJECTS}:{subject}")
+
+
+def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
+    result = call("run", SOME, "--ddp", "torch", "--report", tmp_path, "-k", "moe")
+    assert result.exit_code == 0, result.output
+    assert "torch keeps every requirement that was exercised." in result.stdout
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["green"]
+    assert data["totals"]["selected"] == len(data["scenarios"]) >= 1
+    assert all(entry["native"] is None for entry in data["scenarios"])
+
+
+def test_a_failing_run_ends_with_1_and_its_failures_can_be_replayed(tmp_path: Path) -> None:
+    ddp = f"{SUBJECTS}:Unsynchronised"
+    result = call("run", SOME, "--ddp", ddp, "--report", tmp_path, "-k", "moe", "--no-native")
+    assert result.exit_code == 1, result.output
+    assert "FAIL  TRAIN-16" in result.stdout
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["totals"]["subject"]["FAIL"] == data["totals"]["selected"]
+    file = next((tmp_path / "failures").glob("*.json"))
+    assert f"Replay  ddp-conformance replay {file} --ddp {ddp}" in result.stdout
+
+    again = call("replay", file, "--ddp", ddp, "--no-native")
+    assert again.exit_code == 1
+    assert "FAIL  TRAIN-16" in again.stdout
+    fine = call("replay", file, "--ddp", "torch")
+    assert fine.exit_code == 0, fine.output
+    assert "PASS" in fine.stdout
+
+
+def test_ctrl_c_leaves_a_partial_report_and_no_process(tmp_path: Path) -> None:
+    """As in a terminal, every process of the command gets the signal; the ranks are in the middle of a scenario."""
+    announcements = tmp_path / "announcements"
+    os.mkfifo(announcements)
+    report = tmp_path / "report"
+    command = [sys.executable, "-c", "from conformance.cli import main; main()", "run", "training", "--no-native"]
+    run = subprocess.Popen(
+        [*command, "--ddp", f"{SUBJECTS}:Announcing", "--report", str(report)],
+        env={**os.environ, "ANNOUNCE": str(announcements), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with os.fdopen(os.open(announcements, os.O_RDWR)) as pipe, run:
+        for _ in range(5):  # one for the probe, the others for scenarios
+            assert pipe.readline() == "constructed\n"
+        assert processes_under(tmp_path)
+        os.killpg(run.pid, signal.SIGINT)
+        stdout, stderr = run.communicate()
+    assert run.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert "Incomplete: " in stdout
+    data = json.loads((report / "report.json").read_text())
+    assert (data["interrupted"], data["complete"], data["green"]) == (True, False, False)
+    assert 3 <= len(data["scenarios"]) < data["totals"]["selected"]
+    assert processes_under(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"], ["list", "training", "GRAD-01"]])
+def test_help_and_list_do_not_wait_for_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from conformance.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_list_shows_requirements_and_scenarios() -> None:
+    assert "GRAD-01" in call("list", "gradients").stdout
+    assert "TRAIN-01" not in call("list", "gradients").stdout
+    ids = call("list", "--scenarios", "gradients", "--world-size", "2").stdout.split()
+    assert ids == [one.id for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2]
+
+
+def test_doctor_finds_what_a_run_needs() -> None:
+    result = call("doctor")
+    assert result.exit_code == 0, result.output
+    assert "MISSING" not in result.stdout
+    assert "two steps of torch's DDP" in result.stdout
+
+
+def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MIN_TORCH", (99, 0))
+    monkeypatch.setattr(doctor, "LOOKS", doctor.LOOKS[:-1])  # without the ranks
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "MISSING torch" in result.stdout
+    assert "install torch 99.0 or newer" in result.stdout
+
+
+def test_every_verdict_has_a_style() -> None:
+    assert set(STYLES) == set(Verdict)
