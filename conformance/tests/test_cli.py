@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_a_partial_report_and_no_process(tmp_path: Path) -> None:
     announcements = tmp_path / "announcements"
     os.mkfifo(announcements)
     report = tmp_path / "report"
-    command = [sys.executable, "-c", "from conformance.cli import main; main()", "run", "training", "--no-native"]
+    command = [sys.executable, "-c", "from conformance.cli import main; main()", "run", "GRAD-01", "--no-native"]
     run = subprocess.Popen(
         [*command, "--ddp", f"{SUBJECTS}:Announcing", "--report", str(report)],
         env={**os.environ, "ANNOUNCE": str(announcements), "TMPDIR": str(tmp_path)},
