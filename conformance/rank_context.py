@@ -49,6 +49,7 @@ class RankContext:
         process_group: dist.ProcessGroup,
         fixture: ModelFixture,
         wrap: Wrap,
+        wrap_named: Callable[[str], Wrap] | None = None,
         listeners: tuple[PhaseListener, ...] = (),
         history: Callable[[], tuple[Collective, ...]] = tuple,
     ) -> None:
@@ -61,6 +62,7 @@ class RankContext:
         self.fixture = fixture
         self.facts: dict[str, Any] = {}
         self._wrap = wrap
+        self._wrap_named = wrap_named
         self._listeners = listeners
         self._history = history
         self._phase = "start"
@@ -80,6 +82,11 @@ class RankContext:
         """Return the subject around `module`, with the scenario's options updated by `options`."""
         with self.phase("construct"):
             return self._wrap(module, **{**self.scenario.options, **options})
+
+    def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
+        """Return `module` wrapped in the DDP called `subject`, on the same ranks: for comparisons within one run."""
+        assert self._wrap_named is not None
+        return self._wrap_named(subject)(module, **options)
 
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""

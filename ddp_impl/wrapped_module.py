@@ -57,7 +57,8 @@ class ParameterWatch:
     """Notices when a parameter that DDP averages is no longer the one that the module uses.
 
     Its hook would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients,
-    without a word (pytorch/pytorch#12603). Asked before every synchronised forward, so it is one pass of C-level comparisons.
+    without a word (pytorch/pytorch#12603). Asked before every synchronised forward, so it is one pass of comparisons
+    in C.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[ManagedParameter]) -> None:

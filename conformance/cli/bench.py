@@ -1,19 +1,48 @@
-"""`ddp-conformance bench`: how fast a DDP is beside torch's own; `conformance.bench` does the work."""
+"""`ddp-conformance bench`: how fast a DDP is beside torch's own."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from conformance.cli.console import make_console
 
-@click.command(
-    "bench",
-    short_help="Compare step times with torch's DDP.",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...]) -> None:
-    """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run."""
+
+@click.command("bench", short_help="Compare step times with torch's DDP.")
+@click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
+@click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, or module:attr of a Backend.")
+@click.option("--world-size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
+@click.option("--rounds", type=click.IntRange(min=4), default=60, show_default=True, help="Steps per contestant.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the ratios to this JSON file too.")
+def command(ddp: str, backend: str, world_size: int, rounds: int, out: Path | None) -> None:
+    """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
+
+    Contestants take turns; each round gives a ratio, and the median ratio is printed with its quartiles. Below 1 the
+    DDP is faster than torch's. The line `torch itself` (torch's DDP against a second copy of itself) tells how far from
+    1 noise alone gets.
+
+    \b
+    ddp-conformance bench
+    ddp-conformance bench --ddp my_pkg:MyDDP --world-size 4 --rounds 200
+    """
+    from rich.table import Table
+
     from conformance import bench
+    from conformance.backends.backend import get_backend
 
-    bench.main(list(arguments))
+    console = make_console()
+    console.print(f"{ddp} beside torch's DDP, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time")
+    ratios = bench.run(
+        ddp, get_backend(backend), world_size, rounds, out, lambda workload: console.print(f"measuring {workload} ...")
+    )
+    table = Table("workload", "options", "compared with", "median ratio", "quartiles")
+    for ratio in ratios:
+        table.add_row(
+            ratio.workload,
+            ratio.variant,
+            ratio.reference,
+            f"{ratio.median:.3f}",
+            f"{ratio.lower:.3f} - {ratio.upper:.3f}",
+        )
+    console.print(table)

@@ -52,11 +52,18 @@ KNOWN = {
         frozenset(
             {
                 "bucket_cap_mb_list",
+                "comm_hook",
+                "delay_all_reduce",
+                "device_mesh",
                 "find_unused_parameters",
                 "gradient_as_bucket_view",
                 "ignored_parameters",
                 "init_sync",
+                "join",
+                "mixed_precision",
                 "no_sync",
+                "skip_all_reduce_unused_params",
+                "static_graph",
             }
         ),
     ),

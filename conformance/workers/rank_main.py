@@ -36,7 +36,7 @@ from conformance.rank_context import RankContext, Unsupported
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, load
+from conformance.subjects.subject import Subject, get_subject, load
 from conformance.workers.faults import FaultInjector
 from conformance.workers.flight_record import FlightRecord
 from conformance.workers.hygiene import seed_everything, surroundings, violations
@@ -132,6 +132,7 @@ class Rank:
             process_group=self._group,
             fixture=get_fixture(scenario.model),
             wrap=self._wrapper(subject),
+            wrap_named=lambda name: self._wrapper(get_subject(name)),
             listeners=(self._recorder, self._flight, self._faults),  # a fault fires last: by then the place is noted
             history=self._recorder.history,
         )

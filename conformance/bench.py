@@ -1,0 +1,108 @@
+"""How fast a DDP is beside torch's own: paired ratios of step times, measured on the same ranks in one run.
+
+Absolute times say more about the machine than about the DDP, so none is reported. For each workload and set of options
+the subject and torch's DDP take turns; each round gives one ratio, and the median of the ratios is the result, printed
+with its quartiles. Another contestant, torch's DDP a second time, shows how much of a ratio is noise.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.backends.backend import Backend
+from conformance.errors import ConformanceError
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject, get_subject
+from conformance.workers.controller import Controller
+
+#: Options whose step times are compared; the reference is always torch's DDP with its defaults.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "bucket view": {"gradient_as_bucket_view": True},
+    "find unused": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+}
+_WARM_UP_ROUNDS = 5
+_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Step time of a contestant over that of the reference: median and quartiles over rounds."""
+
+    workload: str
+    variant: str
+    reference: str
+    median: float
+    lower: float
+    upper: float
+    rounds: int
+
+
+def measure(
+    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60
+) -> tuple[Ratio, ...]:
+    """Compare `subject` with torch's DDP on one workload.
+
+    For each variant: the ratio to torch's DDP with the same options and with its defaults; last, torch's DDP against
+    itself. Raises `ConformanceError` when a rank did not finish.
+    """
+    contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}]]
+    for variant, options in VARIANTS.items():
+        contestants.append([variant, subject.target, dict(options)])
+        if options:
+            contestants.append([f"torch {variant}", "torch", dict(options)])
+    scenario = Scenario(
+        id=f"bench/{workload}",
+        requirements=("BENCH",),
+        program="step_time",
+        world_size=world_size,
+        arguments={"workload": workload, "contestants": contestants, "rounds": rounds + _WARM_UP_ROUNDS},
+        deadline_s=_DEADLINE_S,
+        recorded=False,
+        min_collectives=0,
+    )
+    with Controller(backend) as controller:
+        observations = controller.run(scenario, subject)
+    for observation in observations.values():
+        if observation.fate.kind != "returned":
+            raise ConformanceError(f"bench: rank {observation.rank} {observation.fate}; {workload!r} was not measured")
+    # A step ends when the slowest rank's does.
+    seconds = {
+        label: [max(times) for times in zip(*(o.facts[label] for o in observations.values()), strict=True)]
+        for label, _, _ in contestants
+    }
+    ratios = []
+    for variant, options in VARIANTS.items():
+        if options:
+            ratios.append(
+                _ratio(workload, variant, "torch, same options", seconds[variant], seconds[f"torch {variant}"])
+            )
+        ratios.append(_ratio(workload, variant, "torch's default", seconds[variant], seconds["torch"]))
+    ratios.append(_ratio(workload, "torch itself", "torch's default", seconds["torch again"], seconds["torch"]))
+    return tuple(ratios)
+
+
+def _ratio(workload: str, variant: str, reference: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    values = [a / b for a, b in zip(ours[_WARM_UP_ROUNDS:], theirs[_WARM_UP_ROUNDS:], strict=True)]
+    lower, median, upper = statistics.quantiles(values, n=4)
+    return Ratio(workload, variant, reference, median, lower, upper, len(values))
+
+
+def run(ddp: str, backend: Backend, world_size: int, rounds: int, out: Path | None, progress: Any) -> tuple[Ratio, ...]:
+    """Measure every workload; write the ratios to `out` as JSON if given. `progress(workload)` is called before each."""
+    from conformance.programs.step_time import WORKLOADS
+
+    subject = get_subject(ddp)
+    ratios: list[Ratio] = []
+    for workload in WORKLOADS:
+        progress(workload)
+        ratios += measure(subject, backend, workload, world_size=world_size, rounds=rounds)
+    if out is not None:
+        out.write_text(json.dumps([asdict(ratio) for ratio in ratios], indent=2) + "\n")
+    return tuple(ratios)
