@@ -67,12 +67,14 @@ class Recorder:
     def start(self) -> None:
         """Forget everything: a new scenario begins."""
         self._flights: list[Flight] = []
+        self._open: list[Flight] = []
         self._indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._phase, self._step, self._sync = "", -1, True
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Note what the program does from here on."""
+        """Note what the program does from here on, and what has landed by now: its tensors can be let go."""
         self._phase, self._step, self._sync = phase, step, sync
+        self._open = [flight for flight in self._open if not flight.landed()]
 
     def wrap(self, group: dist.ProcessGroup | GroupBackend, name: str) -> dist.ProcessGroup:
         """Return a process group that does what `group` does and reports here under `name`.
@@ -108,4 +110,5 @@ class Recorder:
             self._on_collective(collective)
         flight = Flight(collective)
         self._flights.append(flight)
+        self._open.append(flight)
         return flight

@@ -6,6 +6,7 @@ Both ranks run every experiment below twice in one process, recorded and unrecor
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -470,3 +471,67 @@ def test_starts_over() -> None:
     group.allreduce([torch.ones(1)], dist.AllreduceOptions())
     (after,) = recorder.history()
     assert (after.index, after.phase, after.step, after.sync) == (0, "", -1, True)
+
+
+class Promising(Doubling):
+    """Hands out one future that the test completes."""
+
+    def allreduce(self, tensors: list[Tensor], options: object) -> dist.Work:  # type: ignore[override]
+        self.future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        return Promise(self.future)
+
+
+class Promise(dist.Work):
+    """Work that is known by its future only."""
+
+    def __init__(self, future: torch.futures.Future[list[Tensor]]) -> None:
+        super().__init__()
+        self._future = future
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        return self._future
+
+
+def test_futures_are_watched_until_they_are_done_and_then_let_go() -> None:
+    recorder = Recorder()
+    inner = Promising(0, 1)  # type: ignore[call-arg]
+    work = recorder.wrap(inner, "python").allreduce([torch.ones(1)], dist.AllreduceOptions())
+    assert [one.finished for one in recorder.history()] == [False]
+    future = work.get_future()
+    assert [one.finished for one in recorder.history()] == [False]
+    future.set_result([torch.ones(1)])
+    value = weakref.ref(future.value()[0])
+    del work, future, inner.future
+    assert value() is not None
+    recorder.entered("optimizer", 0, True)
+    assert value() is None
+    assert [one.finished for one in recorder.history()] == [True]
+
+
+class Finished(dist.Work):
+    """Work that is over."""
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        return True
+
+
+class Coalescing(Doubling):
+    """Like NCCL: what is issued between start and end is launched, and waited for, as one."""
+
+    def _start_coalescing(self, device_type: torch.device) -> None:
+        pass
+
+    def _end_coalescing(self, device_type: torch.device) -> dist.Work:
+        return Finished()
+
+
+def test_what_was_coalesced_is_finished_together() -> None:
+    recorder = Recorder()
+    group = recorder.wrap(Coalescing(0, 1), "python")  # type: ignore[call-arg]
+    group._start_coalescing(torch.device("cpu"))
+    for _ in range(2):
+        group.allreduce([torch.ones(1)], dist.AllreduceOptions())
+    work = group._end_coalescing(torch.device("cpu"))
+    assert [one.finished for one in recorder.history()] == [False, False]
+    work.wait()
+    assert [one.finished for one in recorder.history()] == [True, True]
