@@ -33,7 +33,8 @@ WIDTH = 4
 class Use:
     """A module, the code of one step, and how the module is wrapped (as a whole unless `wrap` says otherwise).
 
-    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not.
+    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not. `ignored` are names
+    of parameters that DDP is told to leave alone.
     """
 
     build: Callable[[], nn.Module]
@@ -41,6 +42,7 @@ class Use:
     wrap: Callable[[Callable[[nn.Module], Any], nn.Module], Any] = lambda wrap, module: wrap(module)
     refusal: Raises | None = None
     num_steps: int = NUM_STEPS
+    ignored: tuple[str, ...] = ()
 
 
 def layers() -> nn.Module:
@@ -262,6 +264,8 @@ USES: Mapping[str, Use] = {
     "used_twice": Use(Twice, _ordinary),
     "tied": Use(Tied, _ordinary),
     "odd_shapes": Use(Odd, _ordinary),
+    "ignored_in_root": Use(Twice, _ordinary, ignored=("shared",)),
+    "ignored_in_child": Use(layers, _ordinary, ignored=("0.bias", "1.weight")),
     "partial_backward": Use(layers, _partial_backward, refusal=_REFUSAL, num_steps=1),
     "two_wrappers": Use(_pair, _two_wrappers, _wrap_each),
     "stacked_wrappers": Use(_pair, _stacked_wrappers, _wrap_each),
@@ -294,6 +298,7 @@ def refusable_use(ctx: RankContext) -> None:
 
 def _run(ctx: RankContext, use: Use) -> None:
     module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
+    module._ddp_params_and_buffers_to_ignore = list(use.ignored)  # type: ignore[assignment]
     observe_run(
         ctx,
         lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps),
@@ -306,7 +311,7 @@ def _run(ctx: RankContext, use: Use) -> None:
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     use = USES[scenario.arguments["use"]]
     replicas = [with_integer_weights(use.build(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, use.step, use.num_steps)
+    facts = simulate_steps(replicas, use.step, use.num_steps, ignored=frozenset(use.ignored))
     if use.refusal is None:
         return facts
     return {rank: {"outcome": AnyOf(dict(expected), use.refusal)} for rank, expected in facts.items()}

@@ -133,27 +133,38 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, 
     }
 
 
+@program("opaque_output", invariants=("leaves_no_trace",))
+def opaque_output(ctx: RankContext) -> None:
+    """Do what `outputs` does with structure "opaque", which a DDP may refuse: all in one fact `outcome`, or the error.
+
+    All ranks run it.
+    """
+    _run(ctx, may_refuse=True)
+
+
 @program("outputs", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def outputs(ctx: RankContext) -> None:
     """Train two steps of a module that returns the structure that argument `structure` names.
 
     `spare` adds a layer that no output uses; `loss` = "first" uses the first output only. Observes what forward got and
-    returned and the gradients; for structure "opaque" all in one fact `outcome`, or the exception. All ranks run it.
+    returned, and the gradients. All ranks run it.
     """
+    _run(ctx, may_refuse=False)
+
+
+def _run(ctx: RankContext, *, may_refuse: bool) -> None:
     module = _build(ctx.scenario).to(ctx.device)
     step = partial(_step, ctx.scenario)
-    observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS),
-        may_refuse=ctx.arguments["structure"] == "opaque",
-    )
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), may_refuse=may_refuse)
 
 
 @outputs.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, partial(_step, scenario), NUM_STEPS)
-    if scenario.arguments["structure"] != "opaque":
-        return facts
+    return simulate_steps(replicas, partial(_step, scenario), NUM_STEPS)
+
+
+@opaque_output.expects
+def _reduced_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
     refusal = Raises(("RuntimeError", "TypeError"), ("output",))
-    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in facts.items()}
+    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in _expected(scenario).items()}

@@ -1,0 +1,285 @@
+"""Programs about buffers: what a forward sees of them, and what synchronising them must not disturb."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.fixtures.integers import RankStep, integers, with_integer_weights
+from conformance.fixtures.models import get_fixture
+from conformance.observation import Facts
+from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
+from conformance.oracles.steps import gradients, simulate_steps
+from conformance.programs.initial_state import BUFFERS, buffer_value
+from conformance.programs.program import program
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+#: Buffers that live in the root module; all others live in a child.
+_IN_ROOT = ("table", "count")
+
+
+class Drifting(nn.Module):
+    """A layer, and buffers of every kind that drift apart: each forward notes what it sees and writes its own values.
+
+    With `replaces`, a forward puts new tensors in the place of its buffers instead of writing into them.
+    """
+
+    def __init__(self, rank: int, *, replaces: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.state = nn.Module()
+        self.rank = rank
+        self.replaces = replaces
+        self.num_forwards = 0
+        self.seen: dict[str, Tensor] = {}
+        for name in BUFFERS:
+            self._owner(name).register_buffer(name, _stored(name, rank, "start"), persistent=name != "hidden")
+
+    def _owner(self, name: str) -> nn.Module:
+        return self if name in _IN_ROOT else self.state
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        for name in BUFFERS:
+            value = _stored(name, self.rank, self.num_forwards).to(inputs.device)
+            if self.replaces:
+                setattr(self._owner(name), name, value)
+            else:
+                getattr(self._owner(name), name).copy_(value)
+        self.num_forwards += 1
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+def _stored(name: str, *key: object) -> Tensor:
+    value = buffer_value(name, *key)
+    return value.t().contiguous().t() if name == "turned" else value
+
+
+def _drifting(scenario: Scenario, rank: int) -> nn.Module:
+    module = Drifting(rank, replaces=bool(scenario.arguments.get("replaces")))
+    with_integer_weights(module.layer, scenario.seed)
+    return module
+
+
+def _ordinary(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+
+
+@program("buffer_sync", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def buffer_sync(ctx: RankContext) -> None:
+    """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
+
+    Observes gradients and, for each step, `seen/<name>`, what its forward saw, and with argument `asks` `will_sync`,
+    what the wrapper said before; and `final/buffer/<name>`. All ranks run it.
+    """
+    module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
+    if ignored := ctx.arguments.get("ignored"):
+        module._ddp_params_and_buffers_to_ignore = list(ignored)
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        if turn.step == 1:
+            model.train(ctx.arguments.get("mode", "train") == "train")
+        will_sync = model.will_sync_module_buffers() if ctx.arguments.get("asks") else None
+        _ordinary(model, turn)
+        return {"will_sync": will_sync, **{f"seen/{name}": value for name, value in module.seen.items()}}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is deprecated, and meant here
+        model = ctx.wrap(module)
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS))
+    ctx.observe_buffers("final", module)
+
+
+@buffer_sync.expects
+def _buffer_sync(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    facts = {rank: dict(mine) for rank, mine in _gradients_of_drifting(scenario).items()}
+    ignored = set(scenario.arguments.get("ignored", ()))
+    each_forward = broadcasts_buffers(scenario.options)
+    at_first = each_forward or "forward_sync_buffers" in scenario.options
+    for name, _ in Drifting(0, replaces=False).named_buffers():
+        leaf = name.split(".")[-1]
+        for rank in ranks:
+            for index in range(NUM_STEPS):
+                synchronised = name not in ignored and (each_forward or (at_first and index == 0))
+                written_by = 0 if synchronised else rank
+                facts[rank][f"step{index}/seen/{name}"] = buffer_value(
+                    leaf, written_by, index - 1 if index else "start"
+                )
+            facts[rank][f"final/buffer/{name}"] = buffer_value(leaf, rank, NUM_STEPS - 1)
+    if scenario.arguments.get("asks"):
+        for rank in ranks:
+            facts[rank] |= {f"step{index}/will_sync": each_forward for index in range(NUM_STEPS)}
+    return facts
+
+
+def _gradients_of_drifting(scenario: Scenario) -> Mapping[int, Facts]:
+    layers = [with_integer_weights(nn.Linear(3, 2), scenario.seed) for _ in range(scenario.world_size)]
+    truth = simulate_steps(layers, _ordinary, NUM_STEPS)
+    return {
+        rank: {name.replace("/grad/", "/grad/layer."): value for name, value in mine.items()}
+        for rank, mine in truth.items()
+    }
+
+
+class Scaled(nn.Module):
+    """A layer whose output a buffer scales: backward needs the value that the buffer had in forward."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.scale: Tensor
+        self.register_buffer("scale", integers(2, key=("scale", rank)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.layer(inputs)
+        return output * self.scale
+
+
+def _scaled(scenario: Scenario, rank: int) -> nn.Module:
+    return with_integer_weights(Scaled(rank), scenario.seed)
+
+
+def _several_forwards(num_forwards: int, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+    outputs = [turn.forward(model, turn.inputs(4, 3, micro=micro)) for micro in range(num_forwards)]
+    turn.backward(torch.stack([turn.loss(output, micro) for micro, output in enumerate(outputs)]).sum())
+    return {f"output{micro}": output for micro, output in enumerate(outputs)}
+
+
+@program("saved_buffer", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def saved_buffer(ctx: RankContext) -> None:
+    """Run argument `forwards` forwards of a module that saves a buffer for backward, then one backward; three times.
+
+    Observes gradients and `step<k>/output<i>`, which show whose buffer was used. All ranks run it.
+    """
+    module = _scaled(ctx.scenario, ctx.rank).to(ctx.device)
+    step = partial(_several_forwards, ctx.arguments["forwards"])
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
+
+
+@saved_buffer.expects
+def _saved_buffer(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_scaled(scenario, 0) for _ in range(scenario.world_size)]
+    return simulate_steps(replicas, partial(_several_forwards, scenario.arguments["forwards"]), 3)
+
+
+@program("forwards_before_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def forwards_before_backward(ctx: RankContext) -> None:
+    """Run argument `forwards` forwards of the scenario's model and one backward from the summed losses, in each step.
+
+    Observes `step<k>/grad/<name>`, `step<k>/loss` and `step<k>/buffer/<name>`. All ranks run it.
+    """
+    module = ctx.build_model()
+    model = ctx.wrap(module)
+    for index in range(3):
+        module.zero_grad(set_to_none=True)
+        losses = [ctx.loss(model, index, micro) for micro in range(ctx.arguments["forwards"])]
+        loss = torch.stack(losses).sum()
+        ctx.backward(loss, index)
+        ctx.observe(f"step{index}/loss", loss)
+        ctx.observe_gradients(f"step{index}", module)
+        ctx.observe_buffers(f"step{index}", module)
+
+
+@forwards_before_backward.expects
+def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
+    fixture = get_fixture(scenario.model)
+    ranks = range(scenario.world_size)
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
+    with single_threaded():
+        modules = [fixture.build(scenario) for _ in ranks]
+        world = Replicas(modules)
+        for index in range(3):
+            losses: list[list[Tensor]] = [[] for _ in ranks]
+            for module in modules:
+                module.zero_grad(set_to_none=True)
+            for micro in range(scenario.arguments["forwards"]):
+                _copy_buffers_of_first(modules)
+                for rank, module in enumerate(modules):
+                    loss = fixture.loss(module, scenario, rank=rank, step=index, micro=micro, device="cpu")
+                    losses[rank].append(loss)
+            for rank in ranks:
+                total = torch.stack(losses[rank]).sum()
+                total.backward()
+                facts[rank][f"step{index}/loss"] = total.detach()
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients(f"step{index}", module)
+                for name, buffer in module.named_buffers():
+                    facts[rank][f"step{index}/buffer/{name}"] = buffer.clone()
+    return facts
+
+
+def _copy_buffers_of_first(modules: Sequence[nn.Module]) -> None:
+    """Give every module the first one's buffers without telling autograd, which may have saved them."""
+    for module in modules[1:]:
+        for buffer, source in zip(module.buffers(), modules[0].buffers(), strict=True):
+            buffer.data.copy_(source)
+
+
+@program("silent_forward", invariants=("same_collectives", "leaves_no_trace"))
+def silent_forward(ctx: RankContext) -> None:
+    """Train a module that has nothing to synchronise in forward; argument `kind`: "no_buffers", "ignored" or "off".
+
+    Observes `step<k>/in_forward`, the collectives of each step's forward, but for step 1, before which the order of
+    buckets is agreed on. All ranks run it.
+    """
+    module: Any = nn.Sequential(nn.Linear(3, 2))
+    if ctx.arguments["kind"] != "no_buffers":
+        module.register_buffer("table", torch.ones(3))
+    if ctx.arguments["kind"] == "ignored":
+        module._ddp_params_and_buffers_to_ignore = ["table"]
+    model = ctx.wrap(module.to(ctx.device))
+    for index in range(NUM_STEPS):
+        _ordinary(model, rank_step(ctx, index))
+        if index != 1:
+            issued = [each for each in ctx.collectives() if each.step == index and each.phase == "forward"]
+            ctx.observe(f"step{index}/in_forward", [each.describe() for each in issued])
+
+
+@silent_forward.expects
+def _silent_forward(scenario: Scenario) -> Mapping[int, Facts]:
+    facts: dict[str, Any] = {f"step{index}/in_forward": [] for index in range(NUM_STEPS) if index != 1}
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+@program("evaluation", invariants=("same_collectives", "leaves_no_trace"))
+def evaluation(ctx: RankContext) -> None:
+    """Train the scenario's model with BatchNorm for two steps, then evaluate it on the same data on every rank.
+
+    Observes `output`, the loss of evaluation: equal on all ranks, because all see rank 0's buffers. All ranks run it.
+    """
+    module = ctx.build_model()
+    model = ctx.wrap(module)
+    for index in range(2):
+        module.zero_grad(set_to_none=True)
+        ctx.backward(ctx.loss(model, index), index)
+    model.eval()
+    with ctx.phase("forward", 2):
+        loss = ctx.fixture.loss(model, ctx.scenario, rank=0, step=9, micro=0, device=ctx.device)
+    ctx.observe("output", loss)
+    ctx.observe_buffers("final", module)
+
+
+@evaluation.expects
+def _evaluation(scenario: Scenario) -> Mapping[int, Facts]:
+    fixture = get_fixture(scenario.model)
+    with single_threaded():
+        module = fixture.build(scenario)  # rank 0's: nobody's buffers but its own matter
+        for index in range(2):
+            fixture.loss(module, scenario, rank=0, step=index, micro=0, device="cpu")
+        module.eval()
+        loss = fixture.loss(module, scenario, rank=0, step=9, micro=0, device="cpu").detach()
+    facts = {"output": loss, **{f"final/buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}}
+    return dict.fromkeys(range(scenario.world_size), facts)

@@ -1,0 +1,164 @@
+"""Programs about parameters that get no gradient: on some ranks, on all, always, or by turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.checkers.protocol import is_gradient
+from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.program import program
+from conformance.programs.written_steps import rank_step
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+BRANCHES = "abcd"
+
+
+class Switched(nn.Module):
+    """Four linear branches of different sizes; each forward uses those that it is told to, in one of several ways.
+
+    The output is linear in every parameter, so that gradients stay integers whatever an optimiser does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for position, name in enumerate(BRANCHES):
+            self.add_module(name, nn.Linear(3, 2 + position))
+
+    def forward(self, inputs: Tensor, uses: Sequence[str]) -> list[Tensor]:
+        """Return one scalar per branch in `uses`: `a`, or `a!` through detach, or `a?` computed under no_grad."""
+        outputs = []
+        for use in uses:
+            branch = self.get_submodule(use[0])
+            if use.endswith("?"):
+                with torch.no_grad():
+                    outputs.append(branch(inputs).sum())
+            elif use.endswith("!"):
+                outputs.append(branch(inputs).sum().detach())
+            else:
+                outputs.append(branch(inputs).sum())
+        return outputs
+
+
+def _uses(scenario: Scenario, rank: int) -> list[list[str]]:
+    """Return for each step what the rank uses: argument `uses` holds for each step a text per rank, taken in turn."""
+    return [step[rank % len(step)].split() for step in scenario.arguments["uses"]]
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Switched(), scenario.seed)
+
+
+def _backward(model: nn.Module, turn: RankStep, uses: Sequence[str]) -> None:
+    turn.backward(turn.loss(torch.stack(turn.forward(model, turn.inputs(4, 3), uses))))
+
+
+def _optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    # Powers of two: a fused multiply-add rounds like two operations.
+    return torch.optim.SGD(module.parameters(), lr=0.25, momentum=0.5, weight_decay=0.125)
+
+
+@program("unused_parameters", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def unused_parameters(ctx: RankContext) -> None:
+    """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
+
+    With argument `optimizer` SGD with momentum and weight decay follows each step. Observes `step<k>/grad/<name>`,
+    `step<k>/parameter/<name>` and `step<k>/num_elements`, how many were communicated as gradients. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model = ctx.wrap(module)
+    optimizer = _optimizer(module) if ctx.arguments.get("optimizer") else None
+    zero_grad = ctx.arguments.get("zero_grad", "none")
+    for index, uses in enumerate(_uses(ctx.scenario, ctx.rank)):
+        if zero_grad != "keep":
+            module.zero_grad(set_to_none=zero_grad == "none")
+        before = len(ctx.collectives())
+        _backward(model, rank_step(ctx, index), uses)
+        issued = [collective.numel for collective in ctx.collectives()[before:] if is_gradient(collective)]
+        ctx.observe(f"step{index}/num_elements", sum(issued))
+        ctx.observe_gradients(f"step{index}", module)
+        if optimizer is not None:
+            with ctx.phase("optimizer", index):
+                optimizer.step()
+        ctx.observe_parameters(f"step{index}", module)
+
+
+@unused_parameters.expects
+def _unused_parameters(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    modules = [_build(scenario) for _ in ranks]
+    optimizers = [_optimizer(module) for module in modules] if scenario.arguments.get("optimizer") else []
+    zero_grad = scenario.arguments.get("zero_grad", "none")
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
+    all_uses = [_uses(scenario, rank) for rank in ranks]
+    num_elements = sum(parameter.numel() for parameter in modules[0].parameters())
+    with single_threaded():
+        world = Replicas(modules)
+        for index in range(len(all_uses[0])):
+            for rank, module in enumerate(modules):
+                if zero_grad != "keep":
+                    module.zero_grad(set_to_none=zero_grad == "none")
+                _backward(module, RankStep(rank, index), all_uses[rank][index])
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients(f"step{index}", module)
+                if scenario.arguments.get("saves_traffic") and index >= 2:  # by then buckets follow what is used
+                    facts[rank][f"step{index}/num_elements"] = _fewer_than(num_elements)
+            for optimizer in optimizers:
+                optimizer.step()
+            for rank, module in enumerate(modules):
+                for name, parameter in module.named_parameters():
+                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
+    return facts
+
+
+def _fewer_than(num_elements: int) -> Satisfies:
+    return Satisfies(f"more than 0 and fewer than {num_elements} elements", lambda got: 0 < got < num_elements)
+
+
+@program("forgotten_parameter", invariants=("leaves_no_trace",))
+def forgotten_parameter(ctx: RankContext) -> None:
+    """Train two steps in which branch c gets no gradient, without `find_unused_parameters`.
+
+    Argument `uses` is what forward uses; `partial_loss`: the last output does not reach the loss. Observes `answer`, the
+    exception that came of it. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model = ctx.wrap(module)
+    uses = ctx.arguments["uses"].split()
+    with ctx.catching("answer"):
+        for index in range(2):
+            module.zero_grad()
+            turn = rank_step(ctx, index)
+            outputs = turn.forward(model, turn.inputs(4, 3), uses)
+            in_loss = outputs[:-1] if ctx.arguments.get("partial_loss") else outputs
+            turn.backward(turn.loss(torch.stack(in_loss)))
+
+
+@forgotten_parameter.expects
+def _forgotten_parameter(scenario: Scenario) -> Mapping[int, Facts]:
+    names = [name for name, _ in Switched().named_parameters()]
+    answer = _error_naming([(name, index) for index, name in enumerate(names) if name.startswith("c.")])
+    return {rank: {"answer": answer} for rank in range(scenario.world_size)}
+
+
+def _error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
+    def names_all(got: Any) -> bool:
+        return (
+            isinstance(got, Raised)
+            and "RuntimeError" in (got.type, *got.bases)
+            and "find_unused_parameters" in got.message
+            and all(name in got.message or re.search(rf"\b{index}\b", got.message) for name, index in parameters)
+        )
+
+    wanted = " and ".join(f"{name!r} (or its index, {index})" for name, index in parameters)
+    return Satisfies(f"a RuntimeError mentioning find_unused_parameters and {wanted}", names_all)
