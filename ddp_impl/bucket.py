@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.tensor_parallel import is_distributed, local_tensor
+
 
 @dataclass(frozen=True, slots=True)
 class ManagedParameter:
@@ -27,12 +29,12 @@ class Bucket:
     without overlap, its strides: gradients then follow the parameter's layout without a copy. `pending` counts the
     gradients that this iteration still waits for. `holds_gradients`: the parameters' `.grad` are the views; `homeless`
     are the places of members where that is not so now, but should be if some rank used the parameter. A sparse bucket
-    has one member and no storage of its own.
+    has one member and no storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
-        "flat", "holds_gradients", "homeless", "index", "members", "parameters", "pending", "sparse", "views",
-        "warned_about_graph",
+        "_layouts", "distributed", "flat", "holds_gradients", "homeless", "index", "members", "parameters", "pending",
+        "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +47,8 @@ class Bucket:
     ) -> None:
         """Allocate zeroed storage for `members`, which all have one dtype and device."""
         first = members[0].parameter
+        self.distributed = any(is_distributed(member.parameter) for member in members)
+        locals_ = [local_tensor(member.parameter) for member in members] if self.distributed else None
         self.index = index
         self.members = tuple(members)
         self.parameters = [member.parameter for member in members]
@@ -52,15 +56,22 @@ class Bucket:
         self.pending = len(members)
         self.homeless: list[int] = []
         self.warned_about_graph = False
-        length = 0 if self.sparse else sum(parameter.numel() for parameter in self.parameters)
+        layouts: Sequence[Tensor] = locals_ or self.parameters
+        length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
         self.flat = torch.zeros(length, dtype=dtype or first.dtype, device=first.device)
-        self.holds_gradients = holds_gradients and not self.sparse and self.flat.dtype is first.dtype
-        self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, self.parameters)
+        alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
+        self.holds_gradients = holds_gradients and alike
+        self._layouts = layouts
+        self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
+
+    def views_into(self, flat: Tensor) -> list[Tensor]:
+        """Return one view per member into another flat tensor of the same length."""
+        return _views_of(flat, self._layouts)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of gradients that the bucket communicates (of the dense shape, for a sparse one)."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
+        return sum(layout.numel() * layout.element_size() for layout in self._layouts)
 
 
 class GradBucket:
@@ -91,7 +102,7 @@ class GradBucket:
             return [self._buffer]
         if self._buffer is self._bucket.flat:
             return list(self._bucket.views)
-        return _views_of(self._buffer, self._bucket.parameters)
+        return self._bucket.views_into(self._buffer)
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters whose gradients are in this bucket."""

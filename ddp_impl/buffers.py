@@ -77,7 +77,7 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any], rank: int) 
         if ours[1:] != theirs[1:]:
             differing = " and ".join(
                 f"{what} {ours[place]} on rank 0, {theirs[place]} on rank {rank}"
-                for place, what in ((1, "shape"), (2, "stride"), (3, "dtype"), (4, "sparse"))
+                for place, what in ((1, "shape"), (2, "stride"), (3, "dtype"), (4, "sparse"), (5, "placement"))
                 if ours[place] != theirs[place]
             )
             name = f"'{ours[0]}'" if ours[0] == theirs[0] else f"'{ours[0]}' (rank {rank} calls it '{theirs[0]}')"

@@ -25,6 +25,7 @@ from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
+from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.unused_parameters import find_tensors
 from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
 
@@ -255,7 +256,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         source = 0
         if self._join_config.enable:
             source = agree_on_rank(self.process_group, self.device, authoritative)
-        broadcast_state(list(buffers.values()), self.process_group, self.device, source)
+        broadcast_state([local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source)
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -472,9 +473,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         }
 
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        tensors: list[Tensor] = [parameter.detach() for parameter in self._module_parameters]
+        tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
         if with_buffers:
-            tensors += [buffer.detach() for buffer in self.modules_buffers]
+            tensors += [local_tensor(buffer) for buffer in self.modules_buffers]
         broadcast_state(tensors, self.process_group, self.device, group_src)
 
 

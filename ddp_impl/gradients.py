@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
+from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
 
 _MAX_NAMES = 20
 
@@ -23,8 +25,9 @@ def collect(bucket: Bucket, unused: Collection[int], here: str) -> None:
     """
     sources, targets, absent, placed = [], [], [], []
     bucket.homeless.clear()
+    gradient_of = local_gradient if bucket.distributed else _gradient
     for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
-        gradient = parameter.grad
+        gradient = gradient_of(parameter)
         if gradient is None:
             absent.append(view)
             bucket.homeless.append(place)
@@ -79,12 +82,13 @@ def hand_out(bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> Non
                 bucket.parameters[place].grad = bucket.views[place]
         return
     sources, targets = [], []
+    gradient_of = local_gradient if bucket.distributed else _gradient
     for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
         if used is not None and not used[member.index]:
             continue
-        gradient = parameter.grad
+        gradient = gradient_of(parameter)
         if gradient is None or gradient.requires_grad:
-            parameter.grad = view.to(parameter.dtype, copy=True)
+            set_local_gradient(parameter, view.to(parameter.dtype, copy=True))
         else:
             sources.append(view)
             targets.append(gradient)
@@ -96,6 +100,9 @@ def enumerate_names(names: Sequence[str]) -> str:
     """Return the names in a row, shortened when there are many."""
     shown = ", ".join(names[:_MAX_NAMES])
     return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+_gradient = attrgetter("grad")
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

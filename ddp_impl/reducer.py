@@ -31,6 +31,7 @@ from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
 from ddp_impl.telemetry import Telemetry
+from ddp_impl.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.unused_parameters import GraphWalk
 
 CommHook = Callable[[GradBucket], Future[Tensor]]
@@ -523,8 +524,8 @@ def _spec_of(member: ManagedParameter, delayed: bool) -> ParameterSpec:
     return ParameterSpec(
         index=member.index,
         name=member.name,
-        num_bytes=parameter.numel() * parameter.element_size(),
-        kind=(str(parameter.dtype), str(parameter.device)),
+        num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
+        kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
         sparse=member.sparse,
         delayed=delayed,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.tensor_parallel import describe_placement, local_tensor
 
 
 def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
@@ -100,10 +101,11 @@ def describe(members: Sequence[ManagedParameter], ignored: Collection[str], opti
         "parameters": [
             [
                 member.name,
-                list(member.parameter.shape),
-                list(member.parameter.stride()),
+                list(local_tensor(member.parameter).shape),
+                list(local_tensor(member.parameter).stride()),
                 str(member.parameter.dtype),
                 member.sparse,
+                describe_placement(member.parameter),
             ]
             for member in members
         ],

@@ -13,9 +13,9 @@ ROOT = Path(ddp_impl.__file__).parent
 TIERS = {
     "errors": 0, "reducer_state": 0, "bucket_plan": 0, "options": 0, "telemetry": 0,
     "bucket": 1, "unused_parameters": 1, "mixed_precision": 1, "parameter_swap": 1, "gradients": 1,
+    "tensor_parallel": 1,
     "collectives": 2,
     "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "arguments": 3,
-    "tensor_parallel": 3,
     "reducer": 4,
     "join": 5, "logging_data": 5,
     "distributed": 6,
