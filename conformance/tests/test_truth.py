@@ -16,6 +16,7 @@ from torch import Tensor
 from conformance.fixtures.models import get_fixture
 from conformance.fixtures.optimizers import LEARNING_RATE, MOMENTUM
 from conformance.oracles import truth
+from conformance.oracles.replicas import single_threaded
 from conformance.scenario import Scenario, Step
 
 
@@ -143,6 +144,22 @@ def test_only_a_forward_that_follows_a_synchronised_one_gets_rank_0s_buffers() -
     assert torch.allclose(running_means(run, "step0")[1], 0.9 * first + second, atol=1e-6)
 
 
+def test_use_counts_for_one_average_only() -> None:
+    facts = truth.simulate(scenario("moe", 2))
+    # Step 0 uses experts 0 to 3 on the two ranks, step 1 uses 3 to 6.
+    assert facts[0]["step0/grad/experts.0.weight"] is not None
+    assert facts[0]["step1/grad/experts.0.weight"] is None
+    assert facts[1]["step1/grad/experts.3.weight"] is not None
+
+
+def test_ignored_buffers_stay_local() -> None:
+    run = scenario("batchnorm_mlp", 2, schedule=(Step(optimizer=False), Step(optimizer=False)))
+    ignored = run.replace(arguments={"ignored": ["1.running_mean"]})
+    assert torch.equal(running_means(run, "step1")[0], running_means(ignored, "step1")[0])
+    expected = 0.9 * batch_means(run, 1, 0) + batch_means(run, 1, 1)
+    assert torch.allclose(running_means(ignored, "step1")[1], expected, atol=1e-6)
+
+
 def test_ignored_parameters_stay_local() -> None:
     facts = truth.simulate(scenario("mlp", 2, arguments={"ignored": ["0.weight"]}))
     assert not torch.equal(facts[0]["final/parameter/0.weight"], facts[1]["final/parameter/0.weight"])
@@ -190,6 +207,20 @@ def digest(run: Scenario) -> str:
 
 
 PORTABLE = ("many_small_layers", "cnn", "gpt", "lstm")
+
+
+def test_truth_computes_with_one_thread_and_restores_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ZeroDivisionError), single_threaded():
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_same_bits_with_other_threads_and_in_another_process() -> None:
