@@ -23,24 +23,30 @@ TORCH = get_subject("torch")
 PROGRAMS = ("conformance.tests.worker_programs",)
 STEP = Scenario(id="controller/CTRL-01/step", requirements=("CTRL-01",), program="workers/step")
 
-#: Runs a scenario whose second rank tells its process id and then waits for ever.
+#: Runs a scenario whose second rank tells its process id and then waits for ever; after Ctrl-C, another one.
 WAITING = """
     import sys
     from pathlib import Path
     from conformance.backends.backend import get_backend
     from conformance.scenario import Scenario
     from conformance.subjects.subject import get_subject
+    from conformance.tests.processes import processes_under
     from conformance.workers.controller import Controller
 
+    directory, torch_ddp = Path(sys.argv[1]), get_subject("torch")
     wait = Scenario(
         id="controller/CTRL-01/wait", requirements=("CTRL-01",), program="workers/meet_stranger",
-        arguments={"pipe": sys.argv[1] + "/pipe"}, deadline_s=100,
+        arguments={"pipe": f"{directory}/pipe", "spawns": True}, deadline_s=100,
     )
-    try:
-        with Controller(get_backend("gloo"), work_dir=Path(sys.argv[1]), preload=(sys.argv[2],)) as controller:
-            controller.run(wait, get_subject("torch"))
-    except KeyboardInterrupt:
-        print("interrupted")
+    with Controller(get_backend("gloo"), work_dir=directory, preload=(sys.argv[2],)) as controller:
+        controller.run(wait.replace(program="workers/idle"), torch_ddp)
+        zygote = min(processes_under(directory))
+        try:
+            controller.run(wait, torch_ddp)
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(*(seen.fate for seen in controller.run(wait.replace(program="workers/idle"), torch_ddp).values()))
+        print(zygote in processes_under(directory))
 """
 
 
@@ -49,7 +55,7 @@ def run_step(controller: Controller) -> set[str]:
 
 
 def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a controller in a process group of its own; return it and its zygote and ranks once they are at work."""
+    """Start a controller in a process group of its own; return it, its zygote, its ranks and what these started."""
     os.mkfifo(directory / "pipe")
     controller = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WAITING), str(directory), *PROGRAMS],
@@ -57,7 +63,7 @@ def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
     )  # fmt: skip
     (directory / "pipe").read_text()
     ours = processes_under(directory)
-    assert len(ours) == 3, "a zygote and two ranks"
+    assert len(ours) == 4, "a zygote, two ranks, and the child of one"
     return controller, ours
 
 
@@ -73,7 +79,7 @@ def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
     controller, _ = start_waiting(tmp_path)
     os.killpg(controller.pid, signal.SIGINT)
     output, _ = controller.communicate(timeout=30)
-    assert output == "interrupted\n"
+    assert output == "interrupted\nreturned returned\nTrue\n", "and what was not at fault lives on"
     assert processes_under(tmp_path) == []
 
 

@@ -253,8 +253,10 @@ def test_an_unknown_program_is_every_ranks_error(controller: Controller) -> None
 
 def test_ranks_that_all_raise_the_same_are_kept(controller: Controller) -> None:
     before = pids(run(controller, scenario("idle")))
-    raised = run(controller, scenario("raise", arguments={"ranks": [0, 1]}))
-    assert pids(raised) == before
+    for _ in range(2):
+        raised = run(controller, scenario("raise", arguments={"ranks": [0, 1]}))
+        assert pids(raised) == before
+        assert {seen.stderr for seen in raised.values()} == {"about to raise\n"}
     assert pids(run(controller, scenario("idle"))) == before
 
 
@@ -288,6 +290,9 @@ def test_a_process_that_a_program_started_goes_with_its_rank(controller: Control
     for seen in observations.values():
         assert seen.hygiene == ("child processes changed: False before, True after",)
     assert all_end([seen.facts["child"] for seen in observations.values()], within_s=5)
+    orphaned = run(controller, scenario("spawn", arguments={"exits": True}))
+    assert {str(seen.fate) for seen in orphaned.values()} == {"exited 4"}
+    assert all_end([int(seen.stderr) for seen in orphaned.values()], within_s=5)
 
 
 def test_a_rank_that_dies_between_scenarios_harms_none(controller: Controller) -> None:

@@ -41,10 +41,12 @@ def step(ctx: RankContext) -> None:
 def meet_stranger(ctx: RankContext) -> None:
     """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins.
 
-    Other ranks that are `deaf` wait elsewhere and notice nothing.
+    Other ranks that are `deaf` wait elsewhere and notice nothing. One that `spawns` does not wait alone.
     """
     with ctx.phase("forward", 0):
         if ctx.rank == ctx.world_size - 1:
+            if ctx.arguments.get("spawns"):
+                subprocess.Popen(["sleep", "1000"])
             with open(ctx.arguments["pipe"], "w") as pipe:
                 pipe.write(str(os.getpid()))
             if ctx.arguments.get("holds_interpreter"):
@@ -116,8 +118,12 @@ def unreadable(ctx: RankContext) -> None:
 
 @program("workers/spawn")
 def spawn(ctx: RankContext) -> None:
-    """Start a process that outlives the scenario."""
-    ctx.observe("child", subprocess.Popen(["sleep", "1000"]).pid)
+    """Start a process that outlives the scenario, or, if so asked, the rank."""
+    child = subprocess.Popen(["sleep", "1000"]).pid
+    ctx.observe("child", child)
+    if ctx.arguments.get("exits"):
+        print(child, file=sys.stderr)
+        os._exit(4)
 
 
 def _leak_thread() -> None:

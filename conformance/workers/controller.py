@@ -51,15 +51,12 @@ class Controller:
                 pool.close()
             pool = self._new_pool(*key)
         try:
-            observations = pool.start() or pool.run(scenario, subject)
-        except BaseException:
-            pool.close()  # interrupted: an answer may still come, and must not be taken for the next scenario's
-            raise
-        if pool.reusable:
-            self._pools[key] = pool
-        else:
-            pool.close()
-        return observations
+            return pool.start() or pool.run(scenario, subject)
+        finally:  # also when interrupted: an answer may still come, and must not be taken for the next scenario's
+            if pool.reusable:
+                self._pools[key] = pool
+            else:
+                pool.close()
 
     def close(self) -> None:
         """End all ranks and the zygote. None of them is left when this returns."""

@@ -83,10 +83,11 @@ class Pool:
 
     @property
     def reusable(self) -> bool:
-        """Whether another scenario can run here and mean the same as on new ranks."""
-        return self._reusable and not any(
-            connection.poll(0) for connection in self._connections
-        )  # an idle rank is mute
+        """Whether another scenario can run here and mean the same as on new ranks.
+
+        An idle rank has nothing to say: if its connection is readable, it has ended.
+        """
+        return self._reusable and not any(connection.poll(0) for connection in self._connections)
 
     def close(self) -> None:
         """Have the ranks killed, in whatever state they are."""

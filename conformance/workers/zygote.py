@@ -159,7 +159,6 @@ def main(arguments: list[str]) -> None:
     `arguments[1]` is the private directory, which is removed at the end; the rest are modules to import.
     """
     connection, directory = Connection(int(arguments[0])), arguments[1]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     nursery = Nursery(connection)
     try:
         try:
