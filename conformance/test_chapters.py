@@ -34,6 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
+    mistake = ""
     try:
         subject = get_subject(request.config.getoption("--ddp"))
         backend = get_backend(request.config.getoption("--ddp-backend"))
@@ -42,16 +43,19 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
             probe(subject, 1, controller)
             yield ScenarioRunner(subject, backend, controller)
     except ConformanceError as error:
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        mistake = str(error)
+    if mistake:
+        request.session.shouldfail = mistake  # every further test would say the same
+        pytest.fail(mistake, pytrace=False)
 
 
-def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner, request: pytest.FixtureRequest) -> None:
+def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     """The subject keeps what the scenario's requirements promise."""
     outcome = scenario_runner.run(scenario)
-    if outcome.result.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
-        reasons = "; ".join(finding.summary for finding in outcome.result.findings)
-        pytest.skip(f"{outcome.result.verdict.value}: {reasons}")
     if is_failure(outcome):
         backend = scenario_runner.backend.name
         replay = replay_command(scenario, scenario_runner.subject.name, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
+    if outcome.result.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
+        reasons = "; ".join(finding.summary for finding in outcome.result.findings)
+        pytest.skip(f"{outcome.result.verdict.value}: {reasons}")

@@ -18,7 +18,8 @@ def exercised(evidence: Evidence) -> Finding:
     """Every rank reported, facts were observed, faults fired, and the declared number of collectives was issued.
 
     Collectives are counted only where they were recorded and the rank ran the program to its end. Too few of them are
-    our fault when the facts are right all the same (the scenario needed none), and the subject's when they are wrong.
+    our fault when the facts are right all the same (the scenario needed none), and the subject's when they are wrong. A
+    single rank has nobody to communicate with, and a DDP may know that.
     """
     scenario = evidence.scenario
     if missing := set(range(scenario.world_size)) - set(evidence.observations):
@@ -32,7 +33,7 @@ def exercised(evidence: Evidence) -> Finding:
         return harness_error("exercised", "no rank observed any fact")
     if not scenario.recorded:
         return passed("exercised", "not recorded")
-    least = scenario.min_collectives
+    least = scenario.min_collectives if scenario.world_size > 1 else 0
     idle = {
         observation.rank: len(observation.history)
         for observation in evidence.ended("returned")

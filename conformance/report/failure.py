@@ -22,10 +22,16 @@ def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: s
 def result_text(
     scenario: Scenario, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = ""
 ) -> str:
-    """Return header and evidence of one result that is not PASS: the gravest finding first, the others below."""
-    telling = [finding for finding in result.findings if finding.verdict.is_failure]
-    telling = telling or [finding for finding in result.findings if finding.verdict is result.verdict]
+    """Return header and evidence of one result that is not PASS: the gravest finding first, the others below.
+
+    Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
+    """
+    telling = [
+        finding for finding in result.findings if finding.verdict.is_failure or finding.verdict is result.verdict
+    ]
+    telling.sort(key=lambda finding: (finding.verdict is not result.verdict, not finding.explanation))
     first, *others = telling or [Finding("runner", result.verdict, "no checker says why")]
+    others = [finding for finding in others if not finding.explanation or finding.explanation != first.explanation]
     requirement_id = leading_requirement(scenario)
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}

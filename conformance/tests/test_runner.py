@@ -110,7 +110,16 @@ def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: in
             observations = super().run(scenario, subject)
             return {rank: dataclasses.replace(seen, history=()) for rank, seen in observations.items()}
 
-    assert verdicts(scenario("a"), ranks=SilentRanks(lambda scenario, subject: {"answer": answer})) == [verdict]
+    ranks = SilentRanks(lambda scenario, subject: {"answer": answer})
+    assert verdicts(scenario("a", 2), ranks=ranks) == [verdict]
+
+
+def test_a_single_rank_may_be_silent() -> None:
+    class SilentRanks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+            return {0: Observation(0, Fate("returned"), {"answer": 42})}
+
+    assert verdicts(scenario("a", 1), ranks=SilentRanks()) == [Verdict.PASS]
 
 
 def test_an_exception_of_the_harness_spoils_one_scenario_and_no_other() -> None:
