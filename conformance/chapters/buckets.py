@@ -57,6 +57,8 @@ def scenarios() -> Iterator[Scenario]:
 def _what() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
         yield _traffic("BUCKET-01", "all", world_size, {})
+    for slug, cap in (("each-alone", 1), ("two", 1100)):
+        yield _traffic("BUCKET-01", slug, 2, {"bucket_cap_mb": cap_of(cap)})
     for slug, arguments in (
         ("frozen", {"frozen": [1, 4]}), ("ignored", {"ignored": [0, 2]}), ("both", {"frozen": [0], "ignored": [3]}),
     ):  # fmt: skip
