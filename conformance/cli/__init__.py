@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": "conformance.cli.replay:command",
     "doctor": "conformance.cli.doctor:command",
     "bench": "conformance.cli.bench:command",
+    "upstream": "conformance.cli.upstream:command",
 }
 
 

@@ -1,0 +1,105 @@
+"""`ddp-conformance upstream`: torch's own DDP tests with another DDP in the place of torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich import progress as bar
+from rich.console import Console
+
+from conformance.cli import EXIT_FAILED
+from conformance.cli.console import make_console
+from conformance.errors import ConformanceError
+
+if TYPE_CHECKING:
+    from conformance.upstream.launcher import WarmHost
+    from conformance.upstream.outcome import TestName, TestRun
+
+
+@click.command("upstream", short_help="Run torch's own DDP tests on a DDP.")
+@click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
+@click.option("-k", "keywords", multiple=True, metavar="TEXT", help="Only tests whose name contains TEXT (or another).")
+@click.option("--list", "only_list", is_flag=True, help="Print the tests and their world sizes, and run nothing.")
+@click.option(
+    "--world-size", type=click.IntRange(2), metavar="N", help="For all tests. [default: the smallest each can]"
+)
+@click.option("--jobs", type=click.IntRange(1, 8), default=1, show_default=True, help="Tests at a time.")
+@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds for one test.")
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JSON to FILE.")
+def command(
+    ddp: str,
+    keywords: tuple[str, ...],
+    only_list: bool,
+    world_size: int | None,
+    jobs: int,
+    timeout_s: float,
+    report: Path | None,
+) -> None:
+    """Run the DDP tests that the torch wheel ships, for torch's DDP and for the DDP under test.
+
+    Over gloo, on the CPU, with 2 to 6 ranks on this machine. What torch's DDP passes here, the other must pass.
+
+    \b
+    ddp-conformance upstream                      all of them, with ddp_impl
+    ddp-conformance upstream --ddp my_pkg:MyDDP   with yours
+    ddp-conformance upstream -k join -k uneven    some of them
+
+    Exits with 0 when the DDP passes all that torch's passes, 1 when it does not, and 2 when an option is wrong.
+    """
+    from conformance.subjects.subject import KNOWN, get_subject
+    from conformance.upstream.comparison import compare
+    from conformance.upstream.exclusions import check_exclusions, load_exclusions
+    from conformance.upstream.launcher import find_tests, warm_hosts
+    from conformance.upstream.report import print_comparison, write_comparison
+
+    subject, exclusions = get_subject(ddp), load_exclusions()
+    console = make_console()
+    with warm_hosts(KNOWN["torch"], jobs) as hosts:
+        tests = find_tests(hosts[0], world_size)
+        if world_size is None:
+            check_exclusions(exclusions, tests)
+        tests = {name: size for name, size in tests.items() if _is_wanted(name, keywords)}
+        if not tests:
+            raise ConformanceError(f"no test matches {' or '.join(keywords)}; --list shows the names")
+        if only_list:
+            for name, size in tests.items():
+                excluded = f"  excluded: {exclusions[name]}" if name in exclusions else ""
+                click.echo(f"{name}  {size} ranks{excluded}")
+            return
+        native = _run(console, "torch", hosts, tests, timeout_s)
+    with warm_hosts(subject, jobs) as hosts:
+        tested = _run(console, subject.name, hosts, tests, timeout_s)
+
+    comparison = compare(subject.name, native, tested, exclusions)
+    if report is not None:
+        write_comparison(report, comparison)
+    print_comparison(console, comparison)
+    click.get_current_context().exit(0 if comparison.conforms else EXIT_FAILED)
+
+
+def _is_wanted(name: TestName, keywords: tuple[str, ...]) -> bool:
+    return not keywords or any(keyword in str(name) for keyword in keywords)
+
+
+def _run(
+    console: Console, who: str, hosts: list[WarmHost], tests: dict[TestName, int], timeout_s: float
+) -> dict[TestName, TestRun]:
+    from conformance.upstream.launcher import run_tests
+
+    columns = (
+        bar.TextColumn("{task.description}"),
+        bar.BarColumn(),
+        bar.MofNCompleteColumn(),
+        bar.TextColumn("{task.fields[last]}"),
+        bar.TimeElapsedColumn(),
+    )
+    with bar.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(who, total=len(tests), last="")
+        return run_tests(
+            hosts,
+            tests,
+            timeout_s=timeout_s,
+            on_end=lambda run: progress.update(task, advance=1, last=run.name.method),
+        )

@@ -1,0 +1,83 @@
+"""What the DDP under test passes of what torch's DDP passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conformance.upstream.outcome import Outcome, TestName, TestRun
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test with both DDPs; `exclusion` is why it is not held against the subject, if it is not."""
+
+    native: TestRun
+    subject: TestRun
+    exclusion: str = ""
+
+    @property
+    def name(self) -> TestName:
+        """The test."""
+        return self.native.name
+
+    @property
+    def counts(self) -> bool:
+        """Whether the subject must pass this test."""
+        return self.native.outcome is Outcome.PASSED and not self.exclusion
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the subject must pass this test and does not."""
+        return self.counts and self.subject.outcome is not Outcome.PASSED
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the subject passes what torch's DDP does not."""
+        return self.native.outcome is not Outcome.PASSED and self.subject.outcome is Outcome.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All tests with both DDPs, in order."""
+
+    subject: str
+    rows: tuple[Row, ...]
+
+    @property
+    def counted(self) -> tuple[Row, ...]:
+        """The tests that the subject must pass."""
+        return tuple(row for row in self.rows if row.counts)
+
+    @property
+    def missing(self) -> tuple[Row, ...]:
+        """The tests that it must pass and does not."""
+        return tuple(row for row in self.rows if row.is_missing)
+
+    @property
+    def ahead(self) -> tuple[Row, ...]:
+        """The tests that it passes and torch's DDP does not."""
+        return tuple(row for row in self.rows if row.is_ahead)
+
+    @property
+    def excluded(self) -> tuple[Row, ...]:
+        """The tests that torch's DDP passes and that are held against nobody."""
+        return tuple(row for row in self.rows if row.exclusion and row.native.outcome is Outcome.PASSED)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether the subject passes all it must. A run in which torch's DDP passes nothing shows nothing."""
+        return bool(self.counted) and not self.missing
+
+
+def compare(
+    subject: str,
+    native: Mapping[TestName, TestRun],
+    tested: Mapping[TestName, TestRun],
+    exclusions: Mapping[TestName, str],
+) -> Comparison:
+    """Put the runs of the same tests side by side."""
+    assert native.keys() == tested.keys(), "both DDPs run the same tests"
+    return Comparison(
+        subject, tuple(Row(native[name], tested[name], exclusions.get(name, "")) for name in sorted(native))
+    )

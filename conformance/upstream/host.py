@@ -1,0 +1,227 @@
+"""The process that ranks of torch's tests are forked from: torch and its tests are imported once, a rank costs a fork.
+
+`python -m conformance.upstream.host FD TARGET` serves the controller at the other end of the file descriptor `FD`, one
+test at a time, with the DDP `TARGET` (`module:attr`). It has one thread whenever it forks. Nothing outlives it: the
+kernel kills its ranks when it dies (`PR_SET_PDEATHSIG`), and it goes as soon as the controller has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import NoReturn
+
+from conformance.subjects.subject import Subject, load
+from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun
+from conformance.upstream.protocol import ListTests, Refusal, RunTest
+from conformance.upstream.rank import prepare_environment, run_rank
+from conformance.upstream.suite import SUITES, ddp_tests
+from conformance.upstream.swap import Factory
+
+#: How long ranks may go on after another one has failed: they may have something to say as well, or hang for ever.
+_GRACE_S = 3.0
+#: A rank ends itself at its deadline, and says where it was; one that cannot is killed this much later.
+_OVERTIME_S = 5.0
+_OUTPUT_BYTES = 8192
+_PR_SET_PDEATHSIG = 1
+
+
+class ControllerGoneError(Exception):
+    """Nobody is left to run tests for."""
+
+
+class Host:
+    """The tests, as imported for one world size, and the DDP to run them with."""
+
+    def __init__(self, connection: Connection, subject: Factory) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._world_size = 0
+
+    def serve(self) -> None:
+        """Answer the controller until it is gone."""
+        while True:
+            match self._connection.recv():
+                case ListTests(world_size):
+                    self._import_tests(world_size)
+                    self._connection.send(tuple(self._tests()))
+                case RunTest() as request:
+                    self._import_tests(request.world_size)
+                    self._connection.send(self._run(request))
+                case other:
+                    raise AssertionError(f"the controller sent {other!r}")
+
+    def _import_tests(self, world_size: int) -> None:
+        if world_size == self._world_size:
+            return
+        os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(world_size)}
+        self._suites = []
+        for suite in SUITES:
+            with contextlib.suppress(ImportError):  # a build of torch without RPC, say
+                suite.load()
+                self._suites.append(suite)
+        if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+            raise RuntimeError(f"importing torch's tests started {num_threads - 1} thread(s), which forked ranks lack")
+        self._world_size = world_size
+
+    def _tests(self) -> Iterator[TestName]:
+        for suite in self._suites:
+            if suite.world_size in (0, self._world_size):
+                yield from (TestName(suite.name, method) for method in ddp_tests(suite))
+
+    def _run(self, request: RunTest) -> TestRun:
+        begin = time.monotonic()
+        directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-upstream-"))
+        ranks: dict[int, _Rank] = {}
+        try:
+            for rank in range(request.world_size):
+                ranks[rank] = self._fork(request, rank, directory, list(ranks.values()))
+            ends = self._collect(request, ranks, directory)
+        finally:
+            for forked in ranks.values():
+                forked.kill()
+            shutil.rmtree(directory, ignore_errors=True)
+        return TestRun(request.name, request.world_size, ends, time.monotonic() - begin)
+
+    def _fork(self, request: RunTest, rank: int, directory: Path, elders: list[_Rank]) -> _Rank:
+        ours, theirs = Pipe()
+        host = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # in both processes, whichever comes first
+            os.setpgid(pid, pid)
+        if pid == 0:
+            for connection in (ours, self._connection, *(elder.connection for elder in elders)):
+                connection.close()  # or this rank would keep open what tells of another's death
+            _become_rank(request, rank, directory, self._subject, theirs, host)
+        theirs.close()
+        return _Rank(pid, ours)
+
+    def _collect(self, request: RunTest, ranks: dict[int, _Rank], directory: Path) -> tuple[RankEnd, ...]:
+        """Wait for all ranks. Those that pass stay until the last one has ended: their connections are in use."""
+        ends: list[RankEnd] = []
+        waiting = dict(ranks)
+        deadline = time.monotonic() + request.timeout_s + _OVERTIME_S
+        while waiting:
+            ready = wait(
+                [self._connection, *(rank.connection for rank in waiting.values())],
+                max(0.0, deadline - time.monotonic()),
+            )
+            if self._connection in ready:
+                raise ControllerGoneError  # it says nothing while it waits for an answer
+            if not ready:
+                break
+            for number, rank in list(waiting.items()):
+                if rank.connection in ready:
+                    ends.append(_end_of(number, rank, directory))
+                    del waiting[number]
+            if any(end.outcome.is_failure for end in ends):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        failed = next((end.rank for end in ends if end.outcome.is_failure), None)
+        for number in waiting:
+            ends.append(
+                RankEnd(number, Outcome.HUNG, f"no end within {request.timeout_s:.0f} s, and no stack to show")
+                if failed is None
+                else RankEnd(number, Outcome.STOPPED, f"still running {_GRACE_S:.0f} s after rank {failed} had failed")
+            )
+        return tuple(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    pid: int
+    connection: Connection
+
+    def kill(self) -> int:
+        """End the process and what it started, and return its exit status as `os.waitstatus_to_exitcode` gives it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.connection.close()
+        with contextlib.suppress(ChildProcessError):  # buried before
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return 0
+
+
+def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
+    try:
+        end = rank.connection.recv()
+        assert isinstance(end, RankEnd)
+        return end
+    except (EOFError, OSError):
+        _, status = os.waitpid(rank.pid, 0)
+        if stack := _tail(directory / f"stack{number}"):
+            return RankEnd(number, Outcome.HUNG, _innermost_frames(stack), stack)
+        code = os.waitstatus_to_exitcode(status)
+        cause = f"exited with status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return RankEnd(number, Outcome.CRASHED, cause, _tail(directory / f"output{number}"))
+
+
+def _innermost_frames(stack: str) -> str:
+    """Return where the main thread was, which `faulthandler` shows last, innermost frame first."""
+    *_, main_thread = stack.split("Thread 0x")
+    return "\n".join(line.strip() for line in main_thread.splitlines()[1:4])
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _become_rank(
+    request: RunTest, rank: int, directory: Path, subject: Factory, connection: Connection, host: int
+) -> NoReturn:
+    """Turn the forked child into a rank; never returns into the host's code."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != host:  # it died before the kernel knew
+            os._exit(1)
+        output = os.open(directory / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        cancel_deadline = prepare_environment(rank, request.world_size, directory, request.timeout_s)
+        end = run_rank(request.name, rank, request.world_size, directory, subject)
+        cancel_deadline()
+        connection.send(end)
+        if end.outcome is Outcome.PASSED:
+            with contextlib.suppress(EOFError, OSError):
+                connection.recv()  # the host's farewell
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the controller; see the module."""
+    connection, target = Connection(int(arguments[0])), arguments[1]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        importlib.import_module("torch._dynamo")  # or DDP's constructor does it, for a second on each rank
+        host = Host(connection, load(Subject(target, target)))
+        host.serve()
+    except (EOFError, OSError, ControllerGoneError):
+        pass
+    except Exception:
+        with contextlib.suppress(OSError):
+            connection.send(Refusal(traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

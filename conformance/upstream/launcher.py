@@ -1,0 +1,184 @@
+"""The controller's side: hosts to run torch's tests in, and a way through all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from conformance.errors import ConformanceError
+from conformance.subjects.subject import Subject
+from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun
+from conformance.upstream.protocol import ListTests, Refusal, RunTest
+
+#: Of the world sizes at which a test can run, the smallest of these is taken.
+WORLD_SIZES = (2, 3, 4, 6)
+
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONUNBUFFERED": "1",
+    "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+}
+#: Left by a launcher, or set by a person who debugs: tests read them, and each run must read the same.
+_UNWANTED_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG"}
+)
+_START_TIMEOUT_S = 120.0
+#: What a host may take longer for a test than the test's own deadline, before it is taken for hung itself.
+_PATIENCE_S = 60.0
+
+
+class WarmHost:
+    """A process that has imported torch, its tests and one DDP, and forks ranks; see `conformance.upstream.host`.
+
+    Started when it is first needed, and again after it died.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def tests(self, world_size: int) -> tuple[TestName, ...]:
+        """Return the DDP tests that can run at `world_size`; raises `ConformanceError`."""
+        try:
+            names: tuple[TestName, ...] = self._ask(ListTests(world_size), _START_TIMEOUT_S)
+        except _HostDiedError as death:
+            raise ConformanceError(f"cannot list torch's tests: their host died ({death})") from death
+        return names
+
+    def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
+        """Run one test. Whatever it does, it has an end, and the next one finds a host that works."""
+        try:
+            run = self._ask(RunTest(name, world_size, timeout_s), _START_TIMEOUT_S + timeout_s + _PATIENCE_S)
+            assert isinstance(run, TestRun)
+            return run
+        except _HostDiedError as death:
+            self.close()
+            return TestRun(name, world_size, (RankEnd(0, Outcome.CRASHED, f"the host of the ranks died: {death}"),))
+
+    def abandon(self) -> None:
+        """End the process at once, from another thread than the one that waits for its answer."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process and its ranks; none is left when this returns."""
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._connection = self._process = None
+
+    def _ask(self, request: ListTests | RunTest, timeout_s: float) -> Any:
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send(request)
+            if not self._connection.poll(timeout_s):
+                raise _HostDiedError(f"no answer within {timeout_s:.0f} s")
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            assert self._process is not None
+            raise _HostDiedError(f"exit status {self._process.wait(5.0)}") from error
+        if isinstance(answer, Refusal):
+            raise ConformanceError(f"cannot run torch's tests with {self._subject.name}:\n{answer.reason}")
+        return answer
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        inherited = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
+        search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "conformance.upstream.host", str(theirs.fileno()), self._subject.target],
+            stdin=subprocess.DEVNULL,
+            env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # the terminal's Ctrl-C is for the controller
+        )
+        theirs.close()
+
+
+class _HostDiedError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def warm_hosts(subject: Subject, num_hosts: int) -> Iterator[list[WarmHost]]:
+    """Provide hosts for one DDP; none of them, and nothing that they started, is left afterwards."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(WarmHost(subject))) for _ in range(num_hosts)]
+
+
+def find_tests(host: WarmHost, world_size: int | None = None) -> dict[TestName, int]:
+    """Return all DDP tests of this torch, and the world size for each.
+
+    Without `world_size` each gets the smallest of `WORLD_SIZES` at which it can run; with it, those that cannot run at
+    it are left out.
+
+    Raises:
+        ConformanceError: torch's tests cannot be imported here.
+
+    """
+    found: dict[TestName, int] = {}
+    for size in WORLD_SIZES if world_size is None else (world_size,):
+        for name in host.tests(size):
+            found.setdefault(name, size)
+    return dict(sorted(found.items()))
+
+
+def run_tests(
+    hosts: Sequence[WarmHost],
+    tests: Mapping[TestName, int],
+    *,
+    timeout_s: float,
+    on_end: Callable[[TestRun], None] = lambda run: None,
+) -> dict[TestName, TestRun]:
+    """Run `tests` on `hosts`, each with at most `timeout_s`; `on_end` hears of every end.
+
+    Raises:
+        ConformanceError: the DDP of the hosts cannot be imported there.
+
+    """
+    left: queue.SimpleQueue[tuple[TestName, int]] = queue.SimpleQueue()
+    for item in sorted(tests.items(), key=lambda item: item[1]):  # a host imports the tests anew for each world size
+        left.put(item)
+    runs: dict[TestName, TestRun] = {}
+    stopped = threading.Event()
+
+    def work(host: WarmHost) -> None:
+        try:
+            while not stopped.is_set():
+                name, world_size = left.get_nowait()
+                runs[name] = host.run(name, world_size, timeout_s)
+                on_end(runs[name])
+        except queue.Empty:
+            pass
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(len(hosts)) as executor:
+        try:
+            for future in [executor.submit(work, host) for host in hosts]:
+                future.result()
+        except BaseException:
+            stopped.set()
+            for host in hosts:
+                host.abandon()
+            raise
+    return runs

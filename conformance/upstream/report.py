@@ -1,0 +1,111 @@
+"""A comparison for people, on the terminal, and for machines, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance.errors import ReportError
+from conformance.report.environment import capture_environment
+from conformance.upstream.comparison import Comparison, Row
+from conformance.upstream.outcome import Outcome, TestRun
+
+SCHEMA_VERSION = 1
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print what differs between the two DDPs, and the counts of both."""
+    subject = comparison.subject
+    _print_rows(console, f"torch's DDP passes, {subject} does not", comparison.missing, lambda row: row.subject)
+    _print_rows(console, f"{subject} passes, torch's DDP does not", comparison.ahead, lambda row: row.native)
+    if comparison.excluded:
+        table = _table("excluded", "reason")
+        for row in comparison.excluded:
+            passed = " (passes all the same)" if row.subject.outcome is Outcome.PASSED else ""
+            table.add_row(escape(str(row.name)), escape(row.exclusion) + passed)
+        console.print(table)
+    console.print(_counts("torch's DDP", [row.native for row in comparison.rows]), highlight=False)
+    console.print(_counts(subject, [row.subject for row in comparison.rows]), highlight=False)
+    num_passed = len(comparison.counted) - len(comparison.missing)
+    excluded = f"; {len(comparison.excluded)} excluded" if comparison.excluded else ""
+    console.print(
+        f"Of {len(comparison.counted)} tests that torch's DDP passes, {escape(subject)} passes {num_passed}{excluded}.",
+        highlight=False,
+    )
+
+
+def write_comparison(path: Path, comparison: Comparison) -> None:
+    """Write everything that is known of every test to `path`; raises `ReportError`."""
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "environment": capture_environment(),
+        "subject": comparison.subject,
+        "conforms": comparison.conforms,
+        "counts": {
+            "tests": len(comparison.rows),
+            "passed_by_torch": sum(row.native.outcome is Outcome.PASSED for row in comparison.rows),
+            "passed_by_subject": sum(row.subject.outcome is Outcome.PASSED for row in comparison.rows),
+            "excluded": len(comparison.excluded),
+            "missing": len(comparison.missing),
+            "ahead": len(comparison.ahead),
+        },
+        "tests": [_row_data(row) for row in comparison.rows],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    return {
+        "test": str(row.name),
+        "world_size": row.native.world_size,
+        "counts": row.counts,
+        "exclusion": row.exclusion or None,
+        "torch": _run_data(row.native),
+        "subject": _run_data(row.subject),
+    }
+
+
+def _run_data(run: TestRun) -> dict[str, Any]:
+    return {
+        "outcome": run.outcome,
+        "seconds": round(run.seconds, 3),
+        "explanation": run.explanation,
+        "ranks": [
+            {"rank": end.rank, "outcome": end.outcome, "constructed": end.num_constructed, "detail": end.detail}
+            for end in run.ends
+        ],
+    }
+
+
+def _print_rows(console: Console, title: str, rows: Iterable[Row], side: Any) -> None:
+    table = _table(title, "why")
+    for row in rows:
+        run = side(row)
+        table.add_row(f"{escape(str(row.name))}\n[dim]{run.world_size} ranks[/dim]", escape(run.explanation))
+    if table.row_count:
+        console.print(table)
+        console.print()
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+    for title in titles:
+        table.add_column(title, ratio=2 if title == "why" else 1, overflow="fold")
+    return table
+
+
+def _counts(who: str, runs: list[TestRun]) -> str:
+    counts = Counter(run.outcome for run in runs)
+    others = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome] and outcome != "passed")
+    return f"{escape(who)}: {counts[Outcome.PASSED]} of {len(runs)} passed" + (f" ({others})" if others else "")

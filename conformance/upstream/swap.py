@@ -1,0 +1,61 @@
+"""Putting the DDP under test in the place of torch's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.parallel
+
+Factory = Callable[..., Any]
+
+
+class Constructions:
+    """How often a rank has asked for a DDP. A test that never does shows nothing about it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def swap_in(subject: Factory) -> Constructions:
+    """Let every module that knows torch's DDP know `subject` instead; returns the count of its constructions.
+
+    For the rest of this process's life. `isinstance` against torch's name then asks for the subject's class, in torch's
+    own modules as well (its optimizers and its compiler do ask). The package of the subject keeps what it has, because
+    it may build upon torch's DDP.
+
+    The arguments that place a module on a device are dropped, because the tests' modules are on the CPU (see
+    `cpu_placement`), where a DDP refuses them.
+    """
+    constructions = Constructions()
+    native = torch.nn.parallel.DistributedDataParallel
+    if isinstance(subject, type):
+        subject.__init__ = _observed(subject.__init__, constructions, 2)  # type: ignore[misc]
+    else:
+        subject = _observed(subject, constructions, 1)
+    own_package = subject.__module__.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if subject is native or module is None or name.partition(".")[0] == own_package:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if value is native:
+                setattr(module, attribute, subject)
+    return constructions
+
+
+def _observed(construct: Factory, constructions: Constructions, num_leading: int) -> Factory:
+    """Wrap a constructor whose `num_leading` first positional arguments end with the module to wrap."""
+
+    @functools.wraps(construct)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        constructions.count += 1
+        devices = slice(num_leading, num_leading + 2)
+        placed = [*args]
+        placed[devices] = [None] * len(placed[devices])
+        for name in ("device_ids", "output_device"):
+            kwargs.pop(name, None)
+        return construct(*placed, **kwargs)
+
+    return observed
