@@ -35,11 +35,11 @@ def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: A
 def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:
     """Return the group to average over; raises `RuntimeError` when there is none or more than one answer."""
     if process_group is not None and device_mesh is not None:
-        raise RuntimeError("Cannot specify both process_group and device_mesh; give one of them")
+        raise RuntimeError("Cannot specify both process_group and device_mesh arguments. Give one of them")
     if device_mesh is not None:
         if device_mesh.ndim != 1:
             raise RuntimeError(
-                f"Only 1D device mesh is supported: its dimension is that of data parallelism; got {device_mesh}. "
+                f"Only 1D device mesh is supported, and its dimension is that of data parallelism, but got {device_mesh}. "
                 "Slice a larger mesh, e.g. mesh['dp']"
             )
         return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]

@@ -129,6 +129,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._comm_hook: tuple[Any, Any] | None = None
         self._buffer_hook: BufferHook | None = None
         self._lazy_init_ran = False
+        self._authoritative_rank = 0
         self._has_buffers = bool(self.modules_buffers)
         self._options = ReducerOptions(
             caps=caps,
@@ -164,7 +165,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
         if synchronise:
             self._watch.check()
-            self.reducer.check_finished()
+            try:
+                self.reducer.check_finished()
+            except RuntimeError as error:
+                raise self._logged(error) from None
         if self._join_config.enable:
             Join.notify_join_context(self)
             num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
@@ -278,14 +282,17 @@ class DistributedDataParallel(nn.Module, Joinable):
         `torch.futures.Future` of the reduced 1-D tensor. Raises `RuntimeError` when a hook is registered already,
         `TypeError`/`ValueError` for one that cannot be called like this.
         """
-        bound = bind_hook(state, hook)
+        try:
+            bound = bind_hook(state, hook)
+        except (TypeError, ValueError) as error:
+            raise self._logged(error) from None
         self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
         self.reducer.comm_hook = bound
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
         bound = builtin_hook(comm_hook_type, self.process_group)
-        self._claim_comm_hook(comm_hook_type, None, f"builtin_{comm_hook_type.name.lower()}")
+        self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
         self.reducer.comm_hook = bound
 
     def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
@@ -304,9 +311,11 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:
-            raise RuntimeError(
-                "register_comm_hook or register_builtin_comm_hook can only be called once; "
-                f"{self.reducer.telemetry.comm_hook} is registered already"
+            raise self._logged(
+                RuntimeError(
+                    "register_comm_hook or register_builtin_comm_hook can only be called once; "
+                    f"{self.reducer.telemetry.comm_hook} is registered already"
+                )
             )
         self._comm_hook = (state, hook)
         self.reducer.telemetry.comm_hook = name
@@ -360,8 +369,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
         """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
-        ignored = module.parameters_to_ignore if isinstance(module, DistributedDataParallel) else set()
         bare = module.module if isinstance(module, DistributedDataParallel) else module
+        ignored = getattr(module, "parameters_to_ignore", getattr(bare, "_ddp_params_and_buffers_to_ignore", ()))
         for name, parameter in bare.named_parameters():
             if name not in ignored:
                 yield (name, parameter) if named_params else parameter
@@ -382,7 +391,9 @@ class DistributedDataParallel(nn.Module, Joinable):
             warnings.warn("You've set static_graph to be True already.", stacklevel=2)
             return
         if self.reducer.telemetry.num_iterations:
-            raise RuntimeError("_set_static_graph() must be called before the first iteration")
+            raise self._logged(
+                RuntimeError("_set_static_graph() should be called before training loop starts, not after iterations")
+            )
         self.static_graph = True
         self._options = dataclasses.replace(self._options, static_graph=True)
         self.reducer.options = self._options
@@ -405,6 +416,23 @@ class DistributedDataParallel(nn.Module, Joinable):
         """
         self.process_group = new_process_group
         self.reducer.reset(new_process_group)
+
+    def _logged(self, error: Exception) -> Exception:
+        """Keep `error` for the logging data and return it."""
+        self.reducer.telemetry.error = str(error)
+        return error
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Tell Dynamo that no forward wants its graphs split by torch's optimizer; ours are split by our own."""
+        return
+
+    def _default_broadcast_coalesced(
+        self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
+        buffers = self.modules_buffers if bufs is None else list(bufs)
+        broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
 
     @property
     def _has_rebuilt_buckets(self) -> bool:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
+from ddp_impl.messages import enumerate_names
 from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
-
-_MAX_NAMES = 20
 
 
 def collect(bucket: Bucket, unused: Collection[int], here: str) -> None:
@@ -94,12 +93,6 @@ def hand_out(bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> Non
             targets.append(gradient)
     if targets:
         torch._foreach_copy_(targets, sources)
-
-
-def enumerate_names(names: Sequence[str]) -> str:
-    """Return the names in a row, shortened when there are many."""
-    shown = ", ".join(names[:_MAX_NAMES])
-    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
 
 _gradient = attrgetter("grad")

@@ -62,5 +62,6 @@ class DDPJoinHook(JoinHook):
         """Copy the model of a rank that joined last to all ranks."""
         ddp = self.ddp
         source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
+        ddp._authoritative_rank = source
         ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
         ddp.reducer.divisor = dist.get_world_size(ddp.process_group)

@@ -39,19 +39,28 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
         "dtypes": ", ".join(dict.fromkeys(_dtype_name(p.dtype) for p in parameters)),
         "has_rebuilt_buckets": int(reducer.has_rebuilt_buckets),
         "bucket_sizes": sizes,
-        "comm_hook": reducer.telemetry.comm_hook,
         "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
         "unused_parameter_size": reducer.unused_bytes,
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
-        "num_buckets_reduced": len(reducer.buckets),
+        "num_buckets_reduced": reducer.num_buckets_reduced,
         "can_set_static_graph": int(reducer.looks_static),
     }
     if reducer.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes
         data["rebuilt_per_bucket_param_indices"] = indices
-    data |= {name.lower(): value for name, value in variables.items() if name.isupper()}
-    data["torch_distributed_debug"] = variables["TORCH_DISTRIBUTED_DEBUG"]
+    data |= {name.lower(): value for name, value in variables.items() if _concerns(name, str(data["backend_name"]))}
+    if data["backend_name"] == "gloo":
+        data["gloo_num_threads"] = _num_gloo_threads(ddp)
     return data | reducer.telemetry.logging_data()
+
+
+def _num_gloo_threads(ddp: DistributedDataParallel) -> int:
+    options = getattr(ddp.process_group._get_backend(ddp.device), "options", None)
+    return int(getattr(options, "_threads", 0))
+
+
+def _concerns(variable: str, backend: str) -> bool:
+    return backend in variable.lower() or not any(name in variable for name in ("NCCL", "GLOO"))
 
 
 def _dtype_name(dtype: object) -> str:

@@ -19,14 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
 from torch.futures import Future
 
-from ddp_impl import collectives
+from ddp_impl import collectives, messages
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
 from ddp_impl.errors import ReductionError
-from ddp_impl.gradients import collect, collect_sparse, empty_sparse, enumerate_names, hand_out
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
@@ -80,6 +81,8 @@ class Reducer:
         self._used_locally: set[int] = set()  # by backwards that were not synchronised, since the last reduction
         self._unused: set[int] = set()  # of this iteration, on this rank
         self._globally_used: list[bool] | None = None  # None: all of them
+        self._num_users: list[int] = [0] * len(self.members)  # ranks that used each parameter, where that was asked
+        self.num_buckets_reduced = 0
         self._reachable: set[int] | None = set()  # from all forwards since the last reduction; None: unknown
         self._marked_unused = False
         self._callback_queued = False
@@ -125,8 +128,10 @@ class Reducer:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         reachable: set[int] | None = None
-        if tensors and self._walk_pays:
-            reachable = self._walk.reachable(tensors)
+        if self.options.find_unused_parameters:
+            with torch.autograd.profiler.record_function("ddp_impl.search_unused_parameters"):
+                if tensors and self._walk_pays:
+                    reachable = self._walk.reachable(tensors)
         actions = self.state.handle(Event.FORWARD)
         self._callback_queued = False
         if Action.ARM in actions:
@@ -145,23 +150,23 @@ class Reducer:
             self.state.handle(Event.GRADIENT)
         if self.state.phase not in (Phase.REDUCING, Phase.REDUCED):
             return
+        rank = self.state.rank
         if self._callback_queued:
-            raise ReductionError(
-                f"{self._here()} the previous backward raised an exception before its gradients were reduced, so the "
-                "ranks no longer agree on what comes next. Expected to have finished reduction in the prior iteration "
-                "before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
-            )
+            raise ReductionError(messages.aborted(rank))
         missing = [
-            member.name
+            (member.index, member.name)
             for member in self.members
             if self._waiting[member.index] != 0 and member.index not in self._seen
         ]
         raise ReductionError(
-            f"{self._here()} Expected to have finished reduction in the prior iteration before starting a new one. "
-            f"{len(missing)} of {len(self.members)} parameters got no gradient in the last backward: "
-            f"{enumerate_names(missing)}. If they do not take part in every loss, pass find_unused_parameters=True (or "
-            "static_graph=True if the set never changes); otherwise make sure that every output of forward that "
-            "depends on them reaches the loss."
+            messages.unfinished(
+                rank,
+                missing,
+                len(self.members),
+                unused_allowed=self.options.find_unused_parameters,
+                static=self.options.static_graph,
+                verbose=get_debug_level() != DebugLevel.OFF,
+            )
         )
 
     def remove_hooks(self) -> None:
@@ -192,8 +197,6 @@ class Reducer:
                 self._start(bucket, nothing, divisor)
         self._unused = set(range(len(self.members)))
         self._reduce_used_map()
-        if self.options.static_graph and self._learnt is None:
-            self._learnt = [0] * len(self.members)
         self._receive_used_map()
         for _, pending in self._in_flight.values():
             pending.wait()
@@ -262,24 +265,10 @@ class Reducer:
             raise self._unexpected(index)
 
     def _unexpected(self, index: int) -> ReductionError:
-        name = self.members[index].name
+        rank, name, static = self.state.rank, self.members[index].name, self.options.static_graph
         if index in self._unused:
-            return ReductionError(
-                f"{self._here()} parameter '{name}' was taken for unused, because the outputs of forward do not lead "
-                "to it, and yet a gradient arrived. Use the parameter inside forward, return everything that depends "
-                "on it from forward, and checkpoint with use_reentrant=False (a reentrant checkpoint hides its graph)."
-            )
-        advice = (
-            "The graph differs from that of the first iteration: static_graph=True does not fit this model."
-            if self.options.static_graph
-            else "Reasons are: a parameter used outside of forward; one layer in several reentrant checkpoints "
-            "(use_reentrant=False or static_graph=True helps); or several backwards that share parameters while other "
-            "parameters wait for theirs (sum the losses and call backward once)."
-        )
-        return ReductionError(
-            f"{self._here()} parameter '{name}' was marked as ready twice: its gradient was already handed to the "
-            f"reduction of iteration {self.state.num_iterations} when another one arrived. {advice}"
-        )
+            return ReductionError(messages.used_after_all(rank, name, static=static))
+        return ReductionError(messages.ready_twice(rank, name, self.state.num_iterations, static=static))
 
     @torch.no_grad()
     def _bucket_full(self, bucket: Bucket) -> None:
@@ -360,7 +349,7 @@ class Reducer:
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
         """Find the buckets that no rank will use, when asked to save their traffic."""
-        if self.options.static_graph and self._learnt is not None:
+        if self.options.static_graph and self._globally_used is not None:
             used = self._globally_used
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
             used = self._all_reduce_map(set(range(len(self.members))) - set(absent) | self._used_locally)
@@ -444,11 +433,13 @@ class Reducer:
             flags, work = self._used_map
             self._used_map = None
             work.wait()
-            self._globally_used = [count > 0 for count in flags.tolist()]
+            self._num_users = flags.tolist()
+            self._globally_used = [count > 0 for count in self._num_users]
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self._receive_used_map()
+        self.num_buckets_reduced = len(self._in_flight)
         for bucket in self.buckets:
             if bucket.index not in self._in_flight:
                 continue
@@ -474,6 +465,13 @@ class Reducer:
         self._used_locally.clear()
         self._disarm()
         self.telemetry.end()
+
+    def _get_local_used_map(self) -> Tensor:
+        """Return, per parameter, how many ranks used it in the last iteration; int32, 0 where nobody asked."""
+        return torch.tensor(self._num_users, dtype=torch.int32)
+
+    def _ddp_graph_static(self) -> bool:
+        return self.looks_static
 
     def _note_unused(self) -> None:
         if self._last_unused is not None and self._last_unused != self._unused:

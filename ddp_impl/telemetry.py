@@ -41,16 +41,18 @@ class IterationTimes:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Times of the present and of the last complete iteration, and averages over the sampled ones.
+    """Times of the present and of the last sampled iteration, and averages over the sampled ones.
 
-    The first ten iterations are sampled, then every `sample_rate`-th.
+    The first ten iterations are sampled, then every `sample_rate`-th; iterations are counted from 0.
     """
 
     sample_rate: int = 100
     num_iterations: int = 0
     num_samples: int = 0
+    last_index: int = 0
     joined_uneven_inputs: bool = False
     comm_hook: str = ""
+    error: str = ""
     current: IterationTimes = field(default_factory=IterationTimes)
     last: IterationTimes = field(default_factory=IterationTimes)
     totals_ns: dict[str, int] = field(default_factory=dict)
@@ -62,21 +64,28 @@ class Telemetry:
     def end(self) -> None:
         """Note that all averages are handed out."""
         self.current.end_ns = time.time_ns()
-        self.last, self.current = self.current, IterationTimes()
+        finished, self.current = self.current, IterationTimes()
+        index = self.num_iterations
         self.num_iterations += 1
-        if self.num_iterations <= _ALWAYS_SAMPLED or self.num_iterations % self.sample_rate == 0:
+        if index < _ALWAYS_SAMPLED or index % self.sample_rate == 0:
+            self.last, self.last_index = finished, index
             self.num_samples += 1
             for name, duration in self.last.durations_ns().items():
                 self.totals_ns[name] = self.totals_ns.get(name, 0) + duration
 
     def logging_data(self) -> dict[str, int | str]:
         """Return times under torch's keys, in ns."""
-        if not self.num_iterations:
-            return {}
-        data: dict[str, int | str] = dict(self.last.durations_ns())
+        data: dict[str, int | str] = {}
+        if self.comm_hook:
+            data["comm_hook"] = self.comm_hook
+        if self.error:
+            data |= {"has_error": 1, "error": self.error, "iteration": self.num_iterations}
+        if not self.num_samples:
+            return data
+        data |= self.last.durations_ns()
         data |= {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
         data |= {
-            "iteration": self.num_iterations,
+            "iteration": self.last_index,
             "forward_compute_time_start": self.last.forward_start_ns,
             "backward_compute_time_start": self.last.backward_start_ns,
             "backward_comm_time_start": self.last.first_launch_ns,

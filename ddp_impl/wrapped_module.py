@@ -74,6 +74,8 @@ class ParameterWatch:
             return
         present = set(self._module.parameters())
         gone = [member.name for member in self._members if member.parameter not in present]
+        if gone and self._called_functionally():
+            return
         if gone:
             raise RuntimeError(
                 f"parameters were replaced or removed after wrapping: {', '.join(gone)}. DDP averages the gradients of "
@@ -81,6 +83,11 @@ class ParameterWatch:
                 "wrapping it, change values in place (parameter.data.copy_), or wrap it anew on every rank."
             )
         self._locate()  # moved within the module, by torch.nn.utils.parametrize for instance
+
+    def _called_functionally(self) -> bool:
+        """Whether plain tensors stand in for parameters, as torch.func.functional_call arranges for one call."""
+        current = map(dict.get, self._tables, self._names)
+        return any(isinstance(item, Tensor) and not isinstance(item, nn.Parameter) for item in current)
 
     def _locate(self) -> None:
         ours = {member.parameter for member in self._members}
