@@ -87,7 +87,7 @@ def _schedules() -> Iterator[Scenario]:
         schedule = tuple(Step(local_backwards=2) for _ in range(3))
         yield _scenario("ACCUM-02", "mlp-2-local", "train", world_size, model="mlp", schedule=schedule)
     for model in ("mlp", "gpt"):
-        for zero_grad in ("none", "zeros", "keep"):
+        for zero_grad in ("zeros", "keep"):
             for suffix, options in _VARIANTS[:2]:
                 schedule = tuple(Step(local_backwards=1, zero_grad=zero_grad) for _ in range(3))
                 yield _scenario(

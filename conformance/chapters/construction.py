@@ -128,7 +128,12 @@ def _calls() -> Iterator[Scenario]:
     for use in ("tied", "odd_shapes"):
         for as_view in (False, True):
             for world_size in (2, 3):
-                yield _scenario(
+                scenario = _scenario(
                     "CONS-26", f"{use.replace('_', '-')}{'-view' * as_view}", "autograd_use", world_size,
                     arguments={"use": use}, options={"gradient_as_bucket_view": as_view},
                 )  # fmt: skip
+                also = ("GRAD-22",) if use == "tied" else ()
+                yield scenario.replace(requirements=("CONS-26", *also))
+    for world_size in (2, 3, 4):
+        for suffix, options in (("", {}), ("-find-unused", {"find_unused_parameters": True})):
+            yield _scenario("CONS-27", f"two-groups{suffix}", "subgroups", world_size, options=options)

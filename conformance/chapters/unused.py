@@ -130,13 +130,12 @@ def _models() -> Iterator[Scenario]:
                 dtype=get_fixture(model).dtypes[0],
             )  # fmt: skip
     for use in ("two_forwards", "discarded_forward", "forward_under_no_grad"):
-        for suffix, options in (("", {}), ("-view", _VIEW)):
-            requirement = "UNUSED-07" if use == "two_forwards" else "UNUSED-11"
-            yield _scenario(
-                requirement, f"{use.replace('_', '-')}{suffix}", "autograd_use", 2, arguments={"use": use},
-                options=options,
-            )  # fmt: skip
-    for model in ("two_heads", "moe", "unused", "batchnorm_mlp", "nested"):
+        requirement = "UNUSED-07" if use == "two_forwards" else "UNUSED-11"
+        arguments = {"use": use}
+        yield _scenario(
+            requirement, f"{use.replace('_', '-')}-view", "autograd_use", 2, arguments=arguments, options=_VIEW
+        )
+    for model in ("two_heads", "moe", "unused", "nested"):
         for world_size in (2, 3):
             yield _scenario(
                 "UNUSED-07", f"{model.replace('_', '-')}-2-forwards", "forwards_before_backward", world_size,

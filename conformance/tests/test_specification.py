@@ -1,0 +1,125 @@
+"""The requirements and their scenarios: complete, covered, and each with a truth that can be computed and can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.chapters.chapter import load_scenarios
+from conformance.fixtures.integers import UNIT, RankStep, integers, with_integer_weights
+from conformance.observation import Raised
+from conformance.oracles.expected import mismatch
+from conformance.programs.bucket_traffic import caps_of, filled_buckets
+from conformance.programs.program import get_program
+from conformance.programs.subgroups import groups_of
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
+
+#: Options that say nothing when they are given like this. (Some values are lists, so this is no set.)
+DEFAULTS = [[name, False] for name in ("find_unused_parameters", "gradient_as_bucket_view", "batched_grad_copy")]
+CHAPTERS = ("construction", "gradients", "buckets", "buffers", "accumulation", "unused")
+
+
+def own_scenarios() -> list[Scenario]:
+    return [scenario for scenario in load_scenarios() if scenario.chapter in CHAPTERS]
+
+
+def one_of_each() -> list[Scenario]:
+    """Return the smallest scenario of each requirement and program."""
+    found: dict[tuple[str, str], Scenario] = {}
+    for scenario in sorted(own_scenarios(), key=lambda scenario: scenario.world_size):
+        if scenario.world_size >= 2:
+            found.setdefault((scenario.id.split("/")[1], scenario.program), scenario)
+    return list(found.values())
+
+
+def test_the_first_chapters_are_as_large_as_promised() -> None:
+    requirements = [each for each in load_catalogue() if each.chapter in CHAPTERS]
+    assert len(requirements) >= 60
+    assert len(own_scenarios()) >= 300
+    assert {scenario.world_size for scenario in own_scenarios()} == {1, 2, 3, 4}
+    assert {each.level for each in requirements} == {"core", "full"}
+
+
+def test_every_requirement_has_a_scenario() -> None:
+    catalogue = load_catalogue()
+    uncovered = [each.id for each in catalogue.uncovered(own_scenarios()) if each.chapter in CHAPTERS]
+    assert uncovered == []
+
+
+def test_scenarios_travel_as_json() -> None:
+    for scenario in own_scenarios():
+        assert Scenario.loads(scenario.dumps()) == scenario
+
+
+def test_no_two_scenarios_run_the_same() -> None:
+    def what_runs(scenario: Scenario) -> str:
+        options = {name: value for name, value in scenario.options.items() if [name, value] not in DEFAULTS}
+        alike = scenario.replace(id="x", requirements=("X-01",), needs=(), deadline_s=1.0, options=options)
+        return alike.dumps()
+
+    ids: dict[str, list[str]] = {}
+    for scenario in own_scenarios():
+        ids.setdefault(what_runs(scenario), []).append(scenario.id)
+    assert [same for same in ids.values() if len(same) > 1] == []
+
+
+@pytest.mark.parametrize("scenario", one_of_each(), ids=lambda scenario: scenario.id)
+def test_the_truth_is_computed_and_requires_something_of_every_rank(scenario: Scenario) -> None:
+    expectation = get_program(scenario.program).expectation
+    assert expectation is not None
+    facts = expectation(scenario)
+    assert sorted(facts) == list(range(scenario.world_size))
+    for rank in facts:
+        assert facts[rank], f"nothing is required of rank {rank}"
+        nothing = Raised("SystemError", ("SystemError",), "nonsense")
+        refused = [name for name, value in facts[rank].items() if mismatch(value, nothing) is not None]
+        assert refused == list(facts[rank]), "a fact that any value satisfies"
+
+
+def test_integers_depend_on_every_part_of_the_key_and_are_never_zero() -> None:
+    first = integers(50, key=("input", 0, 1), largest=4)
+    assert torch.equal(first, integers(50, key=("input", 0, 1), largest=4))
+    assert not torch.equal(first, integers(50, key=("input", 1, 0), largest=4))
+    assert not (first == 0).any()
+    assert first.abs().max() == 4
+
+
+def test_gradients_of_integer_modules_divide_exactly() -> None:
+    module = with_integer_weights(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+    turn = RankStep(rank=1, step=2)
+    turn.backward(turn.loss(turn.forward(module, turn.inputs(5, 4))))
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.any()
+        assert not (parameter.grad % UNIT).any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "caps", "buckets"),
+    [
+        ([4, 4, 4], [100], [12]),
+        ([4, 4, 4], [8], [8, 4]),
+        ([4, 4, 4], [9], [12]),
+        ([4, 4, 4], [0], [4, 4, 4]),
+        ([40, 4, 4], [8], [40, 8]),
+        ([4, 4, 4, 4, 4], [4, 8], [4, 8, 8]),
+        ([4, 4, 4, 4], [1, 100], [4, 12]),
+        ([], [8], []),
+    ],
+)
+def test_a_bucket_is_closed_once_it_reaches_its_cap(sizes: list[int], caps: list[int], buckets: list[int]) -> None:
+    assert filled_buckets(sizes, caps) == buckets
+
+
+def test_caps_follow_the_options() -> None:
+    mib = 1024 * 1024
+    assert caps_of({}) == [mib, 25 * mib]
+    assert caps_of({"bucket_cap_mb": 25}) == [25 * mib]
+    assert caps_of({"bucket_cap_mb": 0}) == [0]
+    assert caps_of({"bucket_cap_mb_list": [1, 0.5]}) == [mib, mib // 2]
+
+
+def test_groups_share_out_all_ranks() -> None:
+    assert groups_of(4) == [[0, 1], [2, 3]]
+    assert groups_of(3) == [[0], [1, 2]]
