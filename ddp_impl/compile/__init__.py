@@ -1,1 +1,1 @@
-"""What `torch.compile` does with a wrapped module: graphs cut at bucket boundaries, or gradients averaged in the graph."""
+"""Wrapped modules under `torch.compile`: graphs cut at bucket boundaries, or gradients averaged in the graph."""

@@ -43,7 +43,7 @@ class AveragedParameters:
             if spec is not None:
                 yield spec
 
-    def taken_over(self, module: nn.Module, ignored: Iterable[str]) -> list[str]:
+    def not_averaged(self, module: nn.Module, ignored: Iterable[str]) -> list[str]:
         """Return the names of trainable parameters of `module` that are neither averaged nor ignored.
 
         There are some only if the module was changed after it was wrapped.
@@ -90,7 +90,7 @@ def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: Aver
 def ready_order(uses: dict[int, int]) -> list[int]:
     """Return parameter indices in the order in which a backward completes their gradients.
 
-    Parameters that one node uses first come in reverse order of registration, as everywhere where nothing else is known.
+    Parameters that one node uses first come in reverse order of registration, the usual guess.
     """
     return sorted(uses, key=lambda index: (-uses[index], -index))
 
@@ -115,5 +115,10 @@ def value_of(node: fx.Node) -> Any:
 
 
 def crosses(value: Any) -> bool:
-    """Whether every compiler takes `value` as an input and gives it as an output: tensors and integers only."""
-    return isinstance(value, (Tensor, torch.SymInt)) or type(value) is int
+    """Whether every compiler takes `value` as an input and gives it as an output: tensors and integers only.
+
+    Tensors inside of a function transform (vmap, grad) are bound to its level, which ends within the graph.
+    """
+    if isinstance(value, Tensor):
+        return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return isinstance(value, torch.SymInt) or type(value) is int

@@ -5,8 +5,8 @@ before. Cut into parts that end where buckets do, and with every part compiled o
 backward per part, and the reducer's hooks see the gradients of a bucket while the parts before it still compute.
 
 The cuts come from the planner that the eager reducer uses, given the order in which the graph's backward completes the
-gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a part
-from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a context or
+gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a
+part from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a context or
 the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes, booleans) are
 computed again in every part that uses them. What comes before the last gradient stays in the part of the last bucket.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._logging import getArtifactLogger, trace_structured
+from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.split_module import split_module
@@ -50,15 +50,19 @@ graph_log = getArtifactLogger(__name__, "ddp_graphs")
 CompilerBackend = Callable[..., Callable[..., Any]]
 
 # `split_module` repeats these in every part that they govern; what they return is no value.
-_GLOBAL_STATE = (torch.amp._enter_autocast, torch.amp._exit_autocast, torch._C._set_grad_enabled)
+_GLOBAL_STATE = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+    torch._C._set_grad_enabled,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
     """Where a graph is cut, and for the sake of which buckets.
 
-    `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the parameters
-    of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes. `moved_cuts`: cuts that
+    `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the
+    parameters of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes. `moved_cuts`: cuts that
     were moved, as (where the bucket ends, where the cut is).
     """
 
@@ -179,7 +183,7 @@ def split_graph(gm: fx.GraphModule, plan: SplitPlan) -> fx.GraphModule:
         if hasattr(gm, "_param_name_to_source"):
             submodule._param_name_to_source = gm._param_name_to_source
         for node in submodule.graph.find_nodes(op="placeholder"):
-            node._dynamo_source = source_of.get(node.name)  # type: ignore[attr-defined]
+            node._dynamo_source = source_of.get(node.name)
     return split
 
 
@@ -192,7 +196,7 @@ def parts(split: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
 
 
 def gather_items(graph: fx.Graph) -> None:
-    """Move every item that is taken from a container of tensors next to the container, so that no cut separates them."""
+    """Move items that are taken from a container of tensors next to it, so that no cut separates them."""
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr", "output") or _may_be_cut_off(value_of(node)):
             continue

@@ -1,0 +1,66 @@
+"""Finding out, inside a wrapped module's forward, that `torch.compile` is at work, and with whose backend.
+
+`torch.compile(ddp)` tells the wrapped module nothing: Dynamo installs a frame callback for the thread and calls the
+module. The wrapper's forward is excluded from capture, so it runs as ordinary Python, with that callback in place; the
+callback leads to the backend that the user chose. This file is the only one that reads Dynamo's private state, and it
+changes none of it. Why this way and not another: `docs/decisions/compiled_ddp.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Dynamo wraps the user's backend in layers, each of which refers to the next by one of these (by version of torch).
+_LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+
+_callback_of_this_thread: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveCompiler:
+    """What the user asked `torch.compile` for: a backend, one graph or several, static or dynamic shapes.
+
+    `backend` is None while Dynamo may only run what is compiled already. `dynamic` is None where the surrounding
+    compilation decides.
+    """
+
+    backend: Callable[..., Any] | None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+
+def active_compiler() -> ActiveCompiler | None:
+    """Return what is compiling the caller's callees in this thread, None if nothing. Cheap: called in every forward."""
+    callback = _callback_of_this_thread()
+    if callback is None:
+        return None
+    return _described(callback)
+
+
+def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Module] | None:
+    """Return, for a module that `torch.compile` returned, how it is compiled and the original module; else None."""
+    if not hasattr(module, "_orig_mod") or not hasattr(module, "dynamo_ctx"):
+        return None
+    context = module.dynamo_ctx
+    callback: Any = getattr(context, "callback", None)
+    if not callable(callback):
+        return None
+    described = _described(callback)
+    compiler = ActiveCompiler(described.backend, described.fullgraph, getattr(context, "_dynamic", None))
+    return compiler, module._orig_mod  # type: ignore[return-value]
+
+
+def _described(callback: Any) -> ActiveCompiler:
+    fullgraph = False
+    if not callable(callback):
+        return ActiveCompiler(None)
+    while True:
+        fullgraph = fullgraph or bool(getattr(callback, "_one_graph", False))
+        following = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+        if following is None:
+            return ActiveCompiler(callback, fullgraph)
+        callback = following

@@ -1,0 +1,46 @@
+"""Running a test's function on several ranks: forked processes that meet through a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+_DEADLINE_S = 90.0
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, directory: Path, *arguments: Any) -> list[Any]:
+    """Return what `function(rank, *arguments)` returns on each rank of a gloo group; raises what a rank raised.
+
+    The default group exists while it runs. `directory` is private to the call. Raises `TimeoutError` when the ranks
+    take too long; none is left behind.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    context = mp.start_processes(
+        _rank_main, (function, world_size, directory, arguments), world_size, join=False, start_method="fork"
+    )
+    assert context is not None
+    try:
+        if not context.join(_DEADLINE_S) and not context.join(_DEADLINE_S):
+            raise TimeoutError(f"ranks did not finish {function.__name__} within {_DEADLINE_S} s")
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
+    return [torch.load(directory / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def _rank_main(
+    rank: int, function: Callable[..., Any], world_size: int, directory: Path, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(directory / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        torch.save(function(rank, *arguments), directory / f"rank{rank}.pt")
+    finally:
+        dist.destroy_process_group()
