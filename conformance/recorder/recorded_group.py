@@ -8,6 +8,7 @@ registered with the recorded group as well.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,6 +53,11 @@ _COLLECTIVES: dict[str, tuple[str, int]] = {
 _DTYPE_NAMES = {
     value: name for name, value in vars(torch).items() if isinstance(value, torch.dtype) and str(value)[6:] == name
 }
+
+
+#: How many of the last works of a group are kept alive. C++ code that was handed one by Python (torch's reducer gets a
+#: join context's) holds its C++ part only: once the Python part is gone, waiting for it would wait for ever.
+_NUM_KEPT = 64
 
 
 class Journal(Protocol):
@@ -153,6 +159,7 @@ class RecordedGroup(dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._coalescing: list[Flight] | None = None
+        self._recent: deque[RecordedWork] = deque(maxlen=_NUM_KEPT)
         for device in inner._device_types:
             backend = inner._get_backend(device)
             self._register_backend(device, _backend_type(backend), backend)
@@ -201,7 +208,7 @@ class RecordedGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device_type: torch.device) -> RecordedWork:
         flights, self._coalescing = self._coalescing or [], None
-        return RecordedWork(self.inner._end_coalescing(device_type), flights)
+        return self._watched(self.inner._end_coalescing(device_type), flights)
 
     def _issue(self, method: str, op: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes, dtypes = _describe(args, kwargs, position)
@@ -211,7 +218,12 @@ class RecordedGroup(dist.ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append(flight)
             return work
-        return RecordedWork(work, (flight,))
+        return self._watched(work, (flight,))
+
+    def _watched(self, work: Any, flights: Sequence[Flight]) -> RecordedWork:
+        watched = RecordedWork(work, flights)
+        self._recent.append(watched)
+        return watched
 
 
 def _forward(method: str, op: str, position: int) -> Callable[..., Any]:
