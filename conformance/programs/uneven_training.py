@@ -1,0 +1,115 @@
+"""Program `uneven_training`: ranks with different numbers of inputs train inside join contexts."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from conformance.fixtures.models import get_fixture
+from conformance.fixtures.optimizers import LEARNING_RATE
+from conformance.observation import Facts
+from conformance.oracles.uneven import UnevenPlan, plain_sgd, simulate_uneven
+from conformance.programs.program import program
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+
+@contextlib.contextmanager
+def joining(ctx: RankContext, context: Any) -> Iterator[None]:
+    """Enter a join context as phase `join`: forward and backward are announced inside, the rest is the context's own.
+
+    torch's `Join` changes the process's warning filters when it is left. That is not what is judged: they are put back.
+    """
+    with warnings.catch_warnings(), ctx.phase("join"), context:
+        yield
+
+
+@program(
+    "uneven_training",
+    invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"),
+)
+def uneven_training(ctx: RankContext) -> None:
+    """Train as an `UnevenPlan` says. All ranks run it, each with its own number of inputs.
+
+    Further arguments: `optimizer`, "sgd" or "zero" (torch's `ZeroRedundancyOptimizer`, which joins as well); `enable`,
+    as for `join()`; `hook`, true to register a comm hook that averages.
+
+    Observes for each step `loss`, `grad/<name>` and, if the plan says so, `evaluation`; parameters after every context
+    and at the end; and `same_everywhere/<buffer>`. All ranks run it.
+    """
+    plan = UnevenPlan.of(ctx.scenario)
+    module = ctx.build_model()
+    model: Any = ctx.wrap(module)
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(ctx.process_group, allreduce_hook)
+    shards = ctx.arguments.get("optimizer") == "zero"
+    optimizer: Any = _zero(ctx, module) if shards else plain_sgd(module)
+    joinables = [model, optimizer] if shards else [model]
+    for context in range(plan.contexts):
+        with joining(ctx, _join(ctx, joinables)):
+            for index in range(plan.num_inputs[ctx.rank]):
+                number = plan.step_number(context, index)
+                _step(ctx, model, module, optimizer, number, synchronised=plan.is_synchronised(index))
+        optimizer.zero_grad()
+        ctx.observe_parameters(f"context{context}", module)
+    for index in range(plan.even_steps):
+        _step(ctx, model, module, optimizer, plan.step_number(plan.contexts, index), synchronised=True)
+    ctx.observe_parameters("final", module)
+    for name, buffer in module.named_buffers():
+        ctx.observe(f"same_everywhere/{name}", same_everywhere(ctx, buffer))
+
+
+def _zero(ctx: RankContext, module: nn.Module) -> optim.Optimizer:
+    return ZeroRedundancyOptimizer(
+        module.parameters(), optimizer_class=optim.SGD, process_group=ctx.process_group, lr=LEARNING_RATE
+    )
+
+
+def _join(ctx: RankContext, joinables: list[Any]) -> Any:
+    """Return the context: what `join()` of the only joinable gives, or torch's `Join` over several."""
+    arguments = {
+        "enable": bool(ctx.arguments.get("enable", True)),
+        "divide_by_initial_world_size": bool(ctx.arguments.get("divide_by_initial_world_size", True)),
+    }
+    return joinables[0].join(**arguments) if len(joinables) == 1 else Join(joinables, **arguments)
+
+
+def _step(ctx: RankContext, model: Any, module: nn.Module, optimizer: Any, number: int, *, synchronised: bool) -> None:
+    if ctx.arguments.get("evaluate"):
+        model.eval()
+        with torch.no_grad():
+            ctx.observe(f"step{number}/evaluation", ctx.loss(model, number, micro=1))
+        model.train()
+    with contextlib.nullcontext() if synchronised else ctx.no_sync(model):
+        loss = ctx.loss(model, number)
+        ctx.backward(loss, number)
+    ctx.observe(f"step{number}/loss", loss)
+    ctx.observe_gradients(f"step{number}", module)
+    if synchronised:
+        with ctx.phase("optimizer", number):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def same_everywhere(ctx: RankContext, tensor: Tensor) -> bool:
+    """Return whether all ranks hold the same bits; all must call it."""
+    mine = tensor.detach().reshape(-1).contiguous()
+    gathered = [torch.empty_like(mine) for _ in range(ctx.world_size)]
+    dist.all_gather(gathered, mine, group=ctx.process_group)
+    return all(torch.equal(gathered[0], other) for other in gathered)
+
+
+@uneven_training.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    buffers = [name for name, _ in get_fixture(scenario.model).build(scenario).named_buffers()]
+    agreement = {f"same_everywhere/{name}": True for name in buffers}
+    return {rank: {**facts, **agreement} for rank, facts in simulate_uneven(scenario).items()}
