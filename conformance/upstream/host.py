@@ -145,14 +145,20 @@ class _Rank:
     pid: int
     connection: Connection
 
-    def kill(self) -> int:
-        """End the process and what it started, and return its exit status as `os.waitstatus_to_exitcode` gives it."""
+    def exit_cause(self) -> str:
+        """Wait for the end of the process, and return what it was; `kill` buries it."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        if end.si_code == os.CLD_EXITED:
+            return f"exited with status {end.si_status}"
+        return f"killed by {signal.Signals(end.si_status).name}"
+
+    def kill(self) -> None:
+        """End the process, if it lives, and what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.connection.close()
-        with contextlib.suppress(ChildProcessError):  # buried before
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return 0
+        os.waitpid(self.pid, 0)
 
 
 def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
@@ -161,11 +167,9 @@ def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
         assert isinstance(end, RankEnd)
         return end
     except (EOFError, OSError):
-        _, status = os.waitpid(rank.pid, 0)
+        cause = rank.exit_cause()
         if stack := _tail(directory / f"stack{number}"):
             return RankEnd(number, Outcome.HUNG, _innermost_frames(stack), stack)
-        code = os.waitstatus_to_exitcode(status)
-        cause = f"exited with status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         return RankEnd(number, Outcome.CRASHED, cause, _tail(directory / f"output{number}"))
 
 
@@ -187,6 +191,7 @@ def _become_rank(
 ) -> NoReturn:
     """Turn the forked child into a rank; never returns into the host's code."""
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != host:  # it died before the kernel knew
             os._exit(1)
@@ -212,6 +217,7 @@ def main(arguments: list[str]) -> None:
     """Serve the controller; see the module."""
     connection, target = Connection(int(arguments[0])), arguments[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # by way of `finally`, which clears up
     try:
         importlib.import_module("torch._dynamo")  # or DDP's constructor does it, for a second on each rank
         host = Host(connection, load(Subject(target, target)))

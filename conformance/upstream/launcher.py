@@ -67,9 +67,10 @@ class WarmHost:
             return TestRun(name, world_size, (RankEnd(0, Outcome.CRASHED, f"the host of the ranks died: {death}"),))
 
     def abandon(self) -> None:
-        """End the process at once, from another thread than the one that waits for its answer."""
-        if self._process is not None:
-            self._process.kill()
+        """Let the process end its ranks and itself; from another thread than the one that waits for its answer."""
+        process = self._process  # the other thread may reset it
+        if process is not None:
+            process.terminate()
 
     def close(self) -> None:
         """End the process and its ranks; none is left when this returns."""
@@ -94,7 +95,8 @@ class WarmHost:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             assert self._process is not None
-            raise _HostDiedError(f"exit status {self._process.wait(5.0)}") from error
+            self._process.kill()  # or it has only closed its end, and may linger
+            raise _HostDiedError(f"exit status {self._process.wait()}") from error
         if isinstance(answer, Refusal):
             raise ConformanceError(f"cannot run torch's tests with {self._subject.name}:\n{answer.reason}")
         return answer
@@ -106,6 +108,7 @@ class WarmHost:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "conformance.upstream.host", str(theirs.fileno()), self._subject.target],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path},
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # the terminal's Ctrl-C is for the controller

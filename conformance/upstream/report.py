@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,21 @@ SCHEMA_VERSION = 1
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print what differs between the two DDPs, and the counts of both."""
     subject = comparison.subject
-    _print_rows(console, f"torch's DDP passes, {subject} does not", comparison.missing, lambda row: row.subject)
-    _print_rows(console, f"{subject} passes, torch's DDP does not", comparison.ahead, lambda row: row.native)
-    if comparison.excluded:
-        table = _table("excluded", "reason")
-        for row in comparison.excluded:
-            passed = " (passes all the same)" if row.subject.outcome is Outcome.PASSED else ""
-            table.add_row(escape(str(row.name)), escape(row.exclusion) + passed)
-        console.print(table)
+    missing = [(row, row.subject.explanation) for row in comparison.missing]
+    ahead = [(row, row.native.explanation) for row in comparison.ahead]
+    excluded = [
+        (row, row.exclusion + (" (passed all the same)" if row.subject.outcome is Outcome.PASSED else ""))
+        for row in comparison.excluded
+    ]
+    _print_rows(console, f"Passed by torch's DDP and not by {subject}", missing)
+    _print_rows(console, f"Passed by {subject} and not by torch's DDP", ahead)
+    _print_rows(console, "Excluded", excluded)
     console.print(_counts("torch's DDP", [row.native for row in comparison.rows]), highlight=False)
     console.print(_counts(subject, [row.subject for row in comparison.rows]), highlight=False)
     num_passed = len(comparison.counted) - len(comparison.missing)
-    excluded = f"; {len(comparison.excluded)} excluded" if comparison.excluded else ""
+    rest = f"; {len(excluded)} excluded" if excluded else ""
     console.print(
-        f"Of {len(comparison.counted)} tests that torch's DDP passes, {escape(subject)} passes {num_passed}{excluded}.",
+        f"Of {len(comparison.counted)} tests that torch's DDP passes, {escape(subject)} passes {num_passed}{rest}.",
         highlight=False,
     )
 
@@ -88,21 +89,17 @@ def _run_data(run: TestRun) -> dict[str, Any]:
     }
 
 
-def _print_rows(console: Console, title: str, rows: Iterable[Row], side: Any) -> None:
-    table = _table(title, "why")
-    for row in rows:
-        run = side(row)
-        table.add_row(f"{escape(str(row.name))}\n[dim]{run.world_size} ranks[/dim]", escape(run.explanation))
-    if table.row_count:
-        console.print(table)
-        console.print()
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-    for title in titles:
-        table.add_column(title, ratio=2 if title == "why" else 1, overflow="fold")
-    return table
+def _print_rows(console: Console, title: str, rows: Sequence[tuple[Row, str]]) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, expand=True)
+    table.add_column(ratio=1, overflow="fold")
+    table.add_column(ratio=2, overflow="fold")
+    for row, text in rows:
+        table.add_row(f"{escape(str(row.name))}\n[dim]{row.native.world_size} ranks[/dim]", escape(text))
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    console.print(table)
+    console.print()
 
 
 def _counts(who: str, runs: list[TestRun]) -> str:

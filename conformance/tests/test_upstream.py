@@ -1,0 +1,222 @@
+"""torch's own tests on another DDP: a DDP that is broken in four ways is found out in each, and nothing is left."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from expecttest import assert_expected_inline
+from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance.cli import main
+from conformance.errors import ConformanceError, SpecificationError
+from conformance.subjects.subject import Subject
+from conformance.tests.processes import all_end
+from conformance.upstream.comparison import Comparison, Row, compare
+from conformance.upstream.cpu_placement import on_cpu
+from conformance.upstream.exclusions import check_exclusions, load_exclusions, parse_exclusions
+from conformance.upstream.launcher import WarmHost, find_tests, warm_hosts
+from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun, combine
+from conformance.upstream.report import print_comparison
+
+BROKEN = f"{__name__}:Broken"
+#: Where `Broken` says that it hangs, if anybody wants to know.
+ANNOUNCE = "UPSTREAM_TEST_ANNOUNCE"
+TRAINS = TestName("distributed_test", "test_DistributedDataParallelCPU")
+REFUSES = TestName("distributed_test", "test_DistributedDataParallel_requires_grad")
+SETS_STATIC_GRAPH = TestName("distributed_test", "test_static_graph_api_cpu")
+
+
+class Broken(DistributedDataParallel):
+    """Never averages; kills rank 1 when it should refuse a module; hangs when the graph is declared static."""
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        if not list(module.parameters()) and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(module, **options)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module, as if there were no other ranks."""
+        return self.module(*inputs, **kwargs)
+
+    def _set_static_graph(self) -> None:
+        if ANNOUNCE in os.environ and dist.get_rank() == 0:
+            Path(os.environ[ANNOUNCE]).write_text("hangs\n")
+        threading.Event().wait()
+
+
+def end(rank: int, outcome: Outcome, cause: str = "", constructed: int = 1) -> RankEnd:
+    return RankEnd(rank, outcome, cause, num_constructed=constructed)
+
+
+def run(method: str, *ends: RankEnd) -> TestRun:
+    return TestRun(TestName("suite", method), len(ends), ends)
+
+
+# ------------------------------------------------------------------------------------------------------- on real ranks
+
+
+def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    names = ("DistributedDataParallelCPU", "DistributedDataParallel_requires_grad", "create_graph")
+    selection = [option for name in names for option in ("-k", f"::test_{name}", "-k", f"::test_ddp_{name}")]
+    result = CliRunner().invoke(main, ["upstream", "--ddp", BROKEN, "--report", str(report), *selection])
+    assert result.exit_code == 1, result.output
+    tests = {test["test"]: test for test in json.loads(report.read_text())["tests"]}
+    assert {name: (test["torch"]["outcome"], test["subject"]["outcome"]) for name, test in tests.items()} == {
+        str(TRAINS): ("passed", "failed"),
+        f"{TRAINS}_grad_is_view": ("passed", "failed"),
+        str(REFUSES): ("passed", "crashed"),  # on rank 1, while rank 0 is content
+        "distributed_test::test_ddp_create_graph": ("passed", "passed"),
+    }
+    assert "Tensor-likes are not close" in tests[str(TRAINS)]["subject"]["explanation"]
+    assert tests[str(REFUSES)]["subject"]["explanation"] == "rank 1 crashed: killed by SIGKILL"
+    assert f"Of 4 tests that torch's DDP passes, {BROKEN} passes 1" in result.output
+
+
+def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
+    with warm_hosts(Subject("broken", BROKEN), 1) as (host,):
+        hung = host.run(SETS_STATIC_GRAPH, 2, timeout_s=6.0)
+        assert hung.outcome is Outcome.HUNG
+        assert "in _set_static_graph" in hung.explanation
+        assert host.run(TRAINS, 2, timeout_s=60.0).outcome is Outcome.FAILED  # the host serves on
+        tests = find_tests(host)
+    methods = {name.method for name in tests}
+    assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
+    assert not {"test_all_reduce_sum", "test_broadcast", "test_get_future"} & methods
+    check_exclusions(load_exclusions(), tests)
+
+
+def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
+    announcement = tmp_path / "announcement"
+    os.mkfifo(announcement)
+    arguments = ("upstream", "--ddp", BROKEN, "-k", str(SETS_STATIC_GRAPH))
+    controller = subprocess.Popen(
+        [sys.executable, "-c", "from conformance.cli import main; main()", *arguments],
+        env={**os.environ, ANNOUNCE: str(announcement)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert announcement.read_text() == "hangs\n"  # torch's DDP has passed, and the broken one hangs
+        left = [pid for pid in processes_with(f"{ANNOUNCE}={announcement}") if pid != controller.pid]
+        assert len(left) == 3  # the host, and two ranks
+    finally:
+        controller.kill()
+        controller.wait()
+    assert all_end(left, 10.0)
+
+
+def processes_with(setting: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and setting.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+    return found
+
+
+def test_a_ddp_that_cannot_be_imported_where_the_tests_are_is_refused() -> None:
+    with pytest.raises(ConformanceError, match="no_such_module"):
+        WarmHost(Subject("absent", "no_such_module:DDP")).tests(2)
+
+
+def test_a_test_that_does_not_exist_is_a_mistake() -> None:
+    result = CliRunner().invoke(main, ["upstream", "--ddp", "torch", "-k", "no_such_test"])
+    assert result.exit_code == 2
+    assert "no test matches no_such_test" in result.stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([end(0, Outcome.PASSED), end(1, Outcome.PASSED)], Outcome.PASSED),
+        ([end(0, Outcome.PASSED, constructed=0), end(1, Outcome.PASSED, constructed=0)], Outcome.IDLE),
+        ([end(0, Outcome.PASSED), end(1, Outcome.CRASHED)], Outcome.CRASHED),
+        ([end(1, Outcome.FAILED), end(0, Outcome.STOPPED)], Outcome.FAILED),
+        ([end(1, Outcome.HUNG), end(0, Outcome.FAILED)], Outcome.HUNG),
+        ([end(0, Outcome.SKIPPED), end(1, Outcome.SKIPPED)], Outcome.SKIPPED),
+        ([end(0, Outcome.SKIPPED), end(1, Outcome.PASSED)], Outcome.FAILED),
+    ],
+)
+def test_one_rank_is_enough_to_fail_a_test(ends: list[RankEnd], expected: Outcome) -> None:
+    assert combine(tuple(ends)) is expected
+
+
+def test_a_run_that_shows_nothing_does_not_conform() -> None:
+    idle = run("a", end(0, Outcome.PASSED, constructed=0))
+    assert not Comparison("mine", (Row(idle, idle),)).conforms
+    assert not Comparison("mine", ()).conforms
+
+
+def test_exclusions_need_a_reason_and_a_test() -> None:
+    good = '[[exclusion]]\ntest = "suite::a"\nreason = "because"\n'
+    assert parse_exclusions(good) == {TestName("suite", "a"): "because"}
+    with pytest.raises(SpecificationError, match="excluded twice"):
+        parse_exclusions(good * 2)
+    for bad in ('[[exclusion]]\ntest = "suite::a"', good.replace("because", ""), good + 'note = "x"', "[[exclusion]"):
+        with pytest.raises(SpecificationError):
+            parse_exclusions(bad)
+    with pytest.raises(SpecificationError, match="no such test in this version of torch: suite::a;"):
+        check_exclusions(parse_exclusions(good), {TestName("suite", "b")})
+
+
+@pytest.mark.parametrize("device", [0, 1, "cuda", "cuda:1", torch.device("cuda", 3)])
+def test_cuda_means_the_cpu(device: Any) -> None:
+    assert on_cpu(device) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("other", ["cpu", "meta", None, True, torch.float16, torch.device("cpu")])
+def test_nothing_else_does(other: Any) -> None:
+    assert on_cpu(other) is other
+
+
+def test_the_report_names_both_ways_and_the_excluded() -> None:
+    passed = [end(0, Outcome.PASSED), end(1, Outcome.PASSED)]
+    failed = [end(1, Outcome.FAILED, "tests.py:7 self.assertEqual(a, b)\nAssertionError: 1 != 2"), passed[0]]
+    native = {"both": passed, "missing": passed, "ahead": failed, "neither": failed, "internal": passed}
+    tested = {"both": passed, "missing": failed, "ahead": passed, "neither": failed, "internal": failed}
+    comparison = compare(
+        "mine",
+        {TestName("suite", method): run(method, *ends) for method, ends in native.items()},
+        {TestName("suite", method): run(method, *ends) for method, ends in tested.items()},
+        {TestName("suite", "internal"): "looks at a C++ object"},
+    )
+    assert not comparison.conforms
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_comparison(console, comparison)
+    assert_expected_inline(
+        "\n".join(line.rstrip() for line in console.export_text().splitlines()),
+        """\
+Passed by torch's DDP and not by mine
+suite::missing             rank 1 failed: tests.py:7 self.assertEqual(a, b)
+2 ranks                    AssertionError: 1 != 2
+
+Passed by mine and not by torch's DDP
+suite::ahead               rank 1 failed: tests.py:7 self.assertEqual(a, b)
+2 ranks                    AssertionError: 1 != 2
+
+Excluded
+suite::internal            looks at a C++ object
+2 ranks
+
+torch's DDP: 3 of 5 passed (2 failed)
+mine: 2 of 5 passed (3 failed)
+Of 2 tests that torch's DDP passes, mine passes 1; 1 excluded.""",
+    )
