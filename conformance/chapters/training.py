@@ -15,8 +15,10 @@ _TEXT = {"task": "text", "epochs": 1, "batch_size": 8}
 #: Result demanded of the long trainings only.
 _LEARNT_DIGITS = {"minimum_accuracy": 0.95, "maximum_loss_ratio": 0.25}
 _LEARNT_TEXT = {"maximum_loss_ratio": 0.85}
-#: Buckets so small that every model has several of them.
-_SMALL_BUCKETS = {"bucket_cap_mb": 0.002}
+#: 209 bytes: buckets so small that every model has several of them.
+_SMALL_BUCKETS = {"bucket_cap_mb": 0.0002}
+#: Long enough for every optimizer's state and every schedule to matter, and for a second epoch.
+_SHORT = {"epochs": 2, "max_steps": 8, "batch_size": 16}
 _BASICS = ("TRAIN-01", "TRAIN-02", "TRAIN-03")
 
 
@@ -88,23 +90,24 @@ def _text() -> Iterator[Scenario]:
             )  # fmt: skip
         yield _training(
             "TRAIN-10", "digits-cnn-accumulate3", "cnn", world_size, _DIGITS,
-            {"batch_size": 8, "accumulate": 3, "epochs": 2, "max_steps": 12},
+            {"batch_size": 8, "accumulate": 3, "epochs": 2, "max_steps": 8, "evaluate": False},
         )  # fmt: skip
 
 
 def _optimizers() -> Iterator[Scenario]:
     """Optimizers, learning-rate schedules and clipping."""
-    short = {"epochs": 2, "max_steps": 12}
     for world_size in (2, 4):
         for optimizer in ("sgd", "nesterov", "adam", "adamw"):
             yield _training(
-                "TRAIN-09", f"digits-{optimizer}", "cnn", world_size, _DIGITS, short, {"optimizer": optimizer}
+                "TRAIN-09", f"digits-{optimizer}", "cnn", world_size, _DIGITS, _SHORT, {"optimizer": optimizer}
             )
         for schedule in ("step", "cosine", "warmup"):
-            yield _training("TRAIN-08", f"digits-{schedule}", "cnn", world_size, _DIGITS, short, {"schedule": schedule})
+            yield _training(
+                "TRAIN-08", f"digits-{schedule}", "cnn", world_size, _DIGITS, _SHORT, {"schedule": schedule}
+            )
         for views in (False, True):
             yield _training(
-                "TRAIN-07", f"digits-clipped-{'views' if views else 'copies'}", "cnn", world_size, _DIGITS, short,
+                "TRAIN-07", f"digits-clipped-{'views' if views else 'copies'}", "cnn", world_size, _DIGITS, _SHORT,
                 {"clip_norm": 0.25}, options={"gradient_as_bucket_view": views},
             )  # fmt: skip
         yield _training(
@@ -118,7 +121,7 @@ def _restarts() -> Iterator[Scenario]:
     """Take a checkpoint in the middle of an epoch; the truth knows nothing of it."""
     for requirement, restart in (("TRAIN-11", "every_rank"), ("TRAIN-12", "rank_0")):
         for world_size in (1, 2, 4):
-            middle = {"epochs": 2, "max_steps": 10, "restart": restart, "restart_after": 13}
+            middle = {**_SHORT, "restart": restart, "restart_after": 11}
             yield _training(
                 requirement, "digits-adam", "cnn", world_size, _DIGITS, middle, {"optimizer": "adam"}
             )  # fmt: skip
@@ -130,7 +133,6 @@ def _restarts() -> Iterator[Scenario]:
 
 def _options() -> Iterator[Scenario]:
     """Options that must not change a training."""
-    short = {"epochs": 2, "max_steps": 12}
     for slug, options in (
         ("small-buckets", _SMALL_BUCKETS),
         ("bucket-views", {"gradient_as_bucket_view": True}),
@@ -138,8 +140,8 @@ def _options() -> Iterator[Scenario]:
         ("find-unused", {"find_unused_parameters": True}),
     ):
         for world_size in (2, 4):
-            yield _training("TRAIN-14", f"digits-{slug}", "cnn", world_size, _DIGITS, short, options=options)
-        yield _training("TRAIN-14", f"gpt-{slug}", "gpt", 2, _TEXT, {"max_steps": 10}, options=options)
+            yield _training("TRAIN-14", f"digits-{slug}", "cnn", world_size, _DIGITS, _SHORT, options=options)
+        yield _training("TRAIN-14", f"gpt-{slug}", "gpt", 2, _TEXT, {"max_steps": 8, "batch_size": 4}, options=options)
 
 
 def _families() -> Iterator[Scenario]:

@@ -37,21 +37,23 @@ def final(facts: Mapping[int, Facts], rank: int = 0) -> torch.Tensor:
     return torch.cat([value.flatten() for name, value in facts[rank].items() if name.startswith("final/parameter")])
 
 
-def test_one_rank_is_a_plain_training_loop() -> None:
-    run = training(world_size=1, epochs=1)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_rank_is_a_plain_training_loop(accumulate: int) -> None:
+    run = training(world_size=1, epochs=1, accumulate=accumulate)
     facts = simulate_training(run)[0]
     module = load_fixtures()["cnn"].build(run)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     dataset = get_task("digits").training
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
     losses = []
-    for step in range(4):
-        images, labels = dataset[order[8 * step : 8 * step + 8]]
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(module(images), labels)
+    for start in range(0, 4 * accumulate * 8, 8):
+        images, labels = dataset[order[start : start + 8]]
+        loss = functional.cross_entropy(module(images), labels) / accumulate
         loss.backward()
-        optimizer.step()
         losses.append(loss.detach())
+        if len(losses) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
     assert torch.equal(facts["epoch0/loss"], torch.stack(losses))
     for name, parameter in module.named_parameters():
         assert torch.equal(facts[f"final/parameter/{name}"], parameter)
