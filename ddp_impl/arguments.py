@@ -39,7 +39,7 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
     if device_mesh is not None:
         if device_mesh.ndim != 1:
             raise RuntimeError(
-                f"Only 1D device mesh is supported, and its dimension is that of data parallelism, but got {device_mesh}. "
+                f"Only 1D device mesh is supported, that of data parallelism, but got {device_mesh}. "
                 "Slice a larger mesh, e.g. mesh['dp']"
             )
         return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]

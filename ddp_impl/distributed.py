@@ -19,6 +19,9 @@ from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers, verify_replicas
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback
+from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -30,7 +33,7 @@ from ddp_impl.unused_parameters import find_tensors
 from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
 
 #: Attributes that a pickled copy makes anew.
-_OF_THIS_PROCESS = ("process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch")
+_OF_THIS_PROCESS = ("process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls")
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -152,11 +155,27 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised."""
+        """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised.
+
+        Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
+        """
+        callback = frame_callback()
+        if callback is None:
+            return self._forward(None, inputs, kwargs)
+        return self._forward_compiled(callback, inputs, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward_compiled(self, callback: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._forward(compiler_behind(callback), inputs, kwargs)
+
+    def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            output = self._run_ddp_forward(*inputs, **kwargs)
+            call = self._compiled_calls.callable_for(self.module, compiler)
+            with contextlib.nullcontext() if self._caster is None else self._caster.casting():
+                output = call(*inputs, **kwargs)
             return self._post_forward(output)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -182,12 +201,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self._caster is not None:
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
-
-    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self._caster is None:
-            return self.module(*inputs, **kwargs)
-        with self._caster.casting():
-            return self.module(*inputs, **kwargs)
 
     def _post_forward(self, output: Any) -> Any:
         if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
@@ -480,6 +493,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
         # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
         weakref.finalize(self, self.reducer.remove_hooks)
+        self._compiled_calls = CompiledCalls(
+            AveragedParameters([member.parameter for member in members], self.reducer.specs),
+            frozenset(self.parameters_to_ignore),
+            self._options.caps,
+        )
         if self._comm_hook is not None:
             state, hook = self._comm_hook
             self._comm_hook = None

@@ -71,7 +71,7 @@ class Reducer:
         self.state = ReducerState(dist.get_rank(group))
         self.has_rebuilt_buckets = False
         self.order: list[int] = []  # in which gradients became ready, in the iteration that learns
-        self._specs = [_spec_of(member, member.name in options.delayed) for member in self.members]
+        self.specs = [_spec_of(member, member.name in options.delayed) for member in self.members]
         self._walk = GraphWalk([member.parameter for member in self.members])
         self._learnt: list[int] | None = None  # static graph: how often each gradient arrives per iteration
         self._learns_order = True
@@ -96,7 +96,7 @@ class Reducer:
         self._expected: list[int] = list(self._waiting)
         self.buckets: list[Bucket] = []
         self._bucket_of: list[Bucket] = []
-        self._adopt(plan_for_unknown_order(self._specs))
+        self._adopt(plan_for_unknown_order(self.specs))
         self._hook_handles = [
             member.parameter.register_post_accumulate_grad_hook(self._make_hook(member.index))
             for member in self.members
@@ -121,7 +121,7 @@ class Reducer:
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
         order = collectives.broadcast_order(self.order, len(self.members), self.group, self.device)
-        self._adopt(plan_for_order(self._specs, order, self.options.caps))
+        self._adopt(plan_for_order(self.specs, order, self.options.caps))
         self.has_rebuilt_buckets = True
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
@@ -477,7 +477,7 @@ class Reducer:
         if self._last_unused is not None and self._last_unused != self._unused:
             self.looks_static = False
         self._last_unused = set(self._unused)
-        self.unused_bytes = sum(self._specs[index].num_bytes for index in self._unused)
+        self.unused_bytes = sum(self.specs[index].num_bytes for index in self._unused)
 
     def _adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""

@@ -17,7 +17,8 @@ import torch
 # Dynamo wraps the user's backend in layers, each of which refers to the next by one of these (by version of torch).
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
-_callback_of_this_thread: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+#: A C function: calling it makes no frame that Dynamo, at work in this very thread, would capture.
+frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,6 @@ class ActiveCompiler:
     dynamic: bool | None = None
 
 
-def active_compiler() -> ActiveCompiler | None:
-    """Return what is compiling the caller's callees in this thread, None if nothing. Cheap: called in every forward."""
-    callback = _callback_of_this_thread()
-    if callback is None:
-        return None
-    return _described(callback)
-
-
 def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Module] | None:
     """Return, for a module that `torch.compile` returned, how it is compiled and the original module; else None."""
     if not hasattr(module, "_orig_mod") or not hasattr(module, "dynamo_ctx"):
@@ -49,12 +42,13 @@ def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Modul
     callback: Any = getattr(context, "callback", None)
     if not callable(callback):
         return None
-    described = _described(callback)
+    described = compiler_behind(callback)
     compiler = ActiveCompiler(described.backend, described.fullgraph, getattr(context, "_dynamic", None))
     return compiler, module._orig_mod  # type: ignore[return-value]
 
 
-def _described(callback: Any) -> ActiveCompiler:
+def compiler_behind(callback: Any) -> ActiveCompiler:
+    """Return what a thread's frame callback (`frame_callback()`, not None) compiles with; call with Dynamo disabled."""
     fullgraph = False
     if not callable(callback):
         return ActiveCompiler(None)
