@@ -260,13 +260,21 @@ def test_ranks_that_all_raise_the_same_are_kept(controller: Controller) -> None:
     assert pids(run(controller, scenario("idle"))) == before
 
 
+def test_ranks_are_kept_when_nobody_waited_for_what_all_have_issued(controller: Controller) -> None:
+    before = pids(run(controller, scenario("idle")))
+    forgotten = run(controller, scenario("forget", arguments={"ranks": [0, 1]}))
+    assert not any(collective.finished for seen in forgotten.values() for collective in seen.history)
+    assert pids(run(controller, scenario("step"))) == before
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
         scenario("raise", arguments={"ranks": [0]}),
         scenario("raise", arguments={"ranks": [0, 1]}, recorded=False),
+        scenario("forget", arguments={"ranks": [0]}),
     ],
-    ids=["one_of_two", "nobody_knows_what_is_in_flight"],
+    ids=["one_of_two_raised", "nobody_knows_what_is_in_flight", "a_collective_is_short_of_a_rank"],
 )
 def test_ranks_in_doubt_are_replaced(controller: Controller, wanted: Scenario) -> None:
     same_pool = scenario("idle", recorded=wanted.recorded)

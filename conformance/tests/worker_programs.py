@@ -70,6 +70,14 @@ def raise_(ctx: RankContext) -> None:
         dist.all_reduce(tensor, group=ctx.process_group)
 
 
+@program("workers/forget")
+def forget(ctx: RankContext) -> None:
+    """Issue an all-reduce on the ranks named in the arguments, and wait for nothing."""
+    ctx.observe("pid", os.getpid())
+    if ctx.rank in ctx.arguments["ranks"]:
+        dist.all_reduce(torch.ones(3), group=ctx.process_group, async_op=True)
+
+
 @program("workers/exit")
 def exit_(ctx: RankContext) -> None:
     """Leave through sys.exit on rank 0."""

@@ -7,6 +7,7 @@ import math
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -166,15 +167,20 @@ def _failed(message: FromRank) -> bool:
 
 
 def _nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
-    """Whether ranks that all answered did so in the same way, with clean hands and nothing in flight.
+    """Whether ranks that all answered came to the same end, with clean hands and no collective short of a rank.
 
-    A rank that raised may have done so between a collective and its counterpart; if all raised the same after the same
-    number of finished collectives, none did. Without a record nobody can tell.
+    A collective that nobody waited for does no harm once all ranks have issued it: it will complete, and cannot be
+    mistaken for a later one. A rank that raised may have done so between a collective and its counterpart; if all
+    issued equally many, none did. Without a record nobody can tell.
     """
     seen = list(observations.values())
-    if any(one.hygiene or any(not collective.finished for collective in one.history) for one in seen):
-        return False
     outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}
-    if outcomes == {(None, "")}:
+    if len(outcomes) > 1 or any(one.hygiene for one in seen):
+        return False
+    all_returned = outcomes == {(None, "")}
+    if not recorded:
+        return all_returned
+    if all_returned and all(collective.finished for one in seen for collective in one.history):
         return True
-    return recorded and len(outcomes) == 1 and len({len(one.history) for one in seen}) == 1
+    first, *others = [Counter(collective.group for collective in one.history) for one in seen]
+    return all(other == first for other in others)
