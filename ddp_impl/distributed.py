@@ -184,12 +184,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
         if synchronise:
             self._watch.check()
-            try:
-                self.reducer.check_finished()
-            except RuntimeError as error:
-                raise self._logged(error) from None
+            self.reducer.check_finished()
         if self._join_config.enable:
-            Join.notify_join_context(self)
+            notified = Join.notify_join_context(self)
+            if notified is not None:
+                notified.wait()
             num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
             self.reducer.divisor = self._divisor(num_syncing)
         if synchronise:

@@ -15,8 +15,8 @@ from ddp_impl.messages import enumerate_names
 from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
 
 
-def collect(bucket: Bucket, unused: Collection[int], here: str) -> None:
-    """Copy the gradients of `bucket` into its flat tensor; a missing one counts as zero.
+def collect(bucket: Bucket, unused: Collection[int], here: str) -> list[int]:
+    """Copy the gradients of `bucket` into its flat tensor; return the places of those missing, which count as zero.
 
     `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
     of such a parameter is kept out: perhaps no rank used it, and then it must survive the reduction of the bucket.
@@ -42,8 +42,10 @@ def collect(bucket: Bucket, unused: Collection[int], here: str) -> None:
         if any(gradient.requires_grad for gradient in sources):
             _warn_about_graph(bucket, here)
         torch._foreach_copy_(targets, sources)
+    missing = list(bucket.homeless)
     if bucket.holds_gradients:
         _move_in(bucket, placed, unused)
+    return missing
 
 
 def collect_sparse(member: ManagedParameter, here: str) -> Tensor:

@@ -48,7 +48,10 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
     if reducer.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes
         data["rebuilt_per_bucket_param_indices"] = indices
-    data |= {name.lower(): value for name, value in variables.items() if _concerns(name, str(data["backend_name"]))}
+    backend = str(data["backend_name"])
+    for name, value in variables.items():
+        if _concerns(name, backend):
+            data.setdefault(name.lower(), value)  # RANK and WORLD_SIZE are the group's here, not the environment's
     if data["backend_name"] == "gloo":
         data["gloo_num_threads"] = _num_gloo_threads(ddp)
     return data | reducer.telemetry.logging_data()

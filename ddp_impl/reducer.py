@@ -152,13 +152,13 @@ class Reducer:
             return
         rank = self.state.rank
         if self._callback_queued:
-            raise ReductionError(messages.aborted(rank))
+            raise self._error(messages.aborted(rank))
         missing = [
             (member.index, member.name)
             for member in self.members
             if self._waiting[member.index] != 0 and member.index not in self._seen
         ]
-        raise ReductionError(
+        raise self._error(
             messages.unfinished(
                 rank,
                 missing,
@@ -187,22 +187,24 @@ class Reducer:
             self.divisor = dist.get_world_size(group)
             self.state.rank = dist.get_rank(group)
 
+    @torch.no_grad()
     def shadow_iteration(self, divisor: int) -> None:
-        """Take part in an iteration of ranks that still have data, with gradients of zero; nothing local changes."""
+        """Take part in an iteration of ranks that still have data, contributing zeros.
+
+        The averages are handed out here as well: an optimizer that is sharded over ranks
+        (`ZeroRedundancyOptimizer`) steps its shard on this rank too.
+        """
         self._arm(set())
+        self._used_locally.clear()
+        self._unused = set(range(len(self.members)))
         self._agree_on_skipped(range(len(self.members)))
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
-                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else torch.zeros_like(bucket.flat)
+                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
+                bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing, divisor)
-        self._unused = set(range(len(self.members)))
         self._reduce_used_map()
-        self._receive_used_map()
-        for _, pending in self._in_flight.values():
-            pending.wait()
-        self._in_flight.clear()
-        self._learns_order = False
-        self._disarm()
+        self._finalize()
 
     # -- hooks: autograd tells ----------------------------------------------------------------------------------------
 
@@ -267,8 +269,8 @@ class Reducer:
     def _unexpected(self, index: int) -> ReductionError:
         rank, name, static = self.state.rank, self.members[index].name, self.options.static_graph
         if index in self._unused:
-            return ReductionError(messages.used_after_all(rank, name, static=static))
-        return ReductionError(messages.ready_twice(rank, name, self.state.num_iterations, static=static))
+            return self._error(messages.used_after_all(rank, name, static=static))
+        return self._error(messages.ready_twice(rank, name, self.state.num_iterations, static=static))
 
     @torch.no_grad()
     def _bucket_full(self, bucket: Bucket) -> None:
@@ -385,7 +387,9 @@ class Reducer:
             buffer = collect_sparse(bucket.members[0], self._here())
         else:
             buffer = bucket.flat
-            collect(bucket, self._unused, self._here())
+            # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
+            missing = collect(bucket, self._unused, self._here())
+            self._unused.update(bucket.members[place].index for place in missing)
         self._start(bucket, buffer, self.divisor)
 
     def _start(self, bucket: Bucket, buffer: Tensor, divisor: int) -> None:
@@ -504,6 +508,10 @@ class Reducer:
                     with torch.no_grad():
                         view.copy_(gradient)
                     member.parameter.grad = view
+
+    def _error(self, message: str) -> ReductionError:
+        self.telemetry.error = message
+        return ReductionError(message)
 
     def _here(self) -> str:
         return f"[rank {self.state.rank}]"
