@@ -1,9 +1,9 @@
 """Finding out, inside a wrapped module's forward, that `torch.compile` is at work, and with whose backend.
 
 `torch.compile(ddp)` tells the wrapped module nothing: Dynamo installs a frame callback for the thread and calls the
-module. The wrapper's forward is excluded from capture, so it runs as ordinary Python, with that callback in place; the
-callback leads to the backend that the user chose. This file is the only one that reads Dynamo's private state, and it
-changes none of it. Why this way and not another: `docs/decisions/compiled_ddp.md`.
+module. The wrapper's forward is excluded from capture (`runs_outside_graphs`), so it runs as ordinary Python with that
+callback in place; the callback leads to the backend that the user chose. This file is the only one that reads Dynamo's
+private state, and it changes none of it. Why this way and not another: `docs/decisions/compiled_ddp.md`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.decorators import skip as _skip
 
 # Dynamo wraps the user's backend in layers, each of which refers to the next by one of these (by version of torch).
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
-#: A C function: calling it makes no frame that Dynamo, at work in this very thread, would capture.
+#: What intercepts the frames of this thread: None when nothing is being compiled. A C function: asking costs a few ns
+#: in every forward, and is no frame that could itself be intercepted.
 frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+_Function = Callable[..., Any]
+
+
+def runs_outside_graphs(function: _Function) -> _Function:
+    """Let `function` run as it is under `torch.compile`, while what it calls is captured and compiled.
+
+    `torch.compiler.disable(recursive=False)` is meant to do this, but as of torch 2.13 it marks a wrapper and lets the
+    function itself be captured, which breaks `fullgraph=True`.
+    """
+    return _skip(function)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

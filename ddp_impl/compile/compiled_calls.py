@@ -20,7 +20,8 @@ class CompiledCalls:
     """The compiled forms of one wrapped module, one per backend that it is compiled with.
 
     Each is the product of an ordinary `torch.compile` with our backend around the user's, so guards, recompilation,
-    stances and `torch.compiler.reset` work as for any module, and other modules that are compiled with the same backend are not affected.
+    stances and `torch.compiler.reset` work as for any module, and other modules that are compiled with the same
+    backend are not affected.
     """
 
     def __init__(self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps) -> None:

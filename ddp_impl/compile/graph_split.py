@@ -6,9 +6,10 @@ backward per part, and the reducer's hooks see the gradients of a bucket while t
 
 The cuts come from the planner that the eager reducer uses, given the order in which the graph's backward completes the
 gradients. A cut is moved towards the beginning of the graph, past as many nodes as necessary, where it would leave a
-part from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a context or
-the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes, booleans) are
-computed again in every part that uses them. What comes before the last gradient stays in the part of the last bucket.
+part from which nothing is used elsewhere (in-place operations only), or would separate a container of tensors, a
+context or the like from its users: compilers take and return tensors and integers. Other numbers (floats, sizes,
+booleans) are computed again in every part that uses them. What comes before the last gradient stays in the part of the
+last bucket.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class SplitPlan:
     """Where a graph is cut, and for the sake of which buckets.
 
     `starts`: positions of the first computation of each part, ascending, the first 0. `buckets`: names of the
-    parameters of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes. `moved_cuts`: cuts that
-    were moved, as (where the bucket ends, where the cut is).
+    parameters of each bucket in launch order (so the last part's come first); `bucket_bytes`: their sizes.
+    `moved_cuts`: cuts that were moved, as (where the bucket ends, where the cut is).
     """
 
     starts: tuple[int, ...]

@@ -89,4 +89,4 @@ def assert_same(ours: dict[str, Tensor | None], truth: dict[str, Tensor | None])
         assert (actual is None) == (expected is None), name
         if expected is not None:
             assert actual is not None
-            torch.testing.assert_close(actual, expected, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close({name: actual}, {name: expected})

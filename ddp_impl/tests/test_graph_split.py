@@ -71,7 +71,7 @@ def test_a_large_cap_leaves_the_graph_whole() -> None:
 
 
 def test_what_precedes_the_last_gradient_belongs_to_the_last_bucket() -> None:
-    def body(module: Calls, x: Tensor) -> Tensor:
+    def body(module: Calls, x: Tensor) -> Any:
         x = (x * 2).sin().cos() + 1
         return module.b(module.a(x))
 
@@ -79,7 +79,7 @@ def test_what_precedes_the_last_gradient_belongs_to_the_last_bucket() -> None:
 
 
 def test_a_shared_parameter_is_ready_after_its_first_use() -> None:
-    def body(module: Calls, x: Tensor) -> Tensor:
+    def body(module: Calls, x: Tensor) -> Any:
         return module.a(module.b(module.c(module.a(x))))
 
     plan = plan_of(Calls(body), TINY, torch.ones(2, WIDTH))
@@ -110,7 +110,7 @@ def test_buckets_of_different_dtypes_are_filled_side_by_side() -> None:
     model = layers(4)
     model[2].double(), model[6].double()
 
-    def body(_: Any, x: Tensor) -> Tensor:
+    def body(_: Any, x: Tensor) -> Any:
         x = model[2](model[0](x).double())
         return model[6](model[4](x.float()).double())
 
@@ -155,7 +155,7 @@ def test_parameters_are_found_as_attributes_and_through_methods() -> None:
     assert plan.starts == (0, 2)
 
 
-def in_place_chain(module: Calls, x: Tensor) -> Tensor:
+def in_place_chain(module: Calls, x: Tensor) -> Any:
     """Compute with in-place operations only, one per parameter, after the first layer."""
     hidden = module.a(x) * 2
     hidden.add_(module.b.bias)
@@ -179,7 +179,7 @@ def test_a_part_that_would_return_nothing_is_extended() -> None:
 
 
 def test_items_stay_with_the_container_they_come_from() -> None:
-    def body(module: Calls, x: Tensor) -> Tensor:
+    def body(module: Calls, x: Tensor) -> Any:
         left, right = torch.chunk(module.a(x), 2, dim=-1)
         x = torch.cat([left, left], -1)
         return module.b(x) + torch.cat([right, right], -1)
@@ -195,36 +195,36 @@ def test_items_stay_with_the_container_they_come_from() -> None:
         assert all(isinstance(value.meta["example_value"], Tensor) for value in values)
 
 
-def stochastic_depth(module: Calls, x: Tensor, rate: float) -> Tensor:
+def stochastic_depth(module: Calls, x: Tensor, rate: float) -> Any:
     survival = 1.0 - rate
     x = module.a(x) * survival
     x = module.b(x) / survival
     return module.c(x) * survival + rate
 
 
-def keep_shape(module: Calls, x: Tensor) -> Tensor:
+def keep_shape(module: Calls, x: Tensor) -> Any:
     shape = x.shape
     x = module.a(x).view(shape) * x.shape[0]
     left, right = module.b(x).view(shape).chunk(2, -1)
     return module.c(torch.cat([left, right], -1)).view(shape) + right.sum()
 
 
-def checkpointed(module: Calls, x: Tensor) -> Tensor:
+def checkpointed(module: Calls, x: Tensor) -> Any:
     x = torch.utils.checkpoint.checkpoint(lambda y: torch.tanh(module.a(y)), x, use_reentrant=False)
     x = torch.utils.checkpoint.checkpoint(lambda y: torch.sin(module.b(y)), x, use_reentrant=False)
     return module.c(x)
 
 
-def conditional(module: Calls, x: Tensor) -> Tensor:
+def conditional(module: Calls, x: Tensor) -> Any:
     x = module.a(x)
     return module.c(torch.cond(x.sum() > 0, lambda y: module.b(y), lambda y: torch.sin(module.b(y)), (x,)))
 
 
-def mapped(module: Calls, x: Tensor) -> Tensor:
+def mapped(module: Calls, x: Tensor) -> Any:
     return module.c(torch.vmap(lambda row: module.b(module.a(row)))(x))
 
 
-def regions(module: Calls, x: Tensor) -> Tensor:
+def regions(module: Calls, x: Tensor) -> Any:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         x = module.b(module.a(x))
     with torch.no_grad():
@@ -232,7 +232,7 @@ def regions(module: Calls, x: Tensor) -> Tensor:
     return module.c(x.float()) + shift
 
 
-def plain(module: Calls, x: Tensor) -> Tensor:
+def plain(module: Calls, x: Tensor) -> Any:
     return module.c(torch.relu(module.b(torch.relu(module.a(x)))))
 
 
@@ -276,7 +276,7 @@ def test_batch_sizes_that_vary_are_compiled_twice_as_without_splitting() -> None
 
 def test_convolutions_keep_their_strides_across_parts() -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
-    model = model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     backend, recorder = split_of(model, TINY)
     x = torch.randn(2, 2, 8, 8).to(memory_format=torch.channels_last)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
@@ -293,11 +293,12 @@ def test_inductor_compiles_parts_with_strides_floats_and_symbolic_sizes() -> Non
             self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 3)
             self.third = nn.Linear(2, 2)
 
-        def forward(self, x: Tensor, rate: float) -> Tensor:
+        def forward(self, x: Tensor, rate: float) -> Any:
             x = torch.relu(self.second(self.first(x) * (1 - rate)))
             return self.third(x.mean((2, 3)) * x.shape[0]) / (1 - rate)
 
-    model = Model().to(memory_format=torch.channels_last)
+    model = Model()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     backend, _ = split_of(model, TINY, "inductor")
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
     for batch, rate in ((2, 0.25), (3, 0.5)):

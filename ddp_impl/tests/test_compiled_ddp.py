@@ -1,0 +1,191 @@
+"""`torch.compile` of a wrapped module splits graphs, touches no flag and no other module, and trains right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.tests.compiled_models import WIDTH, Recorder, assert_same, gradients, layers
+from ddp_impl.tests.ranks import run_ranks
+
+torch._dynamo.decorators.skip(DistributedDataParallel.forward)
+#: With these caps every layer of `layers()` is a bucket of its own.
+ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Make this process a group of one rank."""
+    torch._dynamo.reset()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def compile_wrapper(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
+    return ddp, torch.compile(ddp, backend=backend)
+
+
+def compile_wrapper_fully(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
+    return ddp, torch.compile(ddp, backend=backend, fullgraph=True)
+
+
+def compile_in_place(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
+    ddp.compile(backend=backend)
+    return ddp, ddp
+
+
+def compile_a_step(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_LAYER_MB)
+
+    def step(x: Tensor) -> Any:
+        return ddp(x) + 0
+
+    return ddp, torch.compile(step, backend=backend)
+
+
+def compile_before_wrapping(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
+    ddp = DistributedDataParallel(torch.compile(model, backend=backend), bucket_cap_mb=ONE_LAYER_MB)
+    return ddp, ddp
+
+
+WAYS = [compile_wrapper, compile_wrapper_fully, compile_in_place, compile_a_step, compile_before_wrapping]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_compile_splits(way: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model, twin = layers(3), layers(3)
+    twin.load_state_dict(model.state_dict())
+    recorder = Recorder(lookup_backend("aot_eager"))
+    ddp, call = way(model, recorder)
+    x = torch.randn(2, WIDTH)
+    for _ in range(2):
+        ours = gradients(model, call, x)
+        assert_same(ours, gradients(twin, twin, x))
+    (plan,) = ddp._compiled_calls.splits
+    assert plan.num_parts == 3
+    with_parameters = [gm for gm in recorder.graphs if any("weight" in node.name for node in gm.graph.nodes)]
+    assert len(with_parameters) == 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_compilation_nothing_is_compiled() -> None:
+    ddp = DistributedDataParallel(layers(2))
+    ddp(torch.ones(2, WIDTH)).sum().backward()
+    assert ddp._compiled_calls.splits == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_flag_is_set_and_other_modules_are_compiled_whole() -> None:
+    settings_before = torch._dynamo.config.get_config_copy(), torch._inductor.config.get_config_copy()
+    backend = Recorder(lookup_backend("aot_eager"))
+    _, call = compile_wrapper(layers(3), backend)
+    call(torch.ones(2, WIDTH)).sum().backward()
+    backend.graphs.clear()
+    other = layers(3)
+    torch.compile(other, backend=backend)(torch.ones(2, WIDTH)).sum().backward()
+    assert len(backend.graphs) == 1
+    assert (torch._dynamo.config.get_config_copy(), torch._inductor.config.get_config_copy()) == settings_before
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_bare_module_that_was_compiled_wrapped_stays_whole_when_called_bare() -> None:
+    model, backend = layers(3), Recorder(lookup_backend("aot_eager"))
+    _, call = compile_wrapper(model, backend)
+    call(torch.ones(2, WIDTH)).sum().backward()
+    backend.graphs.clear()
+    torch.compile(model, backend=backend)(torch.ones(2, WIDTH))
+    assert len(backend.graphs) == 1
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_same_backend_compiles_once_and_stances_are_obeyed() -> None:
+    recorder = Recorder(lookup_backend("aot_eager"))
+    ddp, call = compile_wrapper(layers(3), recorder)
+    x = torch.ones(2, WIDTH)
+    expected = call(x)
+    torch.compile(ddp, backend=recorder)(x)
+    assert len(recorder.graphs) == 3
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(call(x), expected)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(call(x), expected)
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            call(torch.ones(2, WIDTH, requires_grad=True))
+    with torch.compiler.set_stance("eager_on_recompile"):
+        call(torch.ones(2, WIDTH, requires_grad=True))
+    assert len(recorder.graphs) == 3
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_added_after_wrapping_are_named() -> None:
+    model = layers(2)
+    ddp, call = compile_wrapper(model, Recorder())
+    model.append(nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(RuntimeError, match=r"3\.bias.*Wrap the module after"):
+        call(torch.ones(2, WIDTH))
+    del ddp
+
+
+def _train(rank: int, compiled: bool, backend: str, options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), layers(3))
+    ddp = DistributedDataParallel(model, **options)
+    torch._inductor.config.compile_threads = 1  # a forked rank has no pool of compilers
+    call = torch.compile(ddp, backend=backend) if compiled else ddp
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(rank)
+    losses: list[Tensor] = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2:
+            with ddp.no_sync():
+                call(torch.randn(6, WIDTH, generator=generator)).square().sum().backward()
+        loss = call(torch.randn(4 + 2 * (step == 3), WIDTH, generator=generator)).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return {
+        "state": model.state_dict(),
+        "losses": losses,
+        "parts": [plan.num_parts for plan in ddp._compiled_calls.splits],
+    }
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB}),
+        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "gradient_as_bucket_view": True}),
+        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "static_graph": True}),
+        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "find_unused_parameters": True}),
+        ("inductor", {"bucket_cap_mb": ONE_LAYER_MB}),
+    ],
+    ids=["default", "views", "static", "unused", "inductor"],
+)
+def test_two_ranks_train_the_same_compiled_as_eager(tmp_path: Path, backend: str, options: dict[str, Any]) -> None:
+    eager = run_ranks(_train, 2, tmp_path / "eager", False, backend, options)
+    compiled = run_ranks(_train, 2, tmp_path / "compiled", True, backend, options)
+    for rank in range(2):
+        torch.testing.assert_close(compiled[rank]["state"], eager[rank]["state"])
+        torch.testing.assert_close(compiled[rank]["losses"], eager[rank]["losses"])
+        assert set(compiled[rank]["parts"]) == {4}
+    for name, value in compiled[0]["state"].items():
+        if "running" not in name:
+            assert torch.equal(value, compiled[1]["state"][name]), name
