@@ -10,8 +10,7 @@ from pathlib import Path
 
 from conformance.observation import Fate, Observation
 from conformance.workers.flight_record import LastSeen, read_flight
-from conformance.workers.protocol import Seat
-from conformance.workers.rank_main import STACK_SIGNAL
+from conformance.workers.protocol import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: How long ranks may take to write their stacks. They need a millisecond, once they are given a processor.

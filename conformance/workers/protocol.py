@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -38,8 +39,12 @@ class Ready:
     error: Raised | None = None
 
 
-#: Rank to controller, once per `Task`: an `Observation`.
+#: Rank to controller: `Ready` once, then an `Observation` per `Task`.
 FromRank = Ready | Observation
+
+#: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
+#: programs and subjects may have their own ideas about SIGUSR1.
+STACK_SIGNAL = signal.SIGRTMIN + 3
 
 # -------------------------------------------------------------------------------------------- controller <-> zygote
 

@@ -12,7 +12,6 @@ import faulthandler
 import gc
 import os
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -40,11 +39,7 @@ from conformance.subjects.subject import Subject, get_subject, load
 from conformance.workers.faults import FaultInjector
 from conformance.workers.flight_record import FlightRecord
 from conformance.workers.hygiene import seed_everything, surroundings, violations
-from conformance.workers.protocol import Ready, Seat, Task, dumps, receive, send
-
-#: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
-#: programs and subjects may have their own ideas about SIGUSR1.
-STACK_SIGNAL = signal.SIGRTMIN + 3
+from conformance.workers.protocol import STACK_SIGNAL, Ready, Seat, Task, dumps, receive, send
 
 #: The backend's own timeout. The controller's deadline must come first: it knows all ranks, a backend only its own.
 _GROUP_TIMEOUT = timedelta(hours=1)
