@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.fixtures.models import get_fixture
 from conformance.scenario import Scenario, Step
+
+_of_chapter = in_chapter("accumulation")
 
 _VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
@@ -15,17 +18,14 @@ _NEEDS = ("no_sync",)
 
 
 def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    scenario_id = f"accumulation/{requirement}/{slug}-world{world_size}"
-    return Scenario(
-        id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, needs=_NEEDS, **rest
-    )
+    return _of_chapter(requirement, slug, program, world_size, needs=_NEEDS, **rest)
 
 
 def _steps(
     requirement: str, slug: str, world_size: int, options: dict[str, Any], *steps: str, zero_grad: str = "none"
 ) -> Scenario:
     """Return a scenario of program `accumulation`; each step is written as micro-batches between blanks."""
-    arguments = {"steps": [step.split() for step in steps], "zero_grad": zero_grad}
+    arguments = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": requirement == "ACCUM-11"}
     return _scenario(requirement, slug, "accumulation", world_size, options=options, arguments=arguments)
 
 
@@ -59,6 +59,7 @@ def _twisted() -> Iterator[Scenario]:
             ("ACCUM-05", "backward-inside", ("backward_inside", "local backward_inside", "backward_inside sync")),
             ("ACCUM-06", "exception", ("after_exception", "local after_exception", "sync")),
             ("ACCUM-11", "empty", ("after_empty", "local after_empty after_empty", "sync")),
+            ("ACCUM-11", "every-kind", ("local after_inner sync", "forward_inside backward_inside", "after_exception")),
         ):
             for world_size in (2, 3):
                 if world_size == 3 and options:

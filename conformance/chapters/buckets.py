@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.fixtures.models import get_fixture
 from conformance.scenario import Scenario, Step
+
+_scenario = in_chapter("buckets")
 
 #: Lengths of vectors that tell every combination of them apart by their sum.
 SIZES = (64, 129, 258, 520, 1043)
@@ -31,11 +34,6 @@ _FIND: dict[str, Any] = {"find_unused_parameters": True}
 def cap_of(num_elements: int, *, bytes_each: int = 4) -> float:
     """Return the cap in MiB that `num_elements` reach exactly."""
     return num_elements * bytes_each / _MIB
-
-
-def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    scenario_id = f"buckets/{requirement}/{slug}-world{world_size}"
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)
 
 
 def _traffic(requirement: str, slug: str, world_size: int, options: dict[str, Any], **arguments: Any) -> Scenario:

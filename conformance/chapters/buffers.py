@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.scenario import Scenario, Step
+
+_scenario = in_chapter("buffers")
 
 _VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
 _IGNORED = {"root": ("table", "count"), "child": ("state.mask", "state.hidden", "state.turned")}
-
-
-def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    scenario_id = f"buffers/{requirement}/{slug}-world{world_size}"
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)
 
 
 def scenarios() -> Iterator[Scenario]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.chapters._scenario import in_chapter
 from conformance.programs.construction_errors import MISTAKES
 from conformance.programs.outputs import STRUCTURES
 from conformance.scenario import Scenario
+
+_scenario = in_chapter("construction")
 
 #: Mistakes that only show when ranks are compared; all others are refused by each rank for itself.
 _BETWEEN_RANKS = {
@@ -30,11 +33,6 @@ _IGNORED = {
     "root": ("weight", "table", "count"),
     "child": ("child.weight", "child.bias", "state.mask", "state.hidden"),
 }
-
-
-def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: object) -> Scenario:
-    scenario_id = f"construction/{requirement}/{slug}-world{world_size}"
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)  # type: ignore[arg-type]
 
 
 def scenarios() -> Iterator[Scenario]:

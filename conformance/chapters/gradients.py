@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.fixtures.models import get_fixture
 from conformance.programs.autograd_uses import USES
 from conformance.programs.gradient_layout import MODULES
 from conformance.scenario import Scenario, Step
+
+_scenario = in_chapter("gradients")
 
 MODELS = (
     "mlp", "cnn", "gpt", "lstm", "embedding", "sparse_embedding", "moe", "dataclass_output", "nested", "rank_branch",
@@ -21,11 +24,6 @@ _SHOWN_BY = {"frozen": ("GRAD-19",), "sparse_embedding": ("GRAD-20",)}
 
 _VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
-
-
-def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    scenario_id = f"gradients/{requirement}/{slug}-world{world_size}"
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)
 
 
 def _train(requirement: str, slug: str, model: str, world_size: int, options: dict[str, Any], **rest: Any) -> Scenario:
@@ -138,6 +136,7 @@ _USES = {
     "GRAD-27": ("checkpoint", "checkpoint_twice"),
     "GRAD-28": ("checkpoint_reentrant", "checkpoint_reentrant_twice"),
     "GRAD-30": ("two_forwards",),
+    "GRAD-31": ("without_clone",),
 }
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.fixtures.models import get_fixture
 from conformance.programs.outputs import STRUCTURES
 from conformance.scenario import Scenario, Step
+
+_of_chapter = in_chapter("unused")
 
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
 _VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
@@ -21,10 +24,8 @@ _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
 def _scenario(
     requirement: str, slug: str, program: str, world_size: int, *, options: dict[str, Any] | None = None, **rest: Any
 ) -> Scenario:
-    scenario_id = f"unused/{requirement}/{slug}-world{world_size}"
-    rest.setdefault("options", {**_FIND, **(options or {})})
     rest.setdefault("needs", _NEEDS)
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)
+    return _of_chapter(requirement, slug, program, world_size, options={**_FIND, **(options or {})}, **rest)
 
 
 def _switched(

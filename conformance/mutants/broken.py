@@ -25,7 +25,7 @@ class NoDivision(DistributedDataParallel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register_comm_hook(self.process_group, _sum)
+        self.register_comm_hook(self.process_group, summed)
 
 
 class ForgetsTheLastBucket(DistributedDataParallel):
@@ -73,7 +73,8 @@ def _at_end_of_backward(callback: Any, gradient: Tensor) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-def _sum(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+def summed(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """Return the bucket's future sum over the group: a comm hook."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
@@ -85,4 +86,4 @@ def _mean_but_for_last(group: dist.ProcessGroup, bucket: GradBucket) -> Future[T
         untouched.set_result(bucket.buffer())
         return untouched
     bucket.buffer().div_(group.size())
-    return _sum(group, bucket)
+    return summed(group, bucket)

@@ -84,7 +84,7 @@ def accumulation(ctx: RankContext) -> None:
 
     With argument `zero_grad` = "keep" or "zeros" they are kept or set to zero instead. Observes after each micro-batch
     `step<k>/micro<m>/grad/<name>` and `num_gradient_collectives` of it, and `flags`: `require_backward_grad_sync`
-    inside the outermost `no_sync` and after it. All ranks run it.
+    inside `no_sync` and after it, which is judged with argument `flags`. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model: Any = ctx.wrap(module)
@@ -100,7 +100,7 @@ def accumulation(ctx: RankContext) -> None:
             prefix = f"step{index}/micro{micro}"
             issued = sum(map(is_gradient, ctx.collectives()[before:]))
             ctx.observe(f"{prefix}/num_gradient_collectives", issued)
-            ctx.observe(f"{prefix}/flags", [*flags[0], model.require_backward_grad_sync])
+            ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
             ctx.observe_gradients(prefix, module)
 
 
@@ -115,43 +115,48 @@ class _Phases:
         return self._ctx.phase(name, self._step)
 
 
-def _run(ctx: RankContext, model: Any, turn: RankStep, kind: str, micro: int, branches: str) -> list[bool]:
+def _run(ctx: RankContext, model: Any, turn: RankStep, kind: str, micro: int, branches: str) -> list[bool | None]:
     """Run one micro-batch and return `require_backward_grad_sync` as it is inside `no_sync`, if that is entered."""
-    inside: list[bool] = []
+    inside: list[bool | None] = []
     if kind in ("local", "local_by_rank"):
         with ctx.no_sync(model):
-            inside.append(model.require_backward_grad_sync)
+            inside.append(_synchronises(model))
             turn.backward(_forward(model, turn, micro, branches))
     elif kind == "sync":
         turn.backward(_forward(model, turn, micro, branches))
     elif kind == "forward_inside":
         with ctx.no_sync(model):
-            inside.append(model.require_backward_grad_sync)
+            inside.append(_synchronises(model))
             loss = _forward(model, turn, micro, branches)
         turn.backward(loss)
     elif kind == "backward_inside":
         loss = _forward(model, turn, micro, branches)
         with ctx.no_sync(model):
-            inside.append(model.require_backward_grad_sync)
+            inside.append(_synchronises(model))
             turn.backward(loss)
     elif kind == "after_inner":
         with ctx.no_sync(model):
             with model.no_sync():
-                inside.append(model.require_backward_grad_sync)
-            inside.append(model.require_backward_grad_sync)
+                inside.append(_synchronises(model))
+            inside.append(_synchronises(model))
             turn.backward(_forward(model, turn, micro, branches))
     elif kind == "after_exception":
         try:
             with ctx.no_sync(model):
-                inside.append(model.require_backward_grad_sync)
+                inside.append(_synchronises(model))
                 raise Interrupted
         except Interrupted:
             turn.backward(_forward(model, turn, micro, branches))
     else:
         with ctx.no_sync(model):
-            inside.append(model.require_backward_grad_sync)
+            inside.append(_synchronises(model))
         turn.backward(_forward(model, turn, micro, branches))
     return inside
+
+
+def _synchronises(model: Any) -> bool | None:
+    flag: bool | None = getattr(model, "require_backward_grad_sync", None)
+    return flag
 
 
 def _zero_grad(module: nn.Module, how: str) -> None:
@@ -177,7 +182,8 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
                 for rank in ranks:
                     facts[rank] |= gradients(prefix, modules[rank])
                     facts[rank][f"{prefix}/num_gradient_collectives"] = _SOME if KINDS[kind] else 0
-                    facts[rank][f"{prefix}/flags"] = [*[False] * _NUM_FLAGS.get(kind, 1), True]
+                    if scenario.arguments.get("flags"):
+                        facts[rank][f"{prefix}/flags"] = [*[False] * _NUM_FLAGS.get(kind, 1), True]
     return facts
 
 

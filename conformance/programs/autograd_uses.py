@@ -158,6 +158,12 @@ def _change_in_place(model: nn.Module, turn: RankStep) -> None:
     turn.backward(loss)
 
 
+def _without_clone(model: Any, turn: RankStep) -> None:
+    if hasattr(model, "module"):  # the replica of the truth has no such switch
+        model._set_ddp_sink_clone(False)
+    _ordinary(model, turn)
+
+
 def _two_forwards(model: nn.Module, turn: RankStep) -> None:
     first = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
     second = turn.loss(turn.forward(model, turn.inputs(3, WIDTH, micro=1)), micro=1)
@@ -204,7 +210,7 @@ def _module_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     fired: list[str] = []
     inner: Any = getattr(model, "module", model)
     handles = []
-    for name, owner in (("outer", model), ("child", inner[0])):
+    for name, owner in (("wrapper", model), ("module", inner), ("child", inner[0])):
         handles += [
             owner.register_forward_pre_hook(lambda *_, name=name: fired.append(f"{name} before forward")),
             owner.register_forward_hook(lambda *_, name=name: fired.append(f"{name} after forward")),
@@ -255,6 +261,7 @@ USES: Mapping[str, Use] = {
     "gradient_penalty": Use(layers, _gradient_penalty),
     "autograd_grad_first": Use(layers, _autograd_grad_first),
     "change_in_place": Use(layers, _change_in_place),
+    "without_clone": Use(layers, _without_clone),
     "two_forwards": Use(layers, _two_forwards),
     "forward_under_no_grad": Use(layers, _forward_under_no_grad),
     "discarded_forward": Use(layers, _discarded_forward),
