@@ -1,0 +1,1 @@
+"""DDPs that are wrong on purpose: what a suite is worth shows in which of them it catches."""
