@@ -97,6 +97,12 @@ def test_gates_see_uncovered_and_unknown_requirements(tmp_path: Path) -> None:
     assert catalogue.unknown_ids(scenarios) == ("gradients/GRAD-01/a: GRAD-09",)
 
 
+def test_what_cannot_be_tested_needs_no_scenario(tmp_path: Path) -> None:
+    untestable = CHAPTER.replace('level = "full"', 'level = "full"\ntestable = false\nnote = "needs two machines"')
+    catalogue = catalogue_of(tmp_path, untestable)
+    assert [requirement.id for requirement in catalogue.uncovered([])] == ["GRAD-01"]
+
+
 @pytest.mark.parametrize(
     ("scenarios", "message"),
     [

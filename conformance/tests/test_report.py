@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conformance.errors import ReportError
-from conformance.report.failure import failure_text, replay_command
+from conformance.report.failure import failure_text, replay_command, result_text
 from conformance.report.json_report import prepare_folder, report_to_json, write_report
 from conformance.report.run_report import Note, Outcome, RunReport, combine
 from conformance.report.terminal import print_report, work
@@ -168,6 +168,21 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) 
         prepare_folder(tmp_path / "taken")
     with pytest.raises(ReportError, match="cannot write reports to /proc/"):
         prepare_folder(Path("/proc/ddp-conformance"))
+
+
+def test_evidence_comes_first_and_only_once() -> None:
+    scenario = MIXED.outcomes[0].scenario
+    findings = (
+        Finding("exercised", FAIL, "too quiet"),
+        Finding("facts", FAIL, "a gradient is wrong", "Then  A is not 2."),
+        Finding("agrees_with_native", FAIL, "unlike torch: a gradient is wrong", "Then  A is not 2."),
+        Finding("no_hang", UNKNOWN, "no statement"),
+        Finding("exercised", PASS, "3 collectives"),
+    )
+    failed = ScenarioResult(scenario.id, scenario.requirements, "mine", FAIL, findings)
+    assert result_text(scenario, failed, "gloo", CATALOGUE).splitlines()[3:] == [
+        "      a gradient is wrong", "Then  A is not 2.", "Also  FAIL: too quiet",
+    ]  # fmt: skip
 
 
 def test_the_replay_command_names_what_is_not_the_default(tmp_path: Path) -> None:
