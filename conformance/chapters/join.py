@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters._scenario import in_chapter
 from conformance.fixtures.models import get_fixture
 from conformance.programs.join_accidents import CASES
 from conformance.scenario import Scenario
+
+_of_chapter = in_chapter("join")
 
 #: World size -> numbers of inputs by rank: the last rank has most, rank 0 has most, and ranks without any input.
 UNEVEN: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -22,10 +25,8 @@ _SMALL: dict[str, Any] = {"bucket_cap_mb": 0.0005}
 
 
 def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    rest["needs"] = ("join", *rest.get("needs", ()))
-    rest.setdefault("deadline_s", 6.0)  # a rank that waits for one that has joined waits for ever
-    scenario_id = f"join/{requirement}/{slug}-world{world_size}"
-    return Scenario(id=scenario_id, requirements=(requirement,), program=program, world_size=world_size, **rest)
+    # A rank that waits for one that has joined waits for ever.
+    return _of_chapter(requirement, slug, program, world_size, needs=("join",), deadline_s=6.0, **rest)
 
 
 def _train(requirement: str, slug: str, model: str, inputs: tuple[int, ...], **rest: Any) -> Scenario:

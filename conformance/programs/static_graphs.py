@@ -196,8 +196,9 @@ def _switched_step(scenario: Scenario) -> StepFunction:
 def changing_graph(ctx: RankContext) -> None:
     """Train `Switched` under `static_graph`, using in each step what argument `uses` says: the promise is broken.
 
-    `changed` are the branches concerned; `freezes` names a parameter that is frozen before the third step. Observes `outcome`: the gradients of all steps, or
-    the exception that the first broken step or the one after it raised. All ranks run it.
+    `changed` are the branches concerned; `freezes` names a parameter that is frozen before the third step. Observes
+    `outcome`: the gradients of all steps, or the exception that a broken step or the one after it raised. All ranks run
+    it.
     """
     module = with_integer_weights(Switched(), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
