@@ -96,12 +96,12 @@ def _average(parameters: Sequence[Tensor]) -> None:
     mean = exact_mean(dense)
     present = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if any(gradient.is_sparse for gradient in present):
-        mean = _sparse_like(mean, present)
+        mean = sparse_like(mean, present)
     for parameter in parameters:
         parameter.grad = mean.clone()
 
 
-def _sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+def sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:
     """Return `mean` at those rows that are present in any of the sparse `gradients`."""
     rows = torch.cat([gradient.coalesce().indices() for gradient in gradients], dim=1).unique(dim=1)
     return torch.sparse_coo_tensor(rows, mean[tuple(rows)], mean.shape, is_coalesced=True, check_invariants=True)

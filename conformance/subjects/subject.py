@@ -20,18 +20,24 @@ from conformance.errors import SubjectError
 CAPABILITIES = frozenset(
     {
         "bucket_cap_mb_list",
+        "cast_forward_inputs",
         "comm_hook",
         "delay_all_reduce",
         "device_mesh",
         "find_unused_parameters",
+        "full_precision_modules",
         "gradient_as_bucket_view",
         "ignored_parameters",
         "init_sync",
         "join",
+        "logging_data",
         "mixed_precision",
         "no_sync",
+        "optimizer_in_backward",
+        "pickling",
         "skip_all_reduce_unused_params",
         "static_graph",
+        "update_process_group",
     }
 )
 
@@ -50,7 +56,12 @@ class Subject:
 
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
-    "torch": Subject("torch", "torch.nn.parallel:DistributedDataParallel"),
+    # Its mixed precision has no such settings: torch's configuration lists them as things to come.
+    "torch": Subject(
+        "torch",
+        "torch.nn.parallel:DistributedDataParallel",
+        CAPABILITIES - {"cast_forward_inputs", "full_precision_modules"},
+    ),
 }
 
 

@@ -1,0 +1,518 @@
+"""Program `mixed_precision_case`: what goes through forward, is checkpointed, shared, ignored or unused in mixed precision.
+
+A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
+integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever
+was not converted differ, and the weights that are kept show whether they ever were rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn, optim
+from torch.utils.checkpoint import checkpoint
+
+from conformance.checkers.protocol import is_gradient
+from conformance.fixtures.integers import RankStep, integers
+from conformance.fixtures.low_precision import precision_of
+from conformance.observation import Facts
+from conformance.oracles.mixed_precision import LowPrecisionReplicas
+from conformance.oracles.replicas import single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.program import program
+from conformance.programs.written_steps import rank_step
+from conformance.rank_context import RankContext
+from conformance.scenario import Scenario
+
+WIDTH = 3
+NUM_STEPS = 3
+
+#: Too little for a low precision to notice beside 1; a whole number of the smallest steps of float32.
+_LITTLE = 2.0**-13
+#: Small enough that no update is seen by a low precision either, within these few steps.
+_LEARNING_RATE = 2.0**-20
+#: Losses are multiplied by this: gradients divide by 2, 3 and 4, and their sums have fewer than 9 bits.
+_UNIT = 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, the code of one step, and names that DDP is told to ignore. `rows` is the length of inputs."""
+
+    build: Callable[[], nn.Module]
+    step: Callable[[Any, RankStep], Mapping[str, Any] | None]
+    ignored: tuple[str, ...] = ()
+    #: Facts of every step besides those that the step returns in the truth.
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Seen:
+    """The dtypes that modules saw, in the order in which they ran."""
+
+    def __init__(self) -> None:
+        self.dtypes: list[str] = []
+
+    def note(self, *tensors: Tensor) -> None:
+        """Add the tensors' dtypes, as one text."""
+        self.dtypes.append(" ".join(_name(tensor.dtype) for tensor in tensors))
+
+    def take(self) -> list[str]:
+        """Return what was noted since the last time."""
+        noted, self.dtypes = self.dtypes, []
+        return noted
+
+    def __deepcopy__(self, memo: Any) -> Seen:
+        return self  # a low-precision copy of the module notes where the step looks
+
+
+class Watched(nn.Linear):
+    """A linear layer that notes in which precision it computes."""
+
+    def __init__(self, seen: Seen, width: int = WIDTH, *, bias: bool = True) -> None:
+        super().__init__(WIDTH, width, bias=bias)
+        self.seen = seen
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of `width`."""
+        output = super().forward(inputs)
+        self.seen.note(self.weight, inputs, output)
+        return output
+
+
+class Watching(nn.Module):
+    """A root that keeps the notes of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Seen()
+
+
+class Layers(Watching):
+    """Two layers; after a forward `seen` has one entry for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Watched(self.seen)
+        self.last = Watched(self.seen, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.first(inputs))
+        return output
+
+
+class Tied(Watching):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Watched(self.seen)
+        self.decoder = Watched(self.seen, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH."""
+        output: Tensor = self.decoder(self.encoder(inputs))
+        return output
+
+
+class Checkpointed(Watching):
+    """Two layers, the first of which runs again during backward."""
+
+    def __init__(self, *, reentrant: bool, times: int = 1) -> None:
+        super().__init__()
+        self.first = Watched(self.seen)
+        self.last = Watched(self.seen, 2)
+        self.reentrant = reentrant
+        self.times = times
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden = inputs
+        for _ in range(self.times):
+            hidden = checkpoint(self.first, hidden, use_reentrant=self.reentrant)
+        output: Tensor = self.last(hidden)
+        return output
+
+
+class Scaled(Watching):
+    """A layer, and a parameter of the root beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Watched(self.seen, 2)
+        self.scale = nn.Parameter(torch.empty(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output = self.layer(inputs) * self.scale
+        self.seen.note(self.scale, output)
+        return output
+
+
+class Pair(NamedTuple):
+    """A container with names."""
+
+    left: Tensor
+    right: Tensor
+
+
+class Containers(Watching):
+    """Takes tensors of many dtypes in many containers; its output depends on the floating ones alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Watched(self.seen, 2)
+
+    def forward(self, pair: Pair, *, extra: dict[str, Any]) -> Tensor:
+        """Return rows of 2."""
+        self.seen.note(pair.left, pair.right, *extra["list"], extra["tuple"][0], extra["inner"]["z"])
+        assert extra["text"] == "text"
+        assert extra["none"] is None
+        output: Tensor = self.layer(pair.left) + self.layer(extra["list"][0])
+        return output
+
+
+class TwoDtypes(Watching):
+    """A layer in float32 and a vector in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Watched(self.seen, 2)
+        self.precise = nn.Parameter(torch.empty(2, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output = self.layer(inputs) * self.precise
+        self.seen.note(self.precise, output)
+        return output
+
+
+class WithComplex(Watching):
+    """A layer, and a complex vector that no floating dtype can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Watched(self.seen, 2)
+        self.phases = nn.Parameter(torch.empty(2, dtype=torch.complex64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2, complex."""
+        self.seen.note(self.phases)
+        return self.layer(inputs).float() * self.phases * (1 + 2j)  # so that gradients have an imaginary part
+
+
+class WithTable(Watching):
+    """A sparse embedding before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, WIDTH, sparse=True)
+        self.layer = Watched(self.seen, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.layer(self.table(rows))
+        return output
+
+
+class Branches(Watching):
+    """Three branches, of which a forward takes some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abc":
+            self.add_module(name, Watched(self.seen, 2))
+
+    def forward(self, inputs: Tensor, names: str) -> Tensor:
+        """Return the sum of the branches in `names`."""
+        return torch.stack([self.get_submodule(name)(inputs) for name in names]).sum(0)
+
+
+class WatchedPReLU(nn.PReLU):
+    """A layer with one parameter that notes in which precision it computes."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        output = super().forward(input)
+        self.seen.note(self.weight, input, output)
+        return output
+
+
+class WithPReLU(Watching):
+    """Two layers, and one of another type between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Watched(self.seen)
+        self.between = WatchedPReLU(self.seen)
+        self.last = Watched(self.seen, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.between(self.first(inputs)))
+        return output
+
+
+class CastsItself(Watching):
+    """A layer that takes inputs of any precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Watched(self.seen, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        self.seen.note(inputs)
+        output: Tensor = self.layer(inputs.to(self.layer.weight.dtype))
+        return output
+
+
+class Frozen(Layers):
+    """Two layers, the first of which does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+
+
+class Refusing(Layers):
+    """Two layers, and an exception between them where `armed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden = self.first(inputs)
+        if self.armed:
+            raise ArithmeticError("forward was interrupted")
+        output: Tensor = self.last(hidden)
+        return output
+
+
+def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
+    whole = integers(rows, WIDTH, key=("low input", turn.rank, turn.step, micro), largest=2)
+    return (whole + _LITTLE).to(turn.device)
+
+
+def _loss(turn: RankStep, output: Tensor, micro: int = 0) -> Tensor:
+    """Return a scalar in the dtype of `output`, linear in it."""
+    key = ("low loss", turn.rank, turn.step, micro)
+    coefficients = _UNIT * integers(*output.shape, key=key, largest=1, dtype=output.real.dtype)
+    return (output * coefficients.to(output.device)).real.sum()
+
+
+def _seen_by(model: Any) -> list[str]:
+    """Return what the layers noted, wherever the wrapper keeps them."""
+    for part in model.modules():
+        if isinstance(part, Watching):
+            return part.seen.take()
+    raise AssertionError("no module keeps notes")
+
+
+def _ordinary(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn))
+    turn.backward(_loss(turn, output))
+    return {"seen": _seen_by(model), "output": output}
+
+
+def _one_row(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn, rows=1))
+    turn.backward(_loss(turn, output))
+    return {"seen": _seen_by(model), "output": output}
+
+
+def _input_gradient(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    inputs = _inputs(turn).requires_grad_()
+    output = turn.forward(model, inputs)
+    turn.backward(_loss(turn, output))
+    return {"seen": _seen_by(model), "inputs": inputs, "slope": inputs.grad}
+
+
+def _containers(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    left, first = _inputs(turn), _inputs(turn, micro=1)
+    whole, flags = torch.arange(3), torch.tensor([True])
+    phases = torch.ones(2, dtype=torch.complex64)
+    extra = {
+        "list": [first, whole], "tuple": (flags,), "inner": {"z": phases}, "text": "text", "none": None,
+    }  # fmt: skip
+    output = turn.forward(model, Pair(left, left.double()), extra=extra)
+    turn.backward(_loss(turn, output))
+    return {"seen": _seen_by(model), "mine": [_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
+
+
+def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    rows = (torch.arange(2) + turn.rank + turn.step) % 5
+    turn.backward(_loss(turn, turn.forward(model, rows.to(turn.device))))
+    return {"seen": _seen_by(model)}
+
+
+def _branch_by_rank(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    turn.backward(_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else "b")))
+    return {"seen": _seen_by(model)}
+
+
+def _branches_ab(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    turn.backward(_loss(turn, turn.forward(model, _inputs(turn), "ab")))
+    return {"seen": _seen_by(model)}
+
+
+def _two_forwards(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    first = _loss(turn, turn.forward(model, _inputs(turn, rows=1)))
+    second = _loss(turn, turn.forward(model, _inputs(turn, rows=1, micro=1)), micro=1)
+    turn.backward(first + second)
+    return {"seen": _seen_by(model)}
+
+
+def _evaluating(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    model.eval()
+    with torch.no_grad():
+        before = turn.forward(model, _inputs(turn, micro=7))
+    kept = [_name(parameter.dtype) for parameter in model.parameters()][:4]
+    model.train()
+    return {"evaluated": before, "kept": kept, **_ordinary(model, turn)}
+
+
+def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    refusing = [part for part in model.modules() if isinstance(part, Refusing)]
+    for part in refusing:
+        part.armed = True
+    raised = ""
+    try:
+        model(_inputs(turn, micro=7))
+    except ArithmeticError as error:
+        raised = str(error)
+    for part in refusing:
+        part.armed = False
+    kept = [_name(parameter.dtype) for parameter in model.parameters()][:4]
+    _seen_by(model)
+    return {"raised": raised, "kept": kept, **_ordinary(model, turn)}
+
+
+CASES: Mapping[str, Case] = {
+    "layers": Case(Layers, _ordinary),
+    "tied": Case(Tied, _one_row),
+    "checkpoint": Case(lambda: Checkpointed(reentrant=False), _input_gradient),
+    "checkpoint_reentrant": Case(lambda: Checkpointed(reentrant=True), _input_gradient),
+    "ignored_in_root": Case(Scaled, _ordinary, ignored=("scale",)),
+    "not_ignored": Case(Scaled, _ordinary),
+    "ignored_layer": Case(Branches, _branches_ab, ignored=("c.weight", "c.bias")),
+    "input_gradient": Case(Layers, _input_gradient),
+    "containers": Case(Containers, _containers),
+    "two_dtypes": Case(TwoDtypes, _ordinary),
+    "complex": Case(WithComplex, _ordinary),
+    "sparse": Case(WithTable, _rows),
+    "branch_by_rank": Case(Branches, _branch_by_rank),
+    "branch_never_used": Case(Branches, _branches_ab),
+    "two_forwards": Case(Layers, _two_forwards),
+    "frozen": Case(Frozen, _ordinary),
+    "between": Case(WithPReLU, _ordinary),
+    "casts_itself": Case(CastsItself, _ordinary),
+    "evaluating": Case(Layers, _evaluating),
+    "interrupted": Case(Refusing, _interrupted),
+}
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    """Return the case's module with weights of 1 and -1 and a little more, equal on every rank."""
+    module = CASES[scenario.arguments["case"]].build()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            key = ("low weight", scenario.seed, name)
+            parameter.copy_(integers(*parameter.shape, key=key, largest=1).to(parameter.dtype) + _LITTLE)
+    return module
+
+
+def _optimizer(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), lr=_LEARNING_RATE)
+
+
+@program("mixed_precision_case", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def mixed_precision_case(ctx: RankContext) -> None:
+    """Run steps of the case that argument `case` names, with option `mixed_precision`; SGD follows each step.
+
+    With argument `hook` a comm hook averages. Observes gradients, parameters after the optimizer's step, the facts of
+    the case, `wire` (dtypes of reduced gradients) and `bucket_dtypes` (what the hook saw). All ranks run it.
+    """
+    case = CASES[ctx.arguments["case"]]
+    module = _build(ctx.scenario).to(ctx.device)
+    module._ddp_params_and_buffers_to_ignore = list(case.ignored)  # type: ignore[assignment]
+    model: Any = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
+    in_buckets: set[str] = set()
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(None, _averaging_hook(ctx, in_buckets))
+    optimizer = _optimizer(module)
+    for index in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for name, value in (case.step(model, rank_step(ctx, index)) or {}).items():
+            ctx.observe(f"step{index}/{name}", value)
+        ctx.observe_gradients(f"step{index}", module)
+        with ctx.phase("optimizer", index):
+            optimizer.step()
+        ctx.observe_parameters(f"step{index}", module)
+    reduced = [dtype for each in ctx.collectives() if is_gradient(each) for dtype in each.dtypes]
+    ctx.observe("wire", sorted(set(reduced)))
+    ctx.observe("bucket_dtypes", sorted(in_buckets))
+
+
+@mixed_precision_case.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    case = CASES[scenario.arguments["case"]]
+    precision = precision_of(scenario.options)
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    world = LowPrecisionReplicas(modules, precision, case.ignored)
+    optimizers = [_optimizer(module) for module in modules]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    with single_threaded():
+        for index in range(NUM_STEPS):
+            for rank, module in enumerate(modules):
+                module.zero_grad()
+                copy = world.copy_of(rank)
+                extra = case.step(copy, RankStep(rank, index)) or {}
+                world.collect(copy, coarse=False)
+                facts[rank] |= {f"step{index}/{name}": _fact(value) for name, value in extra.items()}
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients(f"step{index}", module)
+                optimizers[rank].step()
+                for name, parameter in module.named_parameters():
+                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
+    managed = {p.dtype for name, p in modules[0].named_parameters() if name not in case.ignored and p.requires_grad}
+    wire = sorted({_name(_wire_of(dtype, precision.communication_dtype)) for dtype in managed})
+    for rank in facts:
+        if scenario.world_size > 1 and scenario.arguments["case"] != "sparse":  # in what rows travel is left open
+            facts[rank]["wire"] = wire
+        facts[rank]["bucket_dtypes"] = wire if scenario.arguments.get("hook") else []
+    return facts
+
+
+def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and dtype.is_floating_point else dtype
+
+
+def _fact(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _averaging_hook(ctx: RankContext, in_buckets: set[str]) -> Callable[[Any, Any], Any]:
+    def average(bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        in_buckets.add(_name(buffer.dtype))
+        work = torch.distributed.all_reduce(buffer.div_(ctx.world_size), group=ctx.process_group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
