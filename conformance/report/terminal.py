@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ class ProgressBar:
         """Prepare a bar; nothing is drawn before the first event, and nothing at all off a terminal."""
         self._work_left = sum(map(work, scenarios))
         self._work_done = 0
+        self._started = 0.0
         self._verdicts: Counter[Verdict] = Counter()
         self._progress = bar.Progress(
             bar.TextColumn("{task.description}"),
@@ -65,13 +67,12 @@ class ProgressBar:
 
     def __call__(self, event: Progress) -> None:
         """Move the bar on."""
-        left = None
+        self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
             self._verdicts[event.outcome.result.verdict] += 1
             self._work_done += work(event.scenario)
             self._work_left -= work(event.scenario)
-            elapsed = self._progress.tasks[self._task].elapsed or 0.0
-            left = elapsed / self._work_done * self._work_left
+            left = (time.monotonic() - self._started) / self._work_done * self._work_left
             self._progress.update(self._task, left=left)
         failures = sum(count for verdict, count in self._verdicts.items() if verdict.is_failure)
         self._progress.update(

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance.backends.gloo import GLOO
+from conformance.backends.nccl import NCCL
 from conformance.chapters.chapter import Selection, check_scenarios, load_scenarios
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
+from conformance.subjects.subject import CAPABILITIES
 
 CHAPTER = """
 [chapter]
@@ -165,3 +168,10 @@ def test_no_scenario_names_an_unknown_requirement() -> None:
 
 def test_every_testable_requirement_has_a_scenario() -> None:
     assert [requirement.id for requirement in load_catalogue().uncovered(load_scenarios())] == []
+
+
+def test_scenarios_need_only_capabilities_that_somebody_can_declare() -> None:
+    """A mistyped one would be UNSUPPORTED everywhere, and nobody would ever know."""
+    declarable = CAPABILITIES | GLOO.capabilities | NCCL.capabilities
+    needed = {need for scenario in load_scenarios() for need in scenario.needs}
+    assert needed - declarable == set()
