@@ -61,22 +61,26 @@ def computations(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op not in _SOURCES]
 
 
+def parameter_inputs(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters
+) -> dict[fx.Node, ParameterSpec]:
+    """Return the nodes that stand for averaged parameters: inputs of the graph (as Dynamo makes them) and attributes."""
+    inputs = [
+        *zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True),
+        *((node, attribute(gm, str(node.target))) for node in gm.graph.find_nodes(op="get_attr")),
+    ]
+    found = {node: averaged.find(value) for node, value in inputs}
+    return {node: spec for node, spec in found.items() if spec is not None}
+
+
 def first_uses(gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters) -> dict[int, int]:
     """Return for each averaged parameter in the graph (by index) the position of its first use.
 
     Positions count computations. A gradient is complete when the backward of the *first* use is over, so parameters
-    become ready in order of decreasing position. Parameters are found as inputs of the graph (as Dynamo gives those of
-    inlined modules), as attributes, and inside called modules.
+    become ready in order of decreasing position. Parameters are found as inputs and attributes of the graph, and inside
+    called modules.
     """
-    spec_of_node: dict[fx.Node, ParameterSpec] = {}
-    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
-        spec = averaged.find(value)
-        if spec is not None:
-            spec_of_node[node] = spec
-    for node in gm.graph.find_nodes(op="get_attr"):
-        spec = averaged.find(attribute(gm, str(node.target)))
-        if spec is not None:
-            spec_of_node[node] = spec
+    spec_of_node = parameter_inputs(gm, example_inputs, averaged)
     found: dict[int, int] = {}
     for position, node in enumerate(computations(gm.graph)):
         used = [spec_of_node[source] for source in node.all_input_nodes if source in spec_of_node]
@@ -98,6 +102,21 @@ def ready_order(uses: dict[int, int]) -> list[int]:
 def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[ParameterSpec]:
     """Return specs of the parameters `indices`, renumbered by their place in `indices`."""
     return [dataclasses.replace(averaged.specs[index], index=place) for place, index in enumerate(indices)]
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of `gm` to be changed, with what Dynamo tells compilers of it; Dynamo reads the original again."""
+    graph = fx.Graph()
+    copy_of: dict[fx.Node, fx.Node] = {}
+    outputs = graph.graph_copy(gm.graph, copy_of)
+    graph.output(outputs)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        copy_of[node]._dynamo_source = getattr(node, "_dynamo_source", None)  # type: ignore[attr-defined]
+    copy = fx.GraphModule(gm, graph)
+    copy.meta = gm.meta
+    if hasattr(gm, "_param_name_to_source"):
+        copy._param_name_to_source = gm._param_name_to_source
+    return copy
 
 
 def attribute(module: nn.Module, target: str) -> Any:

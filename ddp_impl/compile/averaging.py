@@ -1,0 +1,73 @@
+"""Averaging a gradient as part of a graph: an operator for backward graphs, and the graphs' name for a process group.
+
+A forward graph passes each parameter through `average_in_backward`, which changes nothing and makes the backward graph
+call the operator `ddp_impl::average_gradient` on the parameter's gradient. Compilers carry it along like any other;
+`fusion` replaces it by few collectives on many gradients. Where nobody does, it averages its one gradient when it runs.
+
+Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given another
+group, of another size perhaps, goes on with what was compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+
+_serial_numbers = itertools.count()
+
+
+class GroupName:
+    """A name under which functional collectives find a process group, which may be exchanged for another one."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Register `group` under a new name. Names are equal on all ranks that wrap modules in the same order."""
+        self.name = f"ddp_impl.{next(_serial_numbers)}"
+        _register_process_group(self.name, group)
+
+    def refer_to(self, group: dist.ProcessGroup) -> None:
+        """Let the name stand for `group` from now on."""
+        _unregister_process_group(self.name)
+        _register_process_group(self.name, group)
+
+    def forget(self) -> None:
+        """Give the name up; graphs that use it fail from now on."""
+        _unregister_process_group(self.name)
+
+
+@torch.library.custom_op("ddp_impl::average_gradient", mutates_args=())
+def average_gradient(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
+    """Return the sum of `gradient / divisor` over the ranks of the group of that name; all of them must call it.
+
+    `divisor` has no dimension. `index` tells which of the model's averaged parameters the gradient belongs to.
+    """
+    scaled = (gradient / divisor).to(gradient.dtype)  # it differs if neither has a dimension
+    summed = torch.ops._c10d_functional.all_reduce(scaled, "sum", group)
+    return torch.ops._c10d_functional.wait_tensor(summed)  # type: ignore[no-any-return]
+
+
+@average_gradient.register_fake
+def _(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+class _AverageInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(divisor)
+        ctx.group, ctx.index = group, index
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (divisor,) = ctx.saved_tensors
+        return average_gradient(gradient, divisor, ctx.group, ctx.index), None, None, None
+
+
+def average_in_backward(parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
+    """Return `parameter`; its gradient will be averaged before it is accumulated."""
+    return _AverageInBackward.apply(parameter, divisor, group, index)  # type: ignore[no-any-return]
