@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
+from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.messages import enumerate_names
-from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
 
 
-def collect(bucket: Bucket, unused: Collection[int], here: str) -> list[int]:
+def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str) -> list[int]:
     """Copy the gradients of `bucket` into its flat tensor; return the places of those missing, which count as zero.
 
-    `unused` are indices of parameters that this rank's backward did not reach. Where gradients live in buckets, the one
-    of such a parameter is kept out: perhaps no rank used it, and then it must survive the reduction of the bucket.
-    `here` begins the message of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
+    `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
+    gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
+    survive the reduction of the bucket. `here` begins the message of errors. Raises `ReductionError` for a gradient
+    that is sparse or of another dtype.
     """
     sources, targets, absent, placed = [], [], [], []
     bucket.homeless.clear()
-    gradient_of = local_gradient if bucket.distributed else _gradient
+    gradient_of = home.get
     for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         gradient = gradient_of(parameter)
         if gradient is None:
@@ -43,14 +43,14 @@ def collect(bucket: Bucket, unused: Collection[int], here: str) -> list[int]:
             _warn_about_graph(bucket, here)
         torch._foreach_copy_(targets, sources)
     missing = list(bucket.homeless)
-    if bucket.holds_gradients:
+    if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)
     return missing
 
 
-def collect_sparse(member: ManagedParameter, here: str) -> Tensor:
+def collect_sparse(member: ManagedParameter, home: GradientHome, here: str) -> Tensor:
     """Return a coalesced copy of a sparse gradient; an empty one where there is none."""
-    gradient = member.parameter.grad
+    gradient = home.get(member.parameter)
     if gradient is None:
         return empty_sparse(member.parameter)
     if not gradient.is_sparse:
@@ -68,36 +68,33 @@ def empty_sparse(parameter: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
 
 
-def hand_out(bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
+def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[bool] | None) -> None:
     """Put the averages in `buffer` where users look for them.
 
     `used[i]` tells whether any rank used parameter i (None: all are used); one that no rank used is left alone.
     """
     if bucket.sparse:
         if used is None or used[bucket.members[0].index]:
-            bucket.parameters[0].grad = buffer
+            home.put(bucket.parameters[0], buffer)
         return
-    if bucket.holds_gradients:
+    if bucket.holds_gradients and home.movable:
         for place in bucket.homeless:
             if used is None or used[bucket.members[place].index]:
                 bucket.parameters[place].grad = bucket.views[place]
         return
     sources, targets = [], []
-    gradient_of = local_gradient if bucket.distributed else _gradient
+    gradient_of = home.get
     for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
         if used is not None and not used[member.index]:
             continue
         gradient = gradient_of(parameter)
         if gradient is None or gradient.requires_grad:
-            set_local_gradient(parameter, view.to(parameter.dtype, copy=True))
+            home.put(parameter, view.to(parameter.dtype, copy=True))
         else:
             sources.append(view)
             targets.append(gradient)
     if targets:
         torch._foreach_copy_(targets, sources)
-
-
-_gradient = attrgetter("grad")
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

@@ -43,7 +43,7 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
         "unused_parameter_size": reducer.unused_bytes,
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
         "num_buckets_reduced": reducer.num_buckets_reduced,
-        "can_set_static_graph": int(reducer.looks_static),
+        "can_set_static_graph": int(reducer.usage.looks_static),
     }
     if reducer.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes

@@ -26,7 +26,8 @@ class MixedPrecision:
     `param_dtype`: parameters and inputs during forward and backward. `reduce_dtype`: gradients in collectives;
     `param_dtype` if None. `buffer_dtype`: floating-point buffers, for good, at construction. `cast_forward_inputs`:
     whether inputs of the wrapper are cast to `param_dtype`. Modules of `full_precision_modules` (say
-    `nn.BatchNorm2d`) compute in full precision: their inputs are cast up and their outputs down again.
+    `nn.BatchNorm2d`) compute in full precision: their inputs are cast up and their outputs down again. So do embeddings
+    with sparse gradients. Complex gradients are never reduced in another dtype.
     """
 
     param_dtype: torch.dtype | None = None
@@ -42,7 +43,13 @@ class MixedPrecision:
             checked = config
         else:
             try:
-                checked = MixedPrecision(config.param_dtype, config.reduce_dtype, config.buffer_dtype)
+                checked = MixedPrecision(
+                    config.param_dtype,
+                    config.reduce_dtype,
+                    config.buffer_dtype,
+                    getattr(config, "cast_forward_inputs", True),
+                    tuple(getattr(config, "full_precision_modules", ())),
+                )
             except AttributeError:
                 raise TypeError(
                     "mixed_precision must have param_dtype, reduce_dtype and buffer_dtype (ddp_impl.MixedPrecision or "
@@ -66,7 +73,7 @@ class PrecisionCaster:
     def __init__(self, module: nn.Module, config: MixedPrecision, ignored: Collection[str]) -> None:
         """Cast buffers for good and prepare the casts of parameters; `ignored` names stay untouched."""
         self.config = config
-        self._swap = ParameterSwap(module, ignored, config.full_precision_modules)
+        self._swap = ParameterSwap(module, ignored, self._stays_full)
         if config.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
                 if name not in ignored and buffer.is_floating_point():
@@ -115,9 +122,14 @@ class PrecisionCaster:
             return _cast_tensors(output, self.config.param_dtype) if self._casts_now() else None
 
         for owner in module.modules():
-            if isinstance(owner, self.config.full_precision_modules):
+            if self._stays_full(owner):
                 owner.register_forward_pre_hook(up)
                 owner.register_forward_hook(down)
+
+    def _stays_full(self, owner: nn.Module) -> bool:
+        # The backward of a cast cannot carry a sparse gradient; such a table gives its rows in lower precision instead.
+        sparse = isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse
+        return sparse or isinstance(owner, self.config.full_precision_modules)
 
     def _casts_now(self) -> bool:
         return self._swap.active or _in_backward()

@@ -15,15 +15,15 @@ Replace = Callable[[nn.Parameter], Tensor]
 
 
 class ParameterSwap:
-    """The parameters of `module` that may be replaced: all but those named in `kept` or owned by `kept_modules`."""
+    """The parameters of `module` that may be replaced: all but those named in `kept` or owned by what `keeps` names."""
 
     def __init__(
-        self, module: nn.Module, kept: Collection[str] = (), kept_modules: tuple[type[nn.Module], ...] = ()
+        self, module: nn.Module, kept: Collection[str] = (), keeps: Callable[[nn.Module], bool] = lambda _: False
     ) -> None:
         """Find them; shared parameters are replaced by one tensor everywhere."""
         self._slots: list[tuple[nn.Module, str, nn.Parameter]] = []
         for module_name, owner in module.named_modules():
-            if isinstance(owner, kept_modules):
+            if keeps(owner):
                 continue
             for own_name, parameter in owner.named_parameters(recurse=False):
                 name = f"{module_name}.{own_name}" if module_name else own_name

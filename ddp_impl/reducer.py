@@ -27,9 +27,17 @@ from ddp_impl import collectives, messages
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
 from ddp_impl.errors import ReductionError
+from ddp_impl.gradient_homes import (
+    GRAD_ATTRIBUTE,
+    LOCAL_SHARD,
+    GradientHome,
+    autograd_context,
+    current_context_id,
+)
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
+from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
 from ddp_impl.telemetry import Telemetry
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
@@ -65,9 +73,7 @@ class Reducer:
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
-        self.unused_bytes = 0  # of the parameters that this rank did not use in the last iteration
-        self.looks_static = True  # every iteration so far left out the same parameters
-        self._last_unused: set[int] | None = None
+        self.usage = ParameterUsage(len(self.members))
         self.state = ReducerState(dist.get_rank(group))
         self.has_rebuilt_buckets = False
         self.order: list[int] = []  # in which gradients became ready, in the iteration that learns
@@ -78,17 +84,14 @@ class Reducer:
         # Walking the graph finds unused parameters early, so that they hold up no bucket. It is skipped while none is
         # unused: should one be, the end of the backward finds it, and walks begin.
         self._walk_pays = False
-        self._used_locally: set[int] = set()  # by backwards that were not synchronised, since the last reduction
-        self._unused: set[int] = set()  # of this iteration, on this rank
-        self._globally_used: list[bool] | None = None  # None: all of them
-        self._num_users: list[int] = [0] * len(self.members)  # ranks that used each parameter, where that was asked
         self.num_buckets_reduced = 0
         self._reachable: set[int] | None = set()  # from all forwards since the last reduction; None: unknown
         self._marked_unused = False
         self._callback_queued = False
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] = set()
-        self._used_map: tuple[Tensor, dist.Work] | None = None  # on its way
+        self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
+        self._node_handles: list[Any] = []
         self._seen: set[int] = set()  # gradients that arrived while learning
         self._counts: list[int] = []
         # One countdown per parameter: gradients it still has to bring in this iteration. 0: none is expected.
@@ -134,6 +137,9 @@ class Reducer:
                     reachable = self._walk.reachable(tensors)
         actions = self.state.handle(Event.FORWARD)
         self._callback_queued = False
+        self._context_id = current_context_id()
+        if self._context_id is not None:
+            self._listen_to_nodes()
         if Action.ARM in actions:
             self._arm(reachable)
         elif self._reachable is not None:
@@ -171,9 +177,9 @@ class Reducer:
 
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
-        for handle in self._hook_handles:
+        for handle in self._hook_handles + self._node_handles:
             handle.remove()
-        self._hook_handles = []
+        self._hook_handles, self._node_handles = [], []
 
     def reset(self, group: dist.ProcessGroup | None = None) -> None:
         """Forget an unfinished iteration and, if given, reduce over `group` from now on; all its ranks must call it."""
@@ -181,7 +187,7 @@ class Reducer:
         if Action.ABANDON in actions:
             self._in_flight.clear()
         self._disarm()
-        self._used_locally.clear()
+        self.usage.used_locally.clear()
         if group is not None:
             self.group = group
             self.divisor = dist.get_world_size(group)
@@ -195,15 +201,15 @@ class Reducer:
         (`ZeroRedundancyOptimizer`) steps its shard on this rank too.
         """
         self._arm(set())
-        self._used_locally.clear()
-        self._unused = set(range(len(self.members)))
+        self.usage.used_locally.clear()
+        self.usage.unused = set(range(len(self.members)))
         self._agree_on_skipped(range(len(self.members)))
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing, divisor)
-        self._reduce_used_map()
+        self._ask_usage()
         self._finalize()
 
     # -- hooks: autograd tells ----------------------------------------------------------------------------------------
@@ -222,6 +228,22 @@ class Reducer:
                 reducer._gradient_out_of_the_ordinary(index)
 
         return gradient_ready
+
+    def _listen_to_nodes(self) -> None:
+        # torch.distributed.autograd captures gradients at the accumulation nodes and leaves the tensors' hooks alone.
+        if self._node_handles:
+            return
+        for index, node in enumerate(self._walk.nodes):
+            self._node_handles.append(node.register_hook(self._make_node_hook(index)))
+
+    def _make_node_hook(self, index: int) -> Callable[[Any, Any], None]:
+        gradient_ready = self._make_hook(index)
+
+        def captured(_: Any, __: Any) -> None:
+            if self._context_id is not None and self._waiting[index]:
+                gradient_ready(self.members[index].parameter)
+
+        return captured
 
     def _make_prehook(self, reachable: set[int] | None) -> Callable[[Any], None]:
         def backward_begins(_: Any) -> None:
@@ -262,13 +284,13 @@ class Reducer:
         elif left > 1:
             self._waiting[index] = left - 1
         elif self.state.phase is Phase.IDLE:
-            self._used_locally.add(index)
+            self.usage.used_locally.add(index)
         else:
             raise self._unexpected(index)
 
     def _unexpected(self, index: int) -> ReductionError:
         rank, name, static = self.state.rank, self.members[index].name, self.options.static_graph
-        if index in self._unused:
+        if index in self.usage.unused:
             return self._error(messages.used_after_all(rank, name, static=static))
         return self._error(messages.ready_twice(rank, name, self.state.num_iterations, static=static))
 
@@ -284,7 +306,7 @@ class Reducer:
         if self.state.num_launched == len(self.buckets):
             self.state.handle(Event.LAST_LAUNCHED)
             self.telemetry.current.last_launch_ns = time.time_ns()
-            self._reduce_used_map()
+            self._ask_usage()
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
@@ -303,7 +325,7 @@ class Reducer:
         self._callback_queued = False
         self._marked_unused = False
         self._reachable = reachable
-        self._unused.clear()
+        self.usage.unused.clear()
         self._skipped.clear()
         self._seen = set()
         self._counts = [0] * len(self.members)
@@ -342,7 +364,7 @@ class Reducer:
     def _take_absent(self, absent: Iterable[int]) -> list[Bucket]:
         touched: dict[int, Bucket] = {}
         for index in absent:
-            self._unused.add(index)
+            self.usage.unused.add(index)
             self._waiting[index] = 0
             bucket = self._bucket_of[index]
             bucket.pending -= 1
@@ -351,10 +373,10 @@ class Reducer:
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
         """Find the buckets that no rank will use, when asked to save their traffic."""
-        if self.options.static_graph and self._globally_used is not None:
-            used = self._globally_used
+        if self.options.static_graph and self.usage.anywhere is not None:
+            used = self.usage.anywhere
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
-            used = self._all_reduce_map(set(range(len(self.members))) - set(absent) | self._used_locally)
+            used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
             return
         if used is not None:
@@ -363,7 +385,7 @@ class Reducer:
             }
 
     def _missing_is_unused(self) -> bool:
-        return self.options.find_unused_parameters or (self.options.static_graph and self._learnt is None)
+        return self.options.find_unused_parameters or self.options.static_graph
 
     def _flush(self) -> None:
         """At the end of a backward, take as unused what has not come."""
@@ -384,12 +406,12 @@ class Reducer:
         if bucket.index in self._skipped:
             return
         if bucket.sparse:
-            buffer = collect_sparse(bucket.members[0], self._here())
+            buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
         else:
             buffer = bucket.flat
             # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
-            missing = collect(bucket, self._unused, self._here())
-            self._unused.update(bucket.members[place].index for place in missing)
+            missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here())
+            self.usage.unused.update(bucket.members[place].index for place in missing)
         self._start(bucket, buffer, self.divisor)
 
     def _start(self, bucket: Bucket, buffer: Tensor, divisor: int) -> None:
@@ -414,35 +436,18 @@ class Reducer:
             )
         return future
 
-    def _all_reduce_map(self, used: set[int]) -> list[bool]:
-        flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
-        flags = flags.to(self.device)
-        collectives.all_reduce_now(flags, self.group)
-        return [count > 0 for count in flags.tolist()]
-
-    def _reduce_used_map(self) -> None:
-        """Learn which parameters some rank used: after the last launch, so that it never delays a gradient."""
+    def _ask_usage(self) -> None:
+        """Ask which parameters some rank used: after the last launch, so that it never delays a gradient."""
         if self.options.static_graph:
-            if self._globally_used is not None or not self._learns_order:
+            if self.usage.anywhere is not None or not self._learns_order:
                 return
         elif not self.options.find_unused_parameters:
             return
-        used = set(range(len(self.members))) - self._unused | self._used_locally
-        flags = torch.tensor([index in used for index in range(len(self.members))], dtype=torch.int32)
-        flags = flags.to(self.device)
-        self._used_map = (flags, collectives.all_reduce_sum(flags, self.group))
-
-    def _receive_used_map(self) -> None:
-        if self._used_map is not None:
-            flags, work = self._used_map
-            self._used_map = None
-            work.wait()
-            self._num_users = flags.tolist()
-            self._globally_used = [count > 0 for count in self._num_users]
+        self.usage.begin_agreeing(self.group, self.device)
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
-        self._receive_used_map()
+        self.usage.end_agreeing()
         self.num_buckets_reduced = len(self._in_flight)
         for bucket in self.buckets:
             if bucket.index not in self._in_flight:
@@ -457,31 +462,52 @@ class Reducer:
                 result = _tensor_of(result)
                 if result.data_ptr() != buffer.data_ptr():
                     buffer.copy_(result.view(-1))
-            hand_out(bucket, buffer, self._globally_used)
+            hand_out(bucket, self._home_of(bucket), buffer, self._used_by_now(bucket, buffer))
             if self.steps_optimizers:
                 step_parameters(bucket)
         for future in self.post_backward_futures:
             future.wait()
         self.post_backward_futures.clear()
         self._learns_order = False
-        self._note_unused()
-        self._walk_pays = self.options.find_unused_parameters and not self.options.static_graph and bool(self._unused)
-        self._used_locally.clear()
+        self._walk_pays = (
+            self.options.find_unused_parameters and not self.options.static_graph and bool(self.usage.unused)
+        )
+        self.usage.end_iteration()
+        self._context_id = None
         self._disarm()
         self.telemetry.end()
 
+    def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+        """Return which parameters some rank used.
+
+        With a static graph that is asked once. Should this rank miss gradients later, all the same, an average of zeros
+        tells that no rank had one; then the parameter is left alone, as it is where ranks do ask.
+        """
+        anywhere = self.usage.anywhere
+        if not self.options.static_graph or self._learnt is None or anywhere is None:
+            return anywhere
+        doubtful = [m.index for m in bucket.members if m.index in self.usage.unused and anywhere[m.index]]
+        doubtful = [index for index in doubtful if self._learnt[index]]
+        if not doubtful:
+            return anywhere
+        used = list(anywhere)
+        views = [buffer] if bucket.sparse else bucket.views
+        for member, view in zip(bucket.members, views, strict=True):
+            if member.index in doubtful:
+                used[member.index] = bool(view._nnz() if bucket.sparse else view.any())
+        return used
+
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 where nobody asked."""
-        return torch.tensor(self._num_users, dtype=torch.int32)
+        return torch.tensor(self.usage.num_users, dtype=torch.int32)
 
     def _ddp_graph_static(self) -> bool:
-        return self.looks_static
+        return self.usage.looks_static
 
-    def _note_unused(self) -> None:
-        if self._last_unused is not None and self._last_unused != self._unused:
-            self.looks_static = False
-        self._last_unused = set(self._unused)
-        self.unused_bytes = sum(self.specs[index].num_bytes for index in self._unused)
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes of the parameters that this rank did not use in the last iteration."""
+        return sum(self.specs[index].num_bytes for index in self.usage.last_unused or ())
 
     def _adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
@@ -494,7 +520,7 @@ class Reducer:
             Bucket(
                 index,
                 [self.members[member] for member in indices],
-                dtype=self.options.reduce_dtype,
+                dtype=self._communication_dtype(indices[0]),
                 holds_gradients=self.options.gradient_as_bucket_view,
             )
             for index, indices in enumerate(plan.buckets)
@@ -512,6 +538,14 @@ class Reducer:
     def _error(self, message: str) -> ReductionError:
         self.telemetry.error = message
         return ReductionError(message)
+
+    def _communication_dtype(self, index: int) -> torch.dtype | None:
+        return self.options.reduce_dtype if self.members[index].parameter.is_floating_point() else None
+
+    def _home_of(self, bucket: Bucket) -> GradientHome:
+        if self._context_id is not None:
+            return autograd_context(self._context_id)
+        return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
 
     def _here(self) -> str:
         return f"[rank {self.state.rank}]"

@@ -20,10 +20,9 @@ class GraphWalk:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         """Remember the accumulation node of each parameter."""
         self._num_parameters = len(parameters)
-        self._index_of: dict[Node, int] = {}
-        for index, parameter in enumerate(parameters):
-            with torch.enable_grad():
-                self._index_of[get_gradient_edge(parameter).node] = index
+        with torch.enable_grad():
+            self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._index_of: dict[Node, int] = {node: index for index, node in enumerate(self.nodes)}
 
     def reachable(self, outputs: Iterable[Tensor]) -> set[int]:
         """Return indices of the parameters reachable from `outputs`; a parameter that is an output itself counts."""

@@ -1,0 +1,62 @@
+"""Which parameters a backward used: on this rank, and on any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_impl import collectives
+
+
+class ParameterUsage:
+    """What is known of the use of `num_parameters` parameters in the present and the last iteration.
+
+    `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that backwards before
+    it, which were not synchronised, did. `anywhere[i]`: whether any rank used parameter i; None as long as ranks have
+    not asked each other, and then all count as used. `num_users[i]`: by how many.
+    """
+
+    def __init__(self, num_parameters: int) -> None:
+        """Begin with nothing known."""
+        self.unused: set[int] = set()
+        self.used_locally: set[int] = set()
+        self.anywhere: list[bool] | None = None
+        self.num_users = [0] * num_parameters
+        self.looks_static = True  # every iteration so far left out the same parameters
+        self.last_unused: set[int] | None = None
+        self._agreement: tuple[Tensor, dist.Work] | None = None
+
+    def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Start asking all ranks what they used; every rank calls it at the same place among its collectives."""
+        flags = self._flags(self.unused).to(device)
+        self._agreement = (flags, collectives.all_reduce_sum(flags, group))
+
+    def end_agreeing(self) -> None:
+        """Wait for the answer, if one is on its way."""
+        if self._agreement is None:
+            return
+        flags, work = self._agreement
+        self._agreement = None
+        work.wait()
+        self.num_users = flags.tolist()
+        self.anywhere = [count > 0 for count in self.num_users]
+
+    def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
+        """Return whether any rank expects to use each parameter; `absent` are those this rank does not. Collective."""
+        flags = self._flags(set(absent)).to(device)
+        collectives.all_reduce_now(flags, group)
+        return [count > 0 for count in flags.tolist()]
+
+    def end_iteration(self) -> None:
+        """Remember what was unused and forget what was used before."""
+        if self.last_unused is not None and self.last_unused != self.unused:
+            self.looks_static = False
+        self.last_unused = set(self.unused)
+        self.used_locally.clear()
+
+    def _flags(self, unused: set[int]) -> Tensor:
+        used = (index not in unused or index in self.used_locally for index in range(len(self.num_users)))
+        return torch.tensor(list(used), dtype=torch.int32)
