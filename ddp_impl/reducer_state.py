@@ -16,6 +16,9 @@ from ddp_impl.errors import IllegalEventError
 class Phase(Enum):
     """Where an iteration stands."""
 
+    # Members are singletons; Enum would hash their names, in Python, at every look into the table.
+    __hash__ = object.__hash__
+
     IDLE = "idle"
     ARMED = "armed"
     REDUCING = "reducing"
@@ -32,6 +35,8 @@ class BucketPhase(Enum):
 
 class Event(Enum):
     """What can happen to an iteration."""
+
+    __hash__ = object.__hash__
 
     FORWARD = "synchronised forward"
     BACKWARD = "backward begins"

@@ -1,0 +1,17 @@
+"""What the documentation shows of the code is generated from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ddp_impl
+from ddp_impl.reducer_state import diagram
+
+DOCS = Path(ddp_impl.__file__).parent.parent / "docs"
+
+
+def test_the_diagram_is_that_of_the_table() -> None:
+    shown = re.search(r"```mermaid\n(.*?)```", (DOCS / "reducer.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert shown.group(1) == diagram(), "docs/reducer.md: replace the diagram by ddp_impl.reducer_state.diagram()"
