@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.decorators import skip as _skip
+from torch._dynamo.eval_frame import OptimizedModule
 
 # Dynamo wraps the user's backend in layers, each of which refers to the next by one of these (by version of torch).
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
@@ -31,7 +32,7 @@ def runs_outside_graphs(function: _Function) -> _Function:
     `torch.compiler.disable(recursive=False)` is meant to do this, but as of torch 2.13 it marks a wrapper and lets the
     function itself be captured, which breaks `fullgraph=True`.
     """
-    return _skip(function)  # type: ignore[no-any-return]
+    return _skip(function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ActiveCompiler:
 
 def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Module] | None:
     """Return, for a module that `torch.compile` returned, how it is compiled and the original module; else None."""
-    if not hasattr(module, "_orig_mod") or not hasattr(module, "dynamo_ctx"):
+    if not isinstance(module, OptimizedModule):
         return None
     context = module.dynamo_ctx
     callback: Any = getattr(context, "callback", None)
@@ -57,7 +58,7 @@ def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Modul
         return None
     described = compiler_behind(callback)
     compiler = ActiveCompiler(described.backend, described.fullgraph, getattr(context, "_dynamic", None))
-    return compiler, module._orig_mod  # type: ignore[return-value]
+    return compiler, module._orig_mod
 
 
 def compiler_behind(callback: Any) -> ActiveCompiler:

@@ -4,8 +4,8 @@ A forward graph passes each parameter through `average_in_backward`, which chang
 call the operator `ddp_impl::average_gradient` on the parameter's gradient. Compilers carry it along like any other;
 `fusion` replaces it by few collectives on many gradients. Where nobody does, it averages its one gradient when it runs.
 
-Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given another
-group, of another size perhaps, goes on with what was compiled.
+Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given
+another group, of another size perhaps, goes on with what was compiled.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch.distributed.distributed_c10d import GroupName
 
 _serial_numbers = itertools.count()
 
 
-class GroupName:
+class GroupAlias:
     """A name under which functional collectives find a process group, which may be exchanged for another one."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Register `group` under a new name. Names are equal on all ranks that wrap modules in the same order."""
-        self.name = f"ddp_impl.{next(_serial_numbers)}"
+        self.name = GroupName(f"ddp_impl.{next(_serial_numbers)}")
+        self._group = group
         _register_process_group(self.name, group)
 
-    def refer_to(self, group: dist.ProcessGroup) -> None:
-        """Let the name stand for `group` from now on."""
+    def refer_to(self, group: dist.ProcessGroup) -> bool:
+        """Let the name stand for `group` from now on; return whether it stood for another one."""
+        if group is self._group:
+            return False
         _unregister_process_group(self.name)
         _register_process_group(self.name, group)
+        self._group = group
+        return True
 
     def forget(self) -> None:
         """Give the name up; graphs that use it fail from now on."""
@@ -57,13 +63,13 @@ def _(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
 
 class _AverageInBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
         ctx.save_for_backward(divisor)
         ctx.group, ctx.index = group, index
         return parameter.view_as(parameter)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (divisor,) = ctx.saved_tensors
         return average_gradient(gradient, divisor, ctx.group, ctx.index), None, None, None
 

@@ -1,19 +1,45 @@
-"""Through what a wrapped module is called while `torch.compile` is at work."""
+"""Through what a wrapped module is called while `torch.compile` is at work, and who averages the gradients then."""
 
 from __future__ import annotations
 
+import enum
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._dynamo.exc import Unsupported
 
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_of
+from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
+from ddp_impl.compile.traced_reducer import TracedBackend, TracedReducer
 from ddp_impl.options import BucketCaps
 
 _MAX_NAMES = 20
+
+
+class Reduction(enum.Enum):
+    """Who averages the gradients of a compiled module, and how its graphs are compiled for that."""
+
+    #: The reducer, from hooks; graphs are cut where buckets end, so that it can begin before the backward is over.
+    SPLIT = "split"
+    #: The reducer, from hooks, after the backward of a graph that is compiled whole.
+    WHOLE = "whole"
+    #: The compiled backward itself.
+    IN_GRAPH = "in_graph"
+
+
+@dataclass(frozen=True, slots=True)
+class InGraph:
+    """What an average inside a graph depends on: whose ranks take part, and what gradients are cast to on the way."""
+
+    group: dist.ProcessGroup
+    wire_dtype: torch.dtype | None = None
 
 
 class CompiledCalls:
@@ -26,38 +52,100 @@ class CompiledCalls:
 
     def __init__(self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps) -> None:
         """Take what DDP averages, the names it ignores, and the caps of its buckets."""
+        self.fusion = Fusion.CONCAT
+        self._reduction: Reduction | None = None
         self._averaged = averaged
         self._ignored = ignored
         self._caps = caps
-        self._compiled: list[tuple[ActiveCompiler, SplitBackend, Callable[..., Any]]] = []
+        self._compiled: list[tuple[_Key, Any, Callable[..., Any]]] = []
+        self._reducers: dict[tuple[Fusion, torch.dtype | None], TracedReducer] = {}
+
+    @property
+    def reduction(self) -> Reduction:
+        """Who averages. Unless it was set, `torch._dynamo.config.optimize_ddp` decides, with the values torch gives it.
+
+        True and "ddp_optimizer" mean `SPLIT`, False and "no_optimization" `WHOLE`, "python_reducer" and
+        "python_reducer_without_compiled_forward" `IN_GRAPH`. Equal on every rank.
+        """
+        if self._reduction is not None:
+            return self._reduction
+        wanted: Any = torch._dynamo.config.optimize_ddp
+        if isinstance(wanted, str) and wanted.startswith("python_reducer"):
+            return Reduction.IN_GRAPH
+        return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
+
+    @reduction.setter
+    def reduction(self, value: Reduction | None) -> None:
+        self._reduction = value
+
+    @property
+    def can_average_in_graph(self) -> bool:
+        """Whether all gradients are dense and none of them is to be reduced after the others."""
+        return not any(spec.sparse or spec.delayed for spec in self._averaged.specs)
 
     @property
     def splits(self) -> list[SplitPlan]:
-        """The plans of all graphs that were compiled, in that order per backend."""
-        return [plan for _, backend, _ in self._compiled for plan in backend.splits]
+        """The plans of all graphs that were compiled in parts, in that order per backend."""
+        return [
+            plan for _, backend, _ in self._compiled if isinstance(backend, SplitBackend) for plan in backend.splits
+        ]
 
-    def callable_for(self, module: nn.Module, compiler: ActiveCompiler | None) -> Callable[..., Any]:
+    @property
+    def fused(self) -> list[tuple[FusedBucket, ...]]:
+        """The buckets of all backward graphs that average by themselves, in the order of compilation per backend."""
+        return [
+            fused for _, backend, _ in self._compiled if isinstance(backend, TracedBackend) for fused in backend.fused
+        ]
+
+    def callable_for(
+        self, module: nn.Module, compiler: ActiveCompiler | None, in_graph: InGraph | None = None
+    ) -> Callable[..., Any]:
         """Return what forward calls in place of `module`; must be called with Dynamo disabled.
 
         `compiler` is what `torch.compile` is doing to the wrapper; None if nothing, and then a `module` that was
-        compiled before it was wrapped is given its cuts all the same. Raises `RuntimeError` when the module has
-        trainable parameters that are unknown to the wrapper.
+        compiled before it was wrapped is given its cuts all the same. With `in_graph`, the backward of what is
+        returned averages; otherwise the reducer has to. Raises `RuntimeError` when the module has trainable parameters
+        that are unknown to the wrapper.
         """
         inner = compiler_of(module)
         if inner is not None:
             compiler, module = (compiler or inner[0]), inner[1]
         if compiler is None:
             return module
-        if compiler.backend is None:
-            return self._compiled[-1][2] if self._compiled else module
+        reduction = Reduction.IN_GRAPH if in_graph is not None else self.reduction
+        key = _Key(compiler, reduction, self.fusion, None if in_graph is None else in_graph.wire_dtype)
+        if in_graph is not None:
+            self._reducer_for(in_graph)  # the group may be another one than when it was compiled
         for known, _, call in self._compiled:
-            if known == compiler:
+            if known.serves(key):
                 return call
+        if compiler.backend is None:
+            return module
         self._check_unchanged(module)
-        backend = SplitBackend(compiler.backend, self._averaged, self._caps)
-        call = torch.compile(module, backend=backend, fullgraph=compiler.fullgraph, dynamic=compiler.dynamic)
-        self._compiled.append((compiler, backend, call))
+        backend, call = self._compile(module, compiler, reduction, in_graph)
+        self._compiled.append((key, backend, call))
         return call
+
+    def _compile(
+        self, module: nn.Module, compiler: ActiveCompiler, reduction: Reduction, in_graph: InGraph | None
+    ) -> tuple[Any, Callable[..., Any]]:
+        assert compiler.backend is not None
+        compile_with = functools.partial(torch.compile, module, dynamic=compiler.dynamic)
+        if in_graph is not None:
+            traced = TracedBackend(compiler.backend, self._reducer_for(in_graph))
+            return traced, _explaining(compile_with(backend=traced, fullgraph=True))
+        if reduction is Reduction.WHOLE:
+            return compiler.backend, compile_with(backend=compiler.backend, fullgraph=compiler.fullgraph)
+        split = SplitBackend(compiler.backend, self._averaged, self._caps)
+        return split, compile_with(backend=split, fullgraph=compiler.fullgraph)
+
+    def _reducer_for(self, in_graph: InGraph) -> TracedReducer:
+        key = (self.fusion, in_graph.wire_dtype)
+        if key not in self._reducers:
+            self._reducers[key] = TracedReducer(self._averaged, self._caps, in_graph.group, *key)
+        reducer = self._reducers[key]
+        reducer.refer_to(in_graph.group)
+        return reducer
 
     def _check_unchanged(self, module: nn.Module) -> None:
         unknown = self._averaged.not_averaged(module, self._ignored)
@@ -67,3 +155,35 @@ class CompiledCalls:
                 f"cannot compile: {len(unknown)} trainable parameters of the wrapped module were not there, or were "
                 f"frozen, when it was wrapped, and would never be averaged: {shown}. Wrap the module after changing it."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    compiler: ActiveCompiler
+    reduction: Reduction
+    fusion: Fusion
+    wire_dtype: torch.dtype | None
+
+    def serves(self, wanted: _Key) -> bool:
+        """Whether what was compiled under this key does what is wanted: any compiler does if none may be used."""
+        if self.reduction is not wanted.reduction:
+            return False
+        fusion = (self.fusion, self.wire_dtype)
+        if self.reduction is Reduction.IN_GRAPH and fusion != (wanted.fusion, wanted.wire_dtype):
+            return False
+        return wanted.compiler.backend is None or self.compiler == wanted.compiler
+
+
+def _explaining(call: Callable[..., Any]) -> Callable[..., Any]:
+    def call_as_one_graph(*inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*inputs, **kwargs)
+        except Unsupported as error:
+            error.add_note(
+                "DistributedDataParallel averages gradients in the compiled backward only if the module is captured as "
+                "one graph. Without changing the module: leave the reduction to the reducer "
+                "(torch._dynamo.config.optimize_ddp = True)."
+            )
+            raise
+
+    return call_as_one_graph

@@ -3,7 +3,7 @@
 The graph calls `ddp_impl::average_gradient` once per gradient. `fuse` replaces these calls, bucket by bucket:
 
 - `Fusion.CONCAT` copies the gradients of a bucket into one tensor, divides and reduces that, and splits the result;
-- `Fusion.COALESCED` divides the gradients where they are, in one operation, and reduces them in one coalesced collective;
+- `Fusion.COALESCED` divides the gradients where they are, in one operation, and reduces them in a coalesced one;
 - `Fusion.NONE` keeps one collective per gradient.
 
 Gradients share a collective only if they have one process group, dtype and device, and belong to one model: the group's
@@ -61,7 +61,7 @@ class FusionRules:
 
 @dataclass(frozen=True, slots=True)
 class FusedBucket:
-    """A bucket of a fused graph, in launch order: of which group, of what dtype (on the wire), with which parameters."""
+    """A bucket of a fused graph: of which group, of what dtype (on the wire), with which parameters."""
 
     group: str
     dtype: torch.dtype

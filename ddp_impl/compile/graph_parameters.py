@@ -64,7 +64,7 @@ def computations(graph: fx.Graph) -> list[fx.Node]:
 def parameter_inputs(
     gm: fx.GraphModule, example_inputs: Sequence[Any], averaged: AveragedParameters
 ) -> dict[fx.Node, ParameterSpec]:
-    """Return the nodes that stand for averaged parameters: inputs of the graph (as Dynamo makes them) and attributes."""
+    """Return the nodes that stand for averaged parameters: inputs of the graph, as Dynamo makes them, or attributes."""
     inputs = [
         *zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True),
         *((node, attribute(gm, str(node.target))) for node in gm.graph.find_nodes(op="get_attr")),
@@ -111,7 +111,7 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
     outputs = graph.graph_copy(gm.graph, copy_of)
     graph.output(outputs)
     for node in gm.graph.find_nodes(op="placeholder"):
-        copy_of[node]._dynamo_source = getattr(node, "_dynamo_source", None)  # type: ignore[attr-defined]
+        copy_of[node]._dynamo_source = getattr(node, "_dynamo_source", None)
     copy = fx.GraphModule(gm, graph)
     copy.meta = gm.meta
     if hasattr(gm, "_param_name_to_source"):

@@ -3,14 +3,16 @@
 `TracedBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through `average_in_backward`
 and compiles the graph with the user's backend, whose backward graph then asks for one average per gradient; between
 tracing and code generation these are fused as the model's bucket caps say (`fusion`). Whether backends let us in there
-depends on what they are: Inductor and everything built by `aot_autograd` do; for any other the averages stay one by one.
+depends on what they are: Inductor and all that are built by `aot_autograd` do; for any other the averages stay one by
+one.
 
-The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same collectives,
-and a rank cannot know that another one's graph lacks a parameter.
+The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
+collectives, and a rank cannot know that another one's graph lacks a parameter.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 from torch._dynamo.backends.common import AotAutograd, aot_autograd
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ddp_impl.compile.averaging import GroupName, average_in_backward
+from ddp_impl.compile.averaging import GroupAlias, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
 from ddp_impl.compile.graph_split import CompilerBackend
@@ -46,12 +49,13 @@ class TracedReducer:
         self.averaged = averaged
         self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
         self.divisor = torch.tensor(float(dist.get_world_size(group)))
-        self.group = GroupName(group)
+        self.group = GroupAlias(group)
+        weakref.finalize(self, self.group.forget)
 
     def refer_to(self, group: dist.ProcessGroup) -> None:
         """Average over `group` from now on, in what is compiled already too."""
-        self.group.refer_to(group)
-        self.divisor.fill_(dist.get_world_size(group))
+        if self.group.refer_to(group):
+            self.divisor.fill_(dist.get_world_size(group))
 
 
 class TracedBackend:
@@ -92,7 +96,7 @@ class TracedBackend:
         with graph.inserting_before(last_input.next):
             divisor = graph.placeholder("ddp_divisor")
             divisor.meta["example_value"] = _fake_like(inputs, self.reducer.divisor)
-            divisor._dynamo_source = None  # type: ignore[attr-defined]
+            divisor._dynamo_source = None
         with graph.inserting_before(divisor.next):
             for node, spec in inputs.items():
                 users = list(node.users)
@@ -155,8 +159,8 @@ def _inductor_with(graph_pass: Callable[[fx.GraphModule], None], config: dict[st
 
 
 def _aot_eager_arguments() -> dict[str, Any]:
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return {
         "fw_compiler": boxed_nop,
@@ -186,6 +190,6 @@ def _after_pass(graph_pass: Callable[[fx.GraphModule], None], compiler: Callable
 def _fake_like(inputs: dict[fx.Node, Any], tensor: Tensor) -> Tensor:
     for node in inputs:
         value = node.meta.get("example_value")
-        if hasattr(value, "fake_mode"):
-            return value.fake_mode.from_tensor(tensor)  # type: ignore[no-any-return]
+        if isinstance(value, FakeTensor):
+            return value.fake_mode.from_tensor(tensor)
     return tensor

@@ -58,7 +58,8 @@ def compile_a_step(model: nn.Module, backend: Recorder) -> tuple[DistributedData
 
 
 def compile_before_wrapping(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:
-    ddp = DistributedDataParallel(torch.compile(model, backend=backend), bucket_cap_mb=ONE_LAYER_MB)
+    compiled: Any = torch.compile(model, backend=backend)
+    ddp = DistributedDataParallel(compiled, bucket_cap_mb=ONE_LAYER_MB)
     return ddp, ddp
 
 

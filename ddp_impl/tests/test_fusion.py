@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from ddp_impl.bucket_plan import ParameterSpec
-from ddp_impl.compile.averaging import GroupName
+from ddp_impl.compile.averaging import GroupAlias
 from ddp_impl.compile.fusion import AVERAGE, FusedBucket, Fusion, FusionRules, collective, fuse
 from ddp_impl.options import BucketCaps
 
@@ -26,7 +26,7 @@ def names() -> Iterator[tuple[str, str]]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     group = dist.group.WORLD
     assert group is not None
-    first, second = GroupName(group), GroupName(group)
+    first, second = GroupAlias(group), GroupAlias(group)
     try:
         yield first.name, second.name
     finally:
@@ -142,7 +142,7 @@ def test_a_list_of_caps_is_used(names: tuple[str, str]) -> None:
 def test_sixty_gradients_make_as_many_collectives_as_the_plan_has_buckets(
     names: tuple[str, str], fusion: Fusion, all_reduces: int, coalesced: int, divisions: int
 ) -> None:
-    shapes = [(2, 5)] * 60  # 40 bytes each
+    shapes: list[tuple[int, ...]] = [(2, 5)] * 60  # 40 bytes each
     gm, _ = backward_of(names[0], shapes)
     fused = fuse(gm.graph, {names[0]: FusionRules(specs_for(shapes), BucketCaps(400, 1000), fusion)})
     assert [len(bucket.names) for bucket in fused] == [10, 25, 25]

@@ -1,0 +1,78 @@
+"""Keeping gradients that a compiled backward has averaged apart from those that still wait for their average.
+
+The reducer notes every gradient that arrives outside of its own iterations, because the next one must reduce it. What a
+compiled backward averages itself is not to be noted. And it averages only what it computes: where local gradients are
+waiting, the reducer has to do the next iteration, since the average of a sum is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ddp_impl.errors import ReductionError
+
+
+class LocalGradients:
+    """Tells whether gradients of unsynchronised forwards are waiting, or may come, for the next reduction.
+
+    `used_locally` is the reducer's own set of parameters (indices) whose gradients await reduction.
+    """
+
+    def __init__(self, used_locally: set[int]) -> None:
+        """Watch `used_locally`."""
+        self._used_locally = used_locally
+        self._unsynchronised_forwards = False
+        self._running: str | None = None  # the kind of backward that runs now
+
+    @property
+    def none_await_reduction(self) -> bool:
+        """Whether a compiled backward may average: nothing else has to be averaged along with it."""
+        return not self._used_locally and not self._unsynchronised_forwards
+
+    def forward_will_be_reduced(self) -> None:
+        """Note a forward whose backward the reducer will reduce, with all local gradients."""
+        self._unsynchronised_forwards = False
+
+    def forward_averages(self, outputs: Iterable[Tensor]) -> None:
+        """Note a forward whose backward averages in its graph."""
+        self._tell_apart(outputs, "averaging")
+
+    def forward_is_local(self, outputs: Iterable[Tensor]) -> None:
+        """Note an unsynchronised forward."""
+        self._unsynchronised_forwards = True
+        self._tell_apart(outputs, "local")
+
+    def _tell_apart(self, outputs: Iterable[Tensor], kind: str) -> None:
+        def backward_begins(_: object) -> None:
+            if self._running is None:
+                self._begin(kind)
+            elif self._running != kind:
+                raise self._mixed()
+
+        for tensor in outputs:
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(backward_begins)
+
+    def _begin(self, kind: str) -> None:
+        if kind == "averaging" and self._used_locally:
+            raise self._mixed()
+        self._running = kind
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        if self._running == "averaging":
+            self._used_locally.clear()
+        self._running = None
+
+    def _mixed(self) -> ReductionError:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return ReductionError(
+            f"[rank {rank}] gradients of a forward inside no_sync() and of a synchronised forward that ran before it "
+            "meet in .grad, but the latter was compiled to average its gradients by itself. Run the forwards inside "
+            "no_sync() before the synchronised one, or leave the reduction to the reducer "
+            "(torch._dynamo.config.optimize_ddp = True)."
+        )
