@@ -18,6 +18,9 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
+#: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
+NUM_KEPT_COLLECTIVES = 40
+
 
 class Ranks(Protocol):
     """What runs a scenario on ranks: a `Controller`, or a stand-in in tests."""
@@ -46,14 +49,14 @@ class Attempt:
         )
 
     def notes(self, truth: Truth) -> tuple[Note, ...]:
-        """Return the numbers of rank 0 for which the truth demands no exact value but a property."""
+        """Return the numbers of rank 0 about the whole run for which the truth demands a property and no exact value."""
         if truth.facts is None or 0 not in truth.facts or 0 not in self.observations:
             return ()
         observed = self.observations[0].facts
         return tuple(
             Note(name, observed[name], demand.name)
             for name, demand in truth.facts[0].items()
-            if isinstance(demand, Satisfies) and type(observed.get(name)) in (int, float)
+            if isinstance(demand, Satisfies) and "/" not in name and type(observed.get(name)) in (int, float)
         )
 
     def result(self, verdict: Verdict, findings: tuple[Finding, ...]) -> ScenarioResult:
@@ -166,4 +169,5 @@ def _rank_fate(observation: Observation) -> RankFate:
         last_collective=history[-1].describe() if history else "",
         stack=observation.stack or (raised.traceback if raised else ""),
         stderr=observation.stderr,
+        collectives=history[-NUM_KEPT_COLLECTIVES:],
     )

@@ -96,9 +96,11 @@ def test_a_wrong_fact_fails_the_column_it_came_from() -> None:
 def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program("train", lambda ctx: None, invariants=())
     bound = Satisfies("at least 0.9", lambda value: value >= 0.9)
-    program.expects(lambda scenario: {0: {"accuracy": bound, "name": Satisfies("a word", str.isalpha), "answer": 42}})
+    word = Satisfies("a word", str.isalpha)
+    program.expects(lambda scenario: {0: {"accuracy": bound, "step0/accuracy": bound, "name": word, "answer": 42}})
     monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
-    ranks = PretendedRanks(lambda scenario, subject: {"accuracy": 0.97, "name": "digits", "answer": 42})
+    observed = {"accuracy": 0.97, "step0/accuracy": 0.91, "name": "digits", "answer": 42}
+    ranks = PretendedRanks(lambda scenario, subject: observed)
     report = runner.run([scenario("a")], MINE, GLOO, native=False, controller=ranks)
     assert report.outcomes[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
 
