@@ -74,6 +74,7 @@ def main() -> None:
     ddp-conformance list                          the requirements
     ddp-conformance replay report/failures/x.json run one failure again
     ddp-conformance doctor                        what this machine can run
+    ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
 
     Ranks are processes of this machine that talk over the loopback interface; no port is used.
     """

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     "--world-size", type=click.IntRange(2), metavar="N", help="For all tests. [default: the smallest each can]"
 )
 @click.option("--jobs", type=click.IntRange(1, 8), default=1, show_default=True, help="Tests at a time.")
-@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds for one test.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds for one test.",
+)
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JSON to FILE.")
 def command(
     ddp: str,
@@ -52,9 +59,11 @@ def command(
     from conformance.upstream.comparison import compare
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
     from conformance.upstream.launcher import find_tests, warm_hosts
-    from conformance.upstream.report import print_comparison, write_comparison
+    from conformance.upstream.report import prepare_report, print_comparison, write_comparison
 
     subject, exclusions = get_subject(ddp), load_exclusions()
+    if report is not None and not only_list:
+        prepare_report(report)
     console = make_console()
     with warm_hosts(KNOWN["torch"], jobs) as hosts:
         tests = find_tests(hosts[0], world_size)

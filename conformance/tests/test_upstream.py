@@ -139,6 +139,13 @@ def test_a_test_that_does_not_exist_is_a_mistake() -> None:
     assert "no test matches no_such_test" in result.stderr
 
 
+def test_a_report_that_cannot_be_written_is_a_mistake_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(main, ["upstream", "--report", str(tmp_path / "file" / "report.json")])
+    assert result.exit_code == 2
+    assert "nothing was run" in result.stderr
+
+
 # --------------------------------------------------------------------------------------------------------------- values
 
 

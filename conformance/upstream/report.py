@@ -42,6 +42,20 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     )
 
 
+def prepare_report(path: Path) -> None:
+    """Show that `path` can be written, before a run is spent on it, and empty it: nothing old passes for this run's.
+
+    Raises:
+        ReportError: it cannot.
+
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror}; nothing was run. Name another --report") from error
+
+
 def write_comparison(path: Path, comparison: Comparison) -> None:
     """Write everything that is known of every test to `path`; raises `ReportError`."""
     data = {
@@ -60,7 +74,6 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
         "tests": [_row_data(row) for row in comparison.rows],
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror}") from error
