@@ -49,7 +49,7 @@ class Attempt:
         )
 
     def notes(self, truth: Truth) -> tuple[Note, ...]:
-        """Return the numbers of rank 0 about the whole run for which the truth demands a property and no exact value."""
+        """Return rank 0's numbers about the whole run for which the truth demands a property and no exact value."""
         if truth.facts is None or 0 not in truth.facts or 0 not in self.observations:
             return ()
         observed = self.observations[0].facts
