@@ -37,6 +37,7 @@ ANNOUNCE = "UPSTREAM_TEST_ANNOUNCE"
 TRAINS = TestName("distributed_test", "test_DistributedDataParallelCPU_grad_is_view")
 REFUSES = TestName("distributed_test", "test_DistributedDataParallel_requires_grad")
 CREATES_GRAPHS = TestName("distributed_test", "test_ddp_create_graph")
+WANTS_GPUS = TestName("distributed_test", "test_ddp_zero_output_features")
 SETS_STATIC_GRAPH = TestName("distributed_test", "test_static_graph_api_cpu")
 
 
@@ -91,6 +92,7 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
         assert hung.outcome is Outcome.HUNG
         assert "in _set_static_graph" in hung.explanation
         assert host.run(TRAINS, 2, timeout_s=60.0).outcome is Outcome.FAILED  # the host serves on
+        assert host.run(WANTS_GPUS, 2, timeout_s=60.0).outcome is Outcome.PASSED
         tests = find_tests(host)
     methods = {name.method for name in tests}
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
