@@ -1,10 +1,9 @@
 """Parameters that are DTensors: what DDP averages of them is this rank's local shard.
 
 A module parallelised over one dimension of a mesh keeps its parameters, in name, type and placement, when it is
-wrapped over another dimension: ranks that hold the same shard average it. Averaging over data parallelism commutes with
-whatever a placement means (a partial sum stays a partial sum), so gradients are reduced in the placement in which
-autograd left them. torch's own way replaces parameters by plain tensors around each forward, and they are gone from
-`parameters()` meanwhile (pytorch/pytorch#106583, #120479).
+wrapped over another dimension: ranks that hold the same shard average it, each in its own place. torch's own way
+replaces parameters by plain tensors around each forward, and they are gone from `parameters()` meanwhile
+(pytorch/pytorch#106583, #120479).
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the gradient's local tensor, in the parameter's local shape.
+    """Return the gradient's local tensor, in the parameter's placement.
 
-    Where autograd left the gradient in a placement of another local shape, it is first brought into the parameter's.
-    That is a collective of the tensor-parallel group, which all its ranks come to alike.
+    Autograd may leave a gradient in another one: that of a normalisation whose inputs are split over the sequence is a
+    partial sum. It is brought into the parameter's placement, as the optimizer would have to do it in every operation.
+    Averages could be of partial sums as well, but a rank that did not use the parameter would not know that they are,
+    and would take them for the whole. It is a collective of the tensor-parallel group, if it is one at all, and
+    placements are equal on all its ranks: they come to it alike.
     """
     gradient = parameter.grad
     if gradient is None or not is_distributed(parameter):
         return gradient
-    local = local_tensor(gradient)
-    if local.shape != local_tensor(parameter).shape:
-        gradient = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    if gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+        gradient = gradient.detach().redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
         parameter.grad = gradient
-        local = local_tensor(gradient)
-    return local
+    return local_tensor(gradient)
 
 
 def set_local_gradient(parameter: Tensor, local: Tensor) -> None:
