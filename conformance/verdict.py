@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from conformance.history import Collective
+
 
 class Verdict(Enum):
     """One word per kind of outcome, from harmless to grave; `worst` relies on this order."""
@@ -41,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankFate:
-    """How one rank ended, for the report."""
+    """How one rank ended, for the report; `collectives` are the last ones that it issued, oldest first."""
 
     rank: int
     fate: str
@@ -49,6 +51,7 @@ class RankFate:
     last_collective: str = ""
     stack: str = ""
     stderr: str = ""
+    collectives: tuple[Collective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
