@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
 from ddp_impl import collectives
@@ -45,6 +46,7 @@ class DDPJoinHook(JoinHook):
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
         ddp.reducer.telemetry.joined_uneven_inputs = True
+        self._own_gradients: list[Tensor | None] | None = None
 
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
@@ -56,12 +58,27 @@ class DDPJoinHook(JoinHook):
             ddp._sync_buffers(authoritative=False)
         ddp.require_forward_param_sync = num_syncing > 0
         if num_syncing:
+            if self._own_gradients is None:
+                self._own_gradients = _put_gradients_aside(ddp)
             ddp.reducer.shadow_iteration(ddp._divisor(num_syncing))
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Copy the model of a rank that joined last to all ranks."""
+        """Copy the model of a rank that joined last to all ranks; this rank's own gradients are as it left them."""
         ddp = self.ddp
+        if self._own_gradients is not None:
+            for member, gradient in zip(ddp.reducer.members, self._own_gradients, strict=True):
+                member.parameter.grad = gradient
         source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
         ddp._authoritative_rank = source
         ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
         ddp.reducer.divisor = dist.get_world_size(ddp.process_group)
+
+
+def _put_gradients_aside(ddp: DistributedDataParallel) -> list[Tensor | None]:
+    """Take the gradients off the parameters and return them, copied where they live in buckets."""
+    aside: list[Tensor | None] = []
+    for member in ddp.reducer.members:
+        gradient = member.parameter.grad
+        aside.append(gradient.clone() if gradient is not None and ddp.gradient_as_bucket_view else gradient)
+        member.parameter.grad = None
+    return aside
