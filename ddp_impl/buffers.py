@@ -81,10 +81,13 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any], rank: int) 
                 if ours[place] != theirs[place]
             )
             name = f"'{ours[0]}'" if ours[0] == theirs[0] else f"'{ours[0]}' (rank {rank} calls it '{theirs[0]}')"
-            return (
-                f"DDP expects the same parameters on every rank, but parameter {name} has {differing}; "
-                "build the module in the same way on every rank"
-            )
+            hint = "build the module in the same way on every rank"
+            if ours[5] or theirs[5]:
+                hint = (
+                    "average over the dimension of the mesh that parameters are not spread over "
+                    "(device_mesh=mesh['dp'], say), and spread the module in the same way on every rank"
+                )
+            return f"DDP expects the same parameters on every rank, but parameter {name} has {differing}; {hint}"
     if len(first["parameters"]) != len(second["parameters"]):
         longer, shorter = first["parameters"], second["parameters"]
         where, missing = 0, rank

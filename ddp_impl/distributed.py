@@ -19,7 +19,7 @@ from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers, verify_replicas
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
@@ -155,7 +155,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    @runs_outside_graphs
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised.
 
