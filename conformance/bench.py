@@ -95,7 +95,7 @@ def _ratio(workload: str, variant: str, reference: str, ours: Sequence[float], t
 
 
 def run(ddp: str, backend: Backend, world_size: int, rounds: int, out: Path | None, progress: Any) -> tuple[Ratio, ...]:
-    """Measure every workload; write the ratios to `out` as JSON if given. `progress(workload)` is called before each."""
+    """Measure every workload, calling `progress(workload)` before each; write the ratios to `out` as JSON if given."""
     from conformance.programs.step_time import WORKLOADS
 
     subject = get_subject(ddp)
