@@ -25,3 +25,7 @@ class SpecificationError(ConformanceError, ValueError):
 
 class ReportError(ConformanceError):
     """A report cannot be written or read."""
+
+
+class ExpectationError(ConformanceError, ValueError):
+    """Expectations are malformed, contradict each other, or name scenarios that do not exist."""

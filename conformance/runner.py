@@ -22,6 +22,7 @@ from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
 
 OnEvent = Callable[[Progress], None]
+Expect = Callable[[Outcome], Outcome]
 
 
 def run(
@@ -32,12 +33,14 @@ def run(
     native: bool = True,
     fail_fast: bool = False,
     on_event: OnEvent = lambda event: None,
+    expect: Expect = lambda outcome: outcome,
     controller: Ranks | None = None,
 ) -> RunReport:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Scenarios run by ascending world size, so that each pool of ranks is started once. Ctrl-C ends the run early with a
-    report of what is known so far. A passed `controller` stays open.
+    report of what is known so far. `expect` may add to an outcome what was known beforehand. A passed `controller`
+    stays open.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -49,8 +52,8 @@ def run(
     check(chosen, backend)
     if controller is None:
         with Controller(backend) as owned:
-            return _run(chosen, subject, backend, native, fail_fast, on_event, owned)
-    return _run(chosen, subject, backend, native, fail_fast, on_event, controller)
+            return _run(chosen, subject, backend, native, fail_fast, on_event, expect, owned)
+    return _run(chosen, subject, backend, native, fail_fast, on_event, expect, controller)
 
 
 def ordered(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
@@ -114,6 +117,7 @@ def _run(
     native: bool,
     fail_fast: bool,
     on_event: OnEvent,
+    expect: Expect,
     controller: Ranks,
 ) -> RunReport:
     started = time.monotonic()
@@ -124,7 +128,7 @@ def _run(
         probe(subject, scenarios[0].world_size, controller)
         for scenario in scenarios:
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
-            outcomes.append(runner.run(scenario))
+            outcomes.append(expect(runner.run(scenario)))
             on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
             if fail_fast and is_failure(outcomes[-1]):
                 break
@@ -138,5 +142,5 @@ def _run(
         num_selected=len(scenarios),
         interrupted=interrupted,
         duration_s=time.monotonic() - started,
-        environment=capture_environment(),
+        environment={**capture_environment(), "device_type": backend.device_type},
     )

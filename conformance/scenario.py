@@ -8,6 +8,7 @@ somebody else can run. Loading one never executes anything and never half-succee
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -120,6 +121,12 @@ class Scenario:
         """The first part of the id: the chapter of the specification that owns this scenario."""
         return self.id.split("/", 1)[0]
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in the scenario: two runs with equal digests ran the same."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def replace(self, **changes: Any) -> Scenario:
         """Return a copy with `changes`, validated like a new one."""
         return dataclasses.replace(self, **changes)
@@ -157,9 +164,9 @@ class Scenario:
             ("min_collectives", 0), ("deadline_s", 0.0), ("recorded", True),
         ):  # fmt: skip
             allowed: Any = (int, float) if isinstance(default, float) else type(default)
-            if name in rest and (not isinstance(rest[name], allowed) or (
-                isinstance(rest[name], bool) and not isinstance(default, bool)
-            )):
+            if name in rest and (
+                not isinstance(rest[name], allowed) or (isinstance(rest[name], bool) and not isinstance(default, bool))
+            ):
                 raise ScenarioError(f"{name} must be {type(default).__name__}, got {rest[name]!r}")
         for name in ("requirements", "needs"):
             value = rest.get(name, [])

@@ -21,6 +21,8 @@ COMMANDS = {
     "run": "conformance.cli.run:command",
     "list": "conformance.cli.listing:command",
     "replay": "conformance.cli.replay:command",
+    "report": "conformance.cli.report:command",
+    "verify": "conformance.cli.verify:command",
     "doctor": "conformance.cli.doctor:command",
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
@@ -73,6 +75,7 @@ def main() -> None:
     ddp-conformance run --backend my_pkg:backend  judge a c10d backend or device
     ddp-conformance list                          the requirements
     ddp-conformance replay report/failures/x.json run one failure again
+    ddp-conformance report html report -o x.html  a page of a finished report
     ddp-conformance doctor                        what this machine can run
     ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from conformance.certification import write_checksums
 from conformance.chapters.chapter import Selection, load_scenarios
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
+from conformance.cli.expecting import expecting
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import selection_of, selection_options, subject_options
+from conformance.errors import ReportError, ScenarioError
+from conformance.expectations import Circumstances
+from conformance.report.environment import package_version
 from conformance.report.json_report import prepare_folder, write_report
+from conformance.report.run_report import Assignment
 from conformance.report.terminal import ProgressBar, print_report
+from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.spec.profile import in_profile
 
 
 @click.command("run", short_help="Judge a DDP and write the report.")
@@ -27,6 +38,15 @@ from conformance.spec.catalogue import load_catalogue
     show_default=True,
     help="Folder for report.json and one scenario file per failure.",
 )
+@click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level and those below it.")
+@click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
+@click.option(
+    "--expectations",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Failures that are known, as TOML; an unexpected pass is a failure then.",
+)
+@click.option("--certified", is_flag=True, help="Run a whole --profile, so that `verify` can check the report.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 def command(
@@ -39,6 +59,10 @@ def command(
     backend: str,
     no_native: bool,
     folder: Path,
+    profile: str,
+    shard: str,
+    expectations: Path | None,
+    certified: bool,
     fail_fast: bool,
     quiet: bool,
 ) -> None:
@@ -52,21 +76,69 @@ def command(
     ddp-conformance run 'gradients/*/mlp*' --world-size 4
     ddp-conformance run --ddp my_pkg:MyDDP --report mine
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
+    ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
+    ddp-conformance run --certified --profile core       a report that `verify` accepts
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
     selection = selection_of(names, chapter, requirement, world_size, keyword)
+    if certified:
+        refuse_to_certify(profile, selection, shard, expectations, no_native, fail_fast)
     context = click.get_current_context()
-    context.exit(judge_selection(selection, ddp, backend, not no_native, folder, fail_fast, quiet))
+    order = Order(selection, profile, shard, certified, expectations, not no_native, fail_fast)
+    context.exit(judge_selection(order, ddp, backend, folder, quiet))
 
 
-def judge_selection(
-    selection: Selection, ddp: str, backend_name: str, native: bool, folder: Path, fail_fast: bool, quiet: bool
-) -> int:
-    """Run `selection`, print and write the report, and return the exit code."""
-    catalogue = load_catalogue()
-    scenarios = selection.apply(load_scenarios(), catalogue)
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a run is to do: which scenarios, and how they count."""
+
+    selection: Selection
+    profile: str = ""
+    shard: str = ""
+    certified: bool = False
+    expectations: Path | None = None
+    native: bool = True
+    fail_fast: bool = False
+
+
+def refuse_to_certify(
+    profile: str, selection: Selection, shard: str, expectations: Path | None, no_native: bool, fail_fast: bool
+) -> None:
+    """Raise `ReportError` for every option that would leave something out of a certified run."""
+    if not profile:
+        raise ReportError("--certified needs a --profile: a certificate says at which level a DDP conforms")
+    narrowed = {
+        str(selection): selection != Selection(),
+        "--shard": bool(shard),
+        "--expectations": expectations is not None,
+        "--no-native": no_native,
+        "--fail-fast": fail_fast,
+    }
+    if given := [option for option, is_given in narrowed.items() if is_given]:
+        raise ReportError(f"--certified runs a whole profile with nothing excused; leave out {', '.join(given)}")
+
+
+def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...]:
+    """Return the scenarios of a shard such as `3/8`: every eighth, so that shards take about equally long."""
+    if not shard:
+        return scenarios
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ScenarioError(f"--shard must be K/N with 1 <= K <= N, got {shard!r}")
+    chosen = scenarios[int(match[1]) - 1 :: int(match[2])]
+    if not chosen:
+        raise ScenarioError(f"shard {shard} of {len(scenarios)} scenario(s) is empty")
+    return chosen
+
+
+def judge_selection(order: Order, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
+    """Run what `order` says, print and write the report, and return the exit code."""
+    catalogue, everything = load_catalogue(), load_scenarios()
+    of_profile = in_profile(order.profile, everything, catalogue) if order.profile else everything
+    selected = order.selection.apply(of_profile, catalogue)
+    scenarios = shard_of(selected, order.shard)
     prepare_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
@@ -75,12 +147,20 @@ def judge_selection(
     from conformance.subjects.subject import get_subject
 
     subject, backend = get_subject(ddp), get_backend(backend_name)
-    runner.check_world_sizes(selection.world_sizes, backend)
+    runner.check_world_sizes(order.selection.world_sizes, backend)
+    how: dict[str, Any] = {"native": order.native, "fail_fast": order.fail_fast}
+    if order.expectations is not None:
+        circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+        how["expect"] = expecting(order.expectations, everything, circumstances)
+    assignment = Assignment(tuple(one.id for one in selected), order.profile, order.shard, order.certified)
     console = make_console()
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
-            report = runner.run(scenarios, subject, backend, native=native, fail_fast=fail_fast, on_event=progress)
+            report = runner.run(scenarios, subject, backend, on_event=progress, **how)
+        report = replace(report, assignment=assignment)
         path = write_report(report, catalogue, folder)
+        if order.certified:
+            write_checksums(folder)
     print_report(console, report, catalogue, folder, with_table=not quiet)
     console.print(f"Report: {path}", highlight=False, soft_wrap=True)
     if report.interrupted:

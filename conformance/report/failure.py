@@ -9,14 +9,17 @@ from conformance.explanation import explain
 from conformance.report.run_report import Outcome
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.verdict import Finding, ScenarioResult
+from conformance.verdict import Finding, ScenarioResult, Verdict
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
     """Return why `outcome` must not be green; `replay` is the command that shows it again."""
-    result = outcome.result if outcome.result.verdict.is_failure else outcome.native
-    assert result is not None, f"{outcome.scenario.id} did not fail"
-    return result_text(outcome.scenario, result, backend, catalogue, replay)
+    result, native, expected = outcome.result, outcome.native, outcome.expected
+    if native is not None and native.verdict is Verdict.HARNESS_ERROR and not result.verdict.is_failure:
+        result = native
+    assert result.verdict.is_failure or expected is not None, f"{outcome.scenario.id} did not fail"
+    text = result_text(outcome.scenario, result, backend, catalogue, replay)
+    return f"{text}\nExpectation  {expected.describe(outcome.result.verdict)}" if expected is not None else text
 
 
 def result_text(

@@ -3,6 +3,7 @@
 report/report.json               everything that the run found (`schema_version` says how it is laid out)
 report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
 report/failures/<scenario>.txt   why it failed, as the terminal shows it
+report/SHA256SUMS                checksums of all of it, after a certified run
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ReportError
+from conformance.expectations import Expected
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.report.run_report import Outcome, RequirementSummary, RunReport, is_failure
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import ScenarioResult, Verdict
 
 SCHEMA_VERSION = 1
+CHECKSUMS = "SHA256SUMS"
 
 
 def prepare_folder(folder: Path) -> None:
@@ -37,7 +40,7 @@ def prepare_folder(folder: Path) -> None:
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
-        for path in [folder / "report.json", *stale]:
+        for path in [folder / "report.json", folder / CHECKSUMS, *stale]:
             path.unlink(missing_ok=True)
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
@@ -74,12 +77,18 @@ def report_to_json(report: RunReport, catalogue: Catalogue) -> dict[str, Any]:
         "tool": "ddp-conformance",
         "complete": report.complete,
         "interrupted": report.interrupted,
+        "certified": report.assignment.certified,
         "green": report.is_green,
         "subject": {"name": report.subject, "target": report.subject_target},
         "backend": report.backend,
         "environment": dict(report.environment),
         "duration_s": round(report.duration_s, 3),
         "median_warm_scenario_ms": {str(size): round(ms, 3) for size, ms in report.median_warm_ms().items()},
+        "selection": {
+            "profile": report.assignment.profile,
+            "shard": report.assignment.shard,
+            "ids": list(report.assignment.ids),
+        },
         "totals": {
             "selected": report.num_selected,
             "scenarios": len(report.outcomes),
@@ -117,11 +126,24 @@ def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         "requirements": list(scenario.requirements),
         "world_size": scenario.world_size,
         "seed": scenario.seed,
+        "sha256": scenario.digest,
         "warm": outcome.warm,
         "notes": [{**asdict(note), "value": _finite(note.value)} for note in outcome.notes],
         "subject": _result_to_json(outcome.result),
         "native": _result_to_json(outcome.native) if outcome.native is not None else None,
+        "expectation": _expected_to_json(outcome.expected) if outcome.expected is not None else None,
         "replay": scenario.to_json() if is_failure(outcome) else None,
+    }
+
+
+def _expected_to_json(expected: Expected) -> dict[str, Any]:
+    known = expected.expectation
+    return {
+        "status": expected.status,
+        "verdict": known.verdict.value,
+        "reason": known.reason,
+        "issue": known.issue,
+        "expires": known.expires.isoformat(),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.expectations import Expected
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
 from conformance.verdict import ScenarioResult, Verdict
@@ -28,7 +29,8 @@ class Note:
 class Outcome:
     """One scenario's result for the subject and, unless switched off, for torch's own DDP.
 
-    `warm` tells whether the ranks had run something before; only warm times are worth comparing.
+    `warm` tells whether the ranks had run something before; only warm times are worth comparing. `expected` is what was
+    known about the scenario beforehand, if anything.
     """
 
     scenario: Scenario
@@ -36,6 +38,7 @@ class Outcome:
     native: ScenarioResult | None = None
     notes: tuple[Note, ...] = ()
     warm: bool = False
+    expected: Expected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,19 @@ class RequirementSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a run was asked for: `ids` of all shards, the `shard` that is its own (`3/8`), and the `profile` if any.
+
+    A `certified` run took a whole profile, with nothing left out and nothing excused.
+    """
+
+    ids: tuple[str, ...] = ()
+    profile: str = ""
+    shard: str = ""
+    certified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """A whole run: one outcome for each of `num_selected` scenarios, or fewer when something stopped it early."""
 
@@ -84,6 +100,7 @@ class RunReport:
     interrupted: bool = False
     duration_s: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
+    assignment: Assignment = field(default_factory=Assignment)
 
     @property
     def complete(self) -> bool:
@@ -127,8 +144,9 @@ class RunReport:
 
 def is_failure(outcome: Outcome) -> bool:
     """Whether `outcome` keeps a run from being green; that torch's DDP breaks a promise does not."""
-    native = outcome.native
-    return outcome.result.verdict.is_failure or (native is not None and native.verdict is Verdict.HARNESS_ERROR)
+    if outcome.native is not None and outcome.native.verdict is Verdict.HARNESS_ERROR:
+        return True
+    return outcome.expected.is_failure if outcome.expected is not None else outcome.result.verdict.is_failure
 
 
 def summarise(requirement: Requirement, outcomes: Iterable[Outcome]) -> RequirementSummary:

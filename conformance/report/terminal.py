@@ -182,12 +182,17 @@ def print_totals(console: Console, report: RunReport, summaries: tuple[Requireme
     console.print(f"{_short(report.subject)}: {_count_text(report.totals)}", highlight=False)
     if report.native_totals:
         console.print(f"torch's DDP: {_count_text(report.native_totals)}", highlight=False)
+    expected = sum(outcome.expected is not None and not outcome.expected.is_failure for outcome in report.outcomes)
+    if expected:
+        console.print(f"{counted(expected, 'failure')} of these expected.", highlight=False)
     if not report.complete:
         console.print(
             f"Incomplete: {report.num_selected - len(report.outcomes)} of {report.num_selected} scenarios did not run.",
             style="bold yellow",
             highlight=False,
         )
+    elif report.is_green and expected:
+        console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
         console.print(f"{_short(report.subject)} keeps every requirement that was exercised.", style="bold green")
     elif not report.failures:

@@ -1,0 +1,200 @@
+"""`ddp-conformance report`: what can be made of a finished report, without running anything."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import click
+
+from conformance.cli import EXIT_FAILED
+from conformance.cli.verify import command as verify
+from conformance.errors import ReportError
+from conformance.report.read import read_report, report_to_data
+
+_EXISTING = click.Path(path_type=Path)
+_OUT = click.option("--out", "-o", type=_EXISTING, metavar="FILE", help="Write to FILE.  [default: standard output]")
+_REPORT = click.argument("report", type=_EXISTING)
+
+
+@click.group("report", short_help="Pages, merges and diffs of finished reports.")
+def command() -> None:
+    """Make pages of a finished report, merge or compare reports, and check them.
+
+    REPORT is a report.json or the folder that holds one. Nothing is run, and nothing that a report holds is executed.
+
+    \b
+    ddp-conformance report html report -o report.html      one page to look at, without a network
+    ddp-conformance report junit report -o junit.xml       for a CI system
+    ddp-conformance report markdown report                 for a pull request comment
+    ddp-conformance report trace report -o trace.json      collectives of failures, for ui.perfetto.dev
+    ddp-conformance report merge a/report.json b/report.json -o report.json
+    ddp-conformance report diff last-night report
+    """
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
+def html(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Make one HTML page: matrix, filters, failures with timelines.
+
+    The page needs no other file and no network. With several REPORTS every subject gets a column.
+    """
+    from conformance.report.html import html_page
+
+    _write(html_page([read_report(report) for report in reports]), out)
+
+
+@command.command()
+@_REPORT
+@_OUT
+def junit(report: Path, out: Path | None) -> None:
+    """Make JUnit XML: one suite per chapter, one case per scenario."""
+    from conformance.report.junit import junit_xml
+
+    _write(junit_xml(read_report(report)), out)
+
+
+@command.command()
+@_REPORT
+@_OUT
+def markdown(report: Path, out: Path | None) -> None:
+    """Make Markdown for a comment below a pull request."""
+    from conformance.report.markdown import markdown as markdown_text
+
+    _write(markdown_text(read_report(report)), out)
+
+
+@command.command()
+@_REPORT
+@_OUT
+def badge(report: Path, out: Path | None) -> None:
+    """Draw an SVG badge with the answer."""
+    from conformance.report.headline import badge_svg
+
+    _write(badge_svg(read_report(report)), out)
+
+
+@command.command()
+@_REPORT
+@_OUT
+def trace(report: Path, out: Path | None) -> None:
+    """Make a trace of the failures' collectives, all ranks, for ui.perfetto.dev."""
+    from conformance.report.trace import trace_of
+
+    _write(json.dumps(trace_of(read_report(report))) + "\n", out)
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
+def merge(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Put the reports of a run's shards together.
+
+    A scenario in two reports is an error. Scenarios in none of them are listed; the merged report is then incomplete,
+    and the exit code 1.
+    """
+    from conformance.report.merge import merge as merge_reports
+
+    merged = merge_reports([read_report(path) for path in reports])
+    _write(json.dumps(report_to_data(merged.report), indent=1) + "\n", out)
+    for scenario_id in merged.missing:
+        click.echo(f"missing  {scenario_id}", err=True)
+    if merged.missing:
+        selected = merged.report.totals.selected
+        click.echo(f"{len(merged.missing)} of {selected} scenarios are in none of the reports.", err=True)
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+@command.command()
+@click.argument("before", type=_EXISTING)
+@click.argument("after", type=_EXISTING)
+def diff(before: Path, after: Path) -> None:
+    """Say what changed between two reports; exit with 1 when something regressed."""
+    from conformance.report.diff import compare
+
+    difference = compare(read_report(before), read_report(after))
+    for line in difference.circumstances:
+        click.echo(line)
+    for name, changes in difference.groups:
+        if changes:
+            click.echo(f"\n{name}: {len(changes)}")
+        for change in changes:
+            click.echo(f"  {_printable(str(change))}")
+    if difference.redefined:
+        click.echo(f"\nnot the same scenario under the same id: {len(difference.redefined)}")
+        click.echo("".join(f"  {scenario_id}\n" for scenario_id in difference.redefined), nl=False)
+    if not any(changes for _, changes in difference.groups):
+        click.echo("No verdict changed.")
+    if difference.regressed:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+@command.command()
+@_REPORT
+@click.option(
+    "--update-expectations", "file", type=_EXISTING, required=True, metavar="FILE", help="Rewrite FILE, or create it."
+)
+@click.option("--reason", default="", help="For failures that FILE does not know yet.")
+@click.option("--issue", default="", help="Where they are discussed.")
+@click.option("--expires", default="", metavar="YYYY-MM-DD", help="The last day on which they are excused.")
+def expectations(report: Path, file: Path, reason: str, issue: str, expires: str) -> None:
+    """Bring an expectations file up to what a report shows.
+
+    Entries that the report contradicts are narrowed down or removed, failures that no entry covers are added, with the
+    given reason, issue and expiry. Entries whose conditions do not hold for the report's subject, backend or torch are
+    left alone. Comments in FILE are not kept; look at the difference before you commit it.
+    """
+    from conformance.chapters.chapter import load_scenarios
+    from conformance.cli.expecting import circumstances_of, read_file
+    from conformance.expectations import Expectation, expectations_to_toml, updated
+    from conformance.verdict import Verdict
+
+    stored = read_report(report)
+    known = read_file(file) if file.exists() else ()
+    added: list[str] = []
+
+    def new(scenario_id: str, verdict: Verdict) -> Expectation:
+        if not (reason and issue and expires):
+            raise ReportError(
+                f"{scenario_id} came to {verdict.value} and no entry of {file} expects it;"
+                " say --reason, --issue and --expires for it"
+            )
+        added.append(scenario_id)
+        return Expectation(
+            scenario_id, verdict, reason, issue, _date(expires), subject=stored.subject.name, backend=stored.backend
+        )
+
+    world_sizes = {scenario.id: scenario.world_size for scenario in load_scenarios()}
+    world_sizes |= {scenario.id: scenario.world_size for scenario in stored.scenarios}
+    verdicts = {scenario.id: scenario.subject.verdict for scenario in stored.scenarios}
+    entries = updated(known, circumstances_of(stored), verdicts, world_sizes, new)
+    _write(expectations_to_toml(entries), file)
+    click.echo(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
+
+
+command.add_command(verify)
+
+
+def _date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise ReportError(f"--expires must be a date such as 2027-06-30, got {text!r}") from error
+
+
+def _printable(text: str) -> str:
+    """Return `text` without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ReportError(f"cannot write {out}: {error.strerror}") from error

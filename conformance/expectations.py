@@ -1,0 +1,269 @@
+"""Failures that somebody knows about: `expectations.toml`, and what it makes of a run's verdicts.
+
+    [[expectation]]
+    scenarios = "buckets/BUCKET-03/*"        # a scenario id or a glob of them; must match something
+    verdict = "FAIL"                         # FAIL, HANG or CRASH: exactly this, nothing milder or graver
+    reason = "the reducer's order depends on the rank"
+    issue = "https://example.org/issues/12"
+    expires = 2027-06-30                     # the last day on which it holds
+    subject = "my_pkg:MyDDP"                 # this and what follows are conditions; each is optional
+    backend = "gloo"
+    device = "cpu"
+    torch = ">=2.11,<2.14"
+    world_size = [2, 4]
+
+An expectation is not a skip: the scenario runs, and a pass, another verdict or a past expiry is a failure. Everything
+here is a pure function of texts, values and a date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from conformance.errors import ExpectationError
+from conformance.spec.catalogue import hint
+from conformance.verdict import Verdict
+
+EXPECTABLE = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
+MET, UNEXPECTED_PASS, UNEXPECTED_VERDICT, EXPIRED = "met", "unexpected pass", "unexpected verdict", "expired"
+
+_MANDATORY = ("scenarios", "verdict", "reason", "issue", "expires")
+_CONDITIONS = ("subject", "backend", "device", "torch", "world_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What conditions are compared with: the same for all scenarios of a run."""
+
+    subject: str
+    backend: str
+    device: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One entry of the file; empty conditions hold always."""
+
+    scenarios: str
+    verdict: Verdict
+    reason: str
+    issue: str
+    expires: datetime.date
+    subject: str = ""
+    backend: str = ""
+    device: str = ""
+    torch: str = ""
+    world_size: tuple[int, ...] = ()
+
+    def names(self, scenario_id: str, world_size: int) -> bool:
+        """Whether the glob and the world sizes match a scenario."""
+        return (self.scenarios == scenario_id or fnmatchcase(scenario_id, self.scenarios)) and (
+            not self.world_size or world_size in self.world_size
+        )
+
+    def holds_in(self, circumstances: Circumstances) -> bool:
+        """Whether the conditions on subject, backend, device and torch's version are met."""
+        return (
+            self.subject in ("", circumstances.subject)
+            and self.backend in ("", circumstances.backend)
+            and self.device in ("", circumstances.device)
+            and (not self.torch or _version_in(circumstances.torch, self.torch))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An expectation that applied to one scenario, and its `status`: whether the verdict met it."""
+
+    expectation: Expectation
+    status: str
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the run must not be green because of it."""
+        return self.status != MET
+
+    def describe(self, verdict: Verdict) -> str:
+        """Return what was expected, what came, and what to do."""
+        known = self.expectation
+        because = f"{known.verdict.value} was expected ({known.reason}; {known.issue})"
+        if self.status == MET:
+            return f"{because} and came"
+        if self.status == EXPIRED:
+            return (
+                f"{because} until {known.expires}, which is past; {verdict.value} came: fix it, or argue for more time"
+            )
+        if self.status == UNEXPECTED_PASS:
+            return f"{because}, but it passed: remove the expectation, or narrow it down"
+        return f"{because}, but {verdict.value} came"
+
+
+def read_expectations(text: str) -> tuple[Expectation, ...]:
+    """Return the entries of a file's text; raises `ExpectationError` naming entry and key of the first mistake."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ExpectationError(f"not valid TOML: {error}") from error
+    if extra := sorted(set(data) - {"expectation"}):
+        raise ExpectationError(f"unknown table or key {extra[0]!r}; entries are written [[expectation]]")
+    entries = data.get("expectation", [])
+    if not isinstance(entries, list):
+        raise ExpectationError("entries are written [[expectation]], with two brackets")
+    return tuple(_expectation(f"expectation {number}", entry) for number, entry in enumerate(entries, start=1))
+
+
+def check_names(expectations: Iterable[Expectation], world_sizes: Mapping[str, int]) -> None:
+    """Raise `ExpectationError` unless every entry names a scenario; `world_sizes` holds all that exist, by id."""
+    for number, expectation in enumerate(expectations, start=1):
+        if not any(expectation.names(scenario_id, size) for scenario_id, size in world_sizes.items()):
+            sizes = f" at world size {_sizes_text(expectation.world_size)}" if expectation.world_size else ""
+            raise ExpectationError(
+                f"expectation {number}: {expectation.scenarios!r} matches no scenario{sizes}"
+                f"{hint(expectation.scenarios, world_sizes)}"
+            )
+
+
+def expected(
+    expectations: Iterable[Expectation],
+    circumstances: Circumstances,
+    today: datetime.date,
+    scenario_id: str,
+    world_size: int,
+    verdict: Verdict,
+) -> Expected | None:
+    """Return which expectation applies to a scenario and whether `verdict` meets it; None when none applies.
+
+    Raises `ExpectationError` when two apply: which of them counts must not depend on their order.
+    """
+    applying = [one for one in expectations if one.names(scenario_id, world_size) and one.holds_in(circumstances)]
+    if not applying:
+        return None
+    if len(applying) > 1:
+        raise ExpectationError(
+            f"{scenario_id} is named by {len(applying)} expectations that hold here:"
+            f" {', '.join(repr(one.scenarios) for one in applying)}; narrow them down so that one is left"
+        )
+    expectation = applying[0]
+    if today > expectation.expires:
+        return Expected(expectation, EXPIRED)
+    if verdict is expectation.verdict:
+        return Expected(expectation, MET)
+    return Expected(expectation, UNEXPECTED_PASS if verdict is Verdict.PASS else UNEXPECTED_VERDICT)
+
+
+def updated(
+    expectations: Sequence[Expectation],
+    circumstances: Circumstances,
+    verdicts: Mapping[str, Verdict],
+    world_sizes: Mapping[str, int],
+    new: Callable[[str, Verdict], Expectation],
+) -> tuple[Expectation, ...]:
+    """Return the expectations that a run with these `verdicts` would have met.
+
+    Entries whose conditions do not hold in `circumstances` stay as they are. An entry that some scenario of its glob
+    contradicts is replaced by one entry for each of the others. A scenario that fails and is not expected to gets
+    `new(id, verdict)`; one whose verdict has changed keeps its reason, issue and expiry.
+    """
+    kept: list[Expectation] = []
+    covered: set[str] = set()
+    for entry in expectations:
+        matched = [id_ for id_, size in world_sizes.items() if entry.names(id_, size)]
+        if not entry.holds_in(circumstances) or all(
+            verdicts.get(id_, entry.verdict) is entry.verdict for id_ in matched
+        ):
+            kept.append(entry)
+            covered |= set(matched) if entry.holds_in(circumstances) else set()
+            continue
+        for id_ in matched:
+            verdict = verdicts.get(id_, entry.verdict)
+            if verdict in EXPECTABLE:
+                kept.append(dataclasses.replace(entry, scenarios=id_, verdict=verdict))
+                covered.add(id_)
+    for id_, verdict in verdicts.items():
+        if verdict in EXPECTABLE and id_ not in covered:
+            kept.append(new(id_, verdict))
+    return tuple(kept)
+
+
+def expectations_to_toml(expectations: Iterable[Expectation]) -> str:
+    """Return the text of a file with these entries; `read_expectations` gives back equal ones."""
+    return "\n".join(_entry_to_toml(entry) for entry in expectations)
+
+
+def _entry_to_toml(entry: Expectation) -> str:
+    lines = ["[[expectation]]"]
+    for name in _MANDATORY + _CONDITIONS:
+        value = getattr(entry, name)
+        if name == "expires":
+            lines.append(f"expires = {value.isoformat()}")
+        elif name == "world_size":
+            lines += [f"world_size = [{_sizes_text(value)}]"] if value else []
+        elif text := value.value if isinstance(value, Verdict) else value:
+            lines.append(f"{name} = {_toml_string(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_string(text: str) -> str:
+    # A JSON string is a TOML string, but for DEL, which TOML wants escaped, and halves of surrogate pairs.
+    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _sizes_text(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _version_in(version: str, specifier: str) -> bool:
+    try:
+        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion as error:
+        raise ExpectationError(f"cannot compare torch {version!r} with {specifier!r}: it is no version") from error
+
+
+def _expectation(where: str, entry: Any) -> Expectation:
+    if not isinstance(entry, dict):
+        raise ExpectationError(f"{where}: expected a table, got {type(entry).__name__}")
+    if isinstance(entry.get("scenarios"), str):
+        where = f"{where} ({entry['scenarios']})"
+    if unknown := sorted(set(entry) - {*_MANDATORY, *_CONDITIONS}):
+        raise ExpectationError(f"{where}: unknown key {unknown[0]!r}{hint(unknown[0], _MANDATORY + _CONDITIONS)}")
+    if missing := [name for name in _MANDATORY if name not in entry]:
+        raise ExpectationError(f"{where}: missing key(s): {', '.join(missing)}")
+    fields = dict(entry)
+    for name in fields:
+        if name not in ("expires", "world_size") and (not isinstance(fields[name], str) or not fields[name].strip()):
+            raise ExpectationError(f"{where}: {name} must be a non-empty string, got {fields[name]!r}")
+    if type(fields["expires"]) is not datetime.date:
+        raise ExpectationError(f"{where}: expires must be a date such as 2027-06-30, got {fields['expires']!r}")
+    if fields["verdict"] not in [verdict.value for verdict in EXPECTABLE]:
+        allowed = ", ".join(verdict.value for verdict in EXPECTABLE)
+        raise ExpectationError(f"{where}: verdict must be one of {allowed}, got {fields['verdict']!r}")
+    fields["verdict"] = Verdict(fields["verdict"])
+    if "torch" in fields:
+        try:
+            SpecifierSet(fields["torch"])
+        except InvalidSpecifier as error:
+            raise ExpectationError(f"{where}: torch must be a range such as '>=2.11,<2.14': {error}") from error
+    if "world_size" in fields:
+        fields["world_size"] = _world_sizes(where, fields["world_size"])
+    if re.search(r"[\r\n]", fields["scenarios"]):
+        raise ExpectationError(f"{where}: scenarios must be one line")
+    return Expectation(**fields)
+
+
+def _world_sizes(where: str, value: Any) -> tuple[int, ...]:
+    sizes = value if isinstance(value, list) else [value]
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise ExpectationError(f"{where}: world_size must be an integer >= 1 or a list of them, got {value!r}")
+    return tuple(sizes)

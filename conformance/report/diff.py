@@ -1,0 +1,112 @@
+"""What changed between two reports, scenario by scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One scenario whose verdict differs; `before` or `after` is None where a report lacks it."""
+
+    id: str
+    before: Verdict | None
+    after: Verdict | None
+    summary: str = ""
+
+    def __str__(self) -> str:
+        """Return e.g. `PASS -> FAIL  buckets/BUCKET-03/mlp`."""
+        names = [verdict.value if verdict is not None else "absent" for verdict in (self.before, self.after)]
+        return f"{' -> '.join(names)}  {self.id}" + (f"  {self.summary}" if self.summary else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two reports compared; only `regressed` is bad news for certain.
+
+    `changed` went from one failure or missing statement to another. `capability` ran on one side only, because a
+    capability was declared or is declared no longer. `redefined` has kept its id, but is another scenario now, so its
+    verdicts cannot be compared. `circumstances` says in what else the reports differ.
+    """
+
+    regressed: tuple[Change, ...]
+    fixed: tuple[Change, ...]
+    changed: tuple[Change, ...]
+    capability: tuple[Change, ...]
+    new: tuple[Change, ...]
+    vanished: tuple[Change, ...]
+    redefined: tuple[str, ...]
+    circumstances: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[Change, ...]], ...]:
+        """Each kind of change with its name, the gravest first."""
+        return (
+            ("regressed", self.regressed),
+            ("changed", self.changed),
+            ("vanished", self.vanished),
+            ("capability changed", self.capability),
+            ("new", self.new),
+            ("fixed", self.fixed),
+        )
+
+
+def compare(before: StoredReport, after: StoredReport) -> Difference:
+    """Return what changed from `before` to `after`."""
+    old = {scenario.id: scenario for scenario in before.scenarios}
+    new = {scenario.id: scenario for scenario in after.scenarios}
+    groups: dict[str, list[Change]] = {"regressed": [], "fixed": [], "changed": [], "capability": []}
+    redefined = []
+    for scenario_id in old.keys() & new.keys():
+        left, right = old[scenario_id], new[scenario_id]
+        if left.sha256 != right.sha256:
+            redefined.append(scenario_id)
+        if kind := _kind(left.subject.verdict, right.subject.verdict):
+            groups[kind].append(_change(left, right))
+    return Difference(
+        **{kind: tuple(sorted(changes, key=lambda change: change.id)) for kind, changes in groups.items()},
+        new=tuple(_change(None, new[id_]) for id_ in sorted(new.keys() - old.keys())),
+        vanished=tuple(_change(old[id_], None) for id_ in sorted(old.keys() - new.keys())),
+        redefined=tuple(sorted(redefined)),
+        circumstances=_circumstances(before, after),
+    )
+
+
+def _kind(before: Verdict, after: Verdict) -> str:
+    if before is after:
+        return ""
+    if Verdict.UNSUPPORTED in (before, after):
+        return "regressed" if after.is_failure else "capability"
+    if before is Verdict.PASS or (after.is_failure and not before.is_failure):
+        return "regressed"
+    return "fixed" if after is Verdict.PASS else "changed"
+
+
+def _change(before: StoredScenario | None, after: StoredScenario | None) -> Change:
+    present = after or before
+    assert present is not None
+    return Change(
+        present.id,
+        before.subject.verdict if before is not None else None,
+        after.subject.verdict if after is not None else None,
+        after.subject.summary if after is not None and after.subject.verdict is not Verdict.PASS else "",
+    )
+
+
+def _circumstances(before: StoredReport, after: StoredReport) -> tuple[str, ...]:
+    packages = sorted({name for report in (before, after) for name in _packages(report)})
+    named = [
+        ("subject", before.subject.name, after.subject.name),
+        ("backend", before.backend, after.backend),
+        *((name, before.package_version(name), after.package_version(name)) for name in packages),
+        ("complete", str(before.is_complete), str(after.is_complete)),
+    ]
+    return tuple(f"{name}: {left or 'none'} -> {right or 'none'}" for name, left, right in named if left != right)
+
+
+def _packages(report: StoredReport) -> list[str]:
+    packages = report.environment.get("packages")
+    return list(packages) if isinstance(packages, dict) else []

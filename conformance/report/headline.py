@@ -1,0 +1,58 @@
+"""A report in one line, and as a badge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jinja2 import Environment
+
+from conformance.report.stored_report import StoredReport
+from conformance.verdict import Verdict
+
+_GREEN, _RED, _GREY = "#2f7d4f", "#b3342d", "#666"
+_CHARACTER_WIDTH = 6.6  # of 11 px Verdana, about; textLength makes the browser fit the text to it
+_BADGE = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{{ width }}" height="20" role="img" aria-label="{{ left }}: {{ right }}">
+<title>{{ left }}: {{ right }}</title>
+<clipPath id="round"><rect width="{{ width }}" height="20" rx="3"/></clipPath>
+<g clip-path="url(#round)">
+<rect width="{{ left_width }}" height="20" fill="#444"/>
+<rect x="{{ left_width }}" width="{{ width - left_width }}" height="20" fill="{{ colour }}"/>
+</g>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
+<text x="6" y="14" textLength="{{ left_width - 12 }}">{{ left }}</text>
+<text x="{{ left_width + 6 }}" y="14" textLength="{{ width - left_width - 12 }}">{{ right }}</text>
+</g>
+</svg>
+"""
+
+
+def headline(report: StoredReport) -> str:
+    """Return the answer in a few words; it claims conformance at a level only for a certified run of it."""
+    failed, total = len(report.failures), len(report.scenarios)
+    if not report.is_complete:
+        left = report.totals.selected - total
+        return f"incomplete, {left} of {report.totals.selected} scenarios did not run"
+    if failed:
+        return f"{failed} of {total} failed"
+    if not report.is_green:
+        return "nothing passed"
+    expected = sum(scenario.expectation is not None for scenario in report.scenarios)
+    known = f", {expected} known failures" if expected else ""
+    if report.certified:
+        return f"conformant at {report.selection.profile}, {total} scenarios"
+    return f"{report.verdicts[Verdict.PASS]} passed{known}"
+
+
+def verdict_counts(verdicts: Mapping[Verdict, int]) -> str:
+    """Return e.g. `203 PASS, 14 FAIL`."""
+    return ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict if verdicts.get(verdict))
+
+
+def badge_svg(report: StoredReport) -> str:
+    """Return a badge for a README, drawn without any other file."""
+    left, right = "DDP conformance", headline(report)
+    colour = _GREEN if report.is_green else _RED if report.failures else _GREY
+    left_width, right_width = (round(len(text) * _CHARACTER_WIDTH) + 12 for text in (left, right))
+    template = Environment(autoescape=True).from_string(_BADGE)
+    return template.render(left=left, right=right, left_width=left_width, width=left_width + right_width, colour=colour)

@@ -1,0 +1,182 @@
+"""One self-contained HTML page of one or more reports: no network, no file beside it, nothing that a report can run.
+
+Every string of a report is escaped by the template. Should that ever fail, the page's Content-Security-Policy still
+lets no script run but its own, which is named by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from conformance.errors import ReportError
+from conformance.report.headline import headline, verdict_counts
+from conformance.report.run_report import NATIVE, combine
+from conformance.report.stored_report import StoredReport, StoredRequirement, StoredResult, StoredScenario
+from conformance.report.timeline import Timeline, timeline
+from conformance.verdict import Verdict
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One subject of the matrix: a report's own, or torch's DDP that ran beside it."""
+
+    name: str
+    report: StoredReport
+    is_native: bool
+
+    def result(self, scenario: StoredScenario) -> StoredResult | None:
+        """Return this column's result in `scenario`."""
+        return scenario.native if self.is_native else scenario.subject
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One result that is not PASS, to be shown with its evidence."""
+
+    anchor: str
+    column: Column
+    scenario: StoredScenario
+    result: StoredResult
+    timeline: Timeline | None
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the result is a failure that was known."""
+        return not self.column.is_native and self.scenario.expectation is not None and not self.scenario.is_failure
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One requirement in one column: the verdict, how many scenarios came to it, and where the first is shown."""
+
+    verdict: Verdict | None
+    count: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One requirement of the matrix."""
+
+    requirement: StoredRequirement
+    cells: tuple[Cell, ...]
+
+    @property
+    def verdicts(self) -> str:
+        """The verdicts of all cells, for the page's filter."""
+        return " ".join(sorted({cell.verdict.value for cell in self.cells if cell.verdict is not None}))
+
+
+def html_page(reports: Sequence[StoredReport]) -> str:
+    """Return the page; every report gives a column, and torch's DDP one where the first report has it.
+
+    Raises `ReportError` for no report at all.
+    """
+    if not reports:
+        raise ReportError("a page needs at least one report")
+    columns = _columns(reports)
+    entries = tuple(_entries(columns))
+    script, style = _asset("report.js"), _asset("report.css")
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            reports=reports,
+            columns=columns,
+            chapters=_chapters(columns, entries),
+            entries=entries,
+            verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
+            totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
+            script=Markup(script),  # our own files, not data
+            style=Markup(style),
+            script_hash=_hash(script),
+            style_hash=_hash(style),
+        )
+    )
+
+
+def _columns(reports: Sequence[StoredReport]) -> tuple[Column, ...]:
+    columns = [Column(report.subject.name, report, is_native=False) for report in reports]
+    if all(column.name != NATIVE for column in columns):
+        columns += [Column("torch's DDP", report, is_native=True) for report in reports[:1] if report.native_verdicts]
+    return tuple(columns)
+
+
+def _entries(columns: Sequence[Column]) -> list[Entry]:
+    """Return what is to be explained: the gravest first, the subjects' own before torch's."""
+    entries = []
+    for column in columns:
+        for scenario in column.report.scenarios:
+            result = column.result(scenario)
+            unexpected = not column.is_native and scenario.is_failure
+            if result is not None and (result.verdict is not Verdict.PASS or unexpected):
+                anchor = f"entry-{len(entries) + 1}"
+                entries.append(Entry(anchor, column, scenario, result, timeline(result.ranks)))
+    order = list(Verdict)
+    return sorted(entries, key=lambda one: (one.column.is_native, one.is_expected, -order.index(one.result.verdict)))
+
+
+def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[str, list[Row]]:
+    requirements: dict[str, StoredRequirement] = {}
+    for column in columns:
+        for requirement in column.report.requirements:
+            requirements.setdefault(requirement.id, requirement)
+    chapters: dict[str, list[Row]] = {}
+    for requirement in requirements.values():
+        cells = tuple(_cell(requirement.id, column, entries) for column in columns)
+        chapters.setdefault(requirement.chapter, []).append(Row(requirement, cells))
+    return chapters
+
+
+def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell:
+    relevant = [scenario for scenario in column.report.scenarios if requirement_id in scenario.requirements]
+    verdicts = _verdicts(column, relevant)
+    if not verdicts:
+        return Cell(None)
+    verdict = combine(verdicts)
+    total = sum(verdicts.values())
+    for entry in entries:
+        if (
+            entry.column is column and entry.result.verdict is verdict
+            and requirement_id in entry.scenario.requirements
+        ):  # fmt: skip
+            return Cell(verdict, f"{verdicts[verdict]}/{total}", entry.anchor)
+    return Cell(verdict, f"{verdicts[verdict]}/{total}")
+
+
+def _verdicts(column: Column, scenarios: Sequence[StoredScenario]) -> Counter[Verdict]:
+    return Counter(result.verdict for scenario in scenarios if (result := column.result(scenario)) is not None)
+
+
+def _occurs(verdict: Verdict, columns: Sequence[Column]) -> bool:
+    return any(_verdicts(column, column.report.scenarios)[verdict] for column in columns)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.globals.update(headline=headline, verdict_counts=verdict_counts)
+    return environment
+
+
+@cache
+def _asset(name: str) -> str:
+    return "\n" + (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,78 @@
+"""JUnit XML, which CI systems show as tests: one suite per chapter, one case per scenario."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from conformance.report.stored_report import StoredReport, StoredResult, StoredScenario
+from conformance.verdict import Verdict
+
+#: What XML 1.0 cannot hold, not even escaped; messages of crashed ranks are full of it.
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(report: StoredReport) -> str:
+    """Return the report as JUnit XML.
+
+    FAIL, HANG and CRASH are failures, HARNESS_ERROR is an error, UNSUPPORTED, UNKNOWN and failures that were expected
+    are skipped cases with the reason as their message. A report that is not complete gets an error of its own, because
+    a CI system that only counts failures would show it as green.
+    """
+    root = ElementTree.Element("testsuites", name="ddp-conformance")
+    for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
+        suite = ElementTree.SubElement(root, "testsuite", name=_legal(chapter))
+        for scenario in report.scenarios:
+            if scenario.chapter == chapter:
+                _add_case(suite, scenario)
+    if not report.is_complete:
+        suite = ElementTree.SubElement(root, "testsuite", name="run")
+        case = ElementTree.SubElement(suite, "testcase", classname="run", name="complete", time="0")
+        left = report.totals.selected - len(report.scenarios)
+        ElementTree.SubElement(case, "error", type="INCOMPLETE", message=f"{left} scenario(s) did not run")
+    for suite in root:
+        _count(suite)
+    _count(root)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _add_case(suite: ElementTree.Element, scenario: StoredScenario) -> None:
+    result = scenario.failed_result
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=_legal(f"{scenario.chapter}.{scenario.leading_requirement}"),
+        name=_legal(scenario.id),
+        time=f"{scenario.subject.duration_ms / 1000:.3f}",
+    )
+    message = result.summary
+    if scenario.expectation is not None:
+        known = scenario.expectation
+        message = f"{known.status}: {known.verdict.value} was expected ({known.reason}; {known.issue}). {message}"
+    if scenario.is_failure:
+        kind = "error" if result.verdict is Verdict.HARNESS_ERROR else "failure"
+        problem = ElementTree.SubElement(case, kind, type=result.verdict.value, message=_legal(message))
+        problem.text = _legal(_evidence(result))
+    elif result.verdict is not Verdict.PASS:
+        ElementTree.SubElement(case, "skipped", message=_legal(f"{result.verdict.value}: {message}"))
+
+
+def _evidence(result: StoredResult) -> str:
+    parts = [f"subject={result.subject}"]
+    for finding in result.findings_that_tell:
+        parts += [f"{finding.verdict.value}: {finding.summary}", finding.explanation]
+    parts += [f"rank {rank.rank}: {rank.fate}\n{rank.stderr}".rstrip() for rank in result.ranks]
+    return "\n".join(part for part in parts if part)
+
+
+def _count(suite: ElementTree.Element) -> None:
+    cases = list(suite.iter("testcase"))
+    suite.set("tests", str(len(cases)))
+    for plural, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(plural, str(sum(case.find(kind) is not None for case in cases)))
+    suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def _legal(text: str) -> str:
+    return _ILLEGAL.sub("", text)

@@ -1,0 +1,96 @@
+"""Markdown for a comment below a pull request: the answer first, a table, and what failed folded away."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+
+from conformance.report.headline import headline, verdict_counts
+from conformance.report.run_report import combine
+from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.verdict import Verdict
+
+#: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
+MAX_CHARACTERS = 60_000
+_MAX_EVIDENCE = 3_000
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:-])")
+
+
+def markdown(report: StoredReport) -> str:
+    """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains."""
+    torch_version = report.package_version("torch")
+    lines = [
+        f"### {'✅' if report.is_green else '❌'} ddp-conformance: {_text(headline(report))}",
+        "",
+        f"subject {_code(report.subject.name)}, backend {_code(report.backend)}, torch {_code(torch_version)}:"
+        f" {_text(verdict_counts(report.verdicts))}",
+        "",
+        "| chapter | scenarios | subject | torch's DDP |",
+        "|---|--:|---|---|",
+    ]
+    for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
+        lines.append(_row(chapter, [scenario for scenario in report.scenarios if scenario.chapter == chapter]))
+    text = "\n".join(lines) + "\n"
+    failures = report.failures
+    for number, scenario in enumerate(failures):
+        block = _failure(scenario)
+        if len(text) + len(block) > MAX_CHARACTERS:
+            return f"{text}\n… and {len(failures) - number} more; the report holds them all.\n"
+        text += block
+    return text
+
+
+def _row(chapter: str, scenarios: list[StoredScenario]) -> str:
+    native = Counter(one.native.verdict for one in scenarios if one.native is not None)
+    cells = [
+        _text(chapter),
+        str(len(scenarios)),
+        _cell(Counter(scenario.subject.verdict for scenario in scenarios)),
+        _cell(native) if native else "-",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(verdicts: Counter[Verdict]) -> str:
+    verdict = combine(verdicts)
+    count = f" {verdicts[verdict]}/{verdicts.total()}" if verdicts[verdict] != verdicts.total() else ""
+    return _text(verdict.value + count)
+
+
+def _failure(scenario: StoredScenario) -> str:
+    result = scenario.failed_result
+    evidence = "\n".join(finding.explanation for finding in result.findings_that_tell if finding.explanation)
+    if len(evidence) > _MAX_EVIDENCE:
+        evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
+    parts = [
+        "\n<details><summary>",
+        f"{result.verdict.value} {_code(scenario.id)} {_code(result.summary)}",
+        "</summary>\n",
+    ]
+    if scenario.expectation is not None:
+        known = scenario.expectation
+        parts.append(
+            f"\n{_text(known.status)}: {known.verdict.value} was expected:"
+            f" {_text(known.reason)} ({_text(known.issue)})\n"
+        )
+    return "".join(parts) + (_fenced(evidence) if evidence else "") + "\n</details>\n"
+
+
+def _fenced(text: str) -> str:
+    """Return a code block whose fence is longer than every run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"\n{fence}text\n{text}\n{fence}\n"
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(_one_line(text) or '?').replace('|', '&#124;')}</code>"
+
+
+def _text(text: str) -> str:
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", html.escape(_one_line(text), quote=False))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,89 @@
+"""Puts the reports of a run's shards together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from conformance.errors import ReportError
+from conformance.report.stored_report import StoredReport, StoredTotals, counts, summarised
+
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Merged:
+    """The report of all shards, and the ids of scenarios that none of them ran."""
+
+    report: StoredReport
+    missing: tuple[str, ...]
+
+
+def merge(reports: Sequence[StoredReport]) -> Merged:
+    """Return one report of what several ran. With scenarios missing it is incomplete, and therefore not green.
+
+    Raises:
+        ReportError: fewer than two reports, a scenario is in more than one of them (which verdict counts?), or they
+            judge different subjects, backends, torch versions or selections.
+
+    """
+    if len(reports) < 2:
+        raise ReportError(f"merging takes at least two reports, got {len(reports)}")
+    first = reports[0]
+    for number, report in enumerate(reports[1:], start=2):
+        _check_alike(first, report, number)
+    times = Counter(scenario.id for report in reports for scenario in report.scenarios)
+    if repeated := [scenario_id for scenario_id, count in times.items() if count > 1]:
+        raise ReportError(
+            f"{len(repeated)} scenario(s) are in more than one report: {_some(repeated)};"
+            " each must come from one shard, for it has one verdict"
+        )
+    by_id = {scenario.id: scenario for report in reports for scenario in report.scenarios}
+    selected = first.selection.ids or tuple(by_id)
+    if strangers := [scenario_id for scenario_id in by_id if scenario_id not in set(selected)]:
+        raise ReportError(f"{len(strangers)} scenario(s) were never selected: {_some(strangers)}")
+    missing = tuple(scenario_id for scenario_id in selected if scenario_id not in by_id)
+    scenarios = tuple(by_id[scenario_id] for scenario_id in selected if scenario_id in by_id)
+    known = {requirement.id: requirement for report in reports for requirement in report.requirements}
+    requirements = tuple(summarised(requirement, scenarios) for requirement in known.values())
+    merged = dataclasses.replace(
+        first,
+        complete=not missing and all(report.complete for report in reports),
+        interrupted=any(report.interrupted for report in reports),
+        duration_s=sum(report.duration_s for report in reports),
+        median_warm_scenario_ms={},  # a median of medians would be none
+        selection=dataclasses.replace(first.selection, shard=""),
+        requirements=tuple(sorted(requirements, key=lambda one: _position(one.chapter, reports))),
+        scenarios=scenarios,
+    )
+    totals = StoredTotals(
+        len(selected), len(scenarios), len(requirements), counts(merged.verdicts), counts(merged.native_verdicts)
+    )
+    merged = dataclasses.replace(merged, totals=totals)
+    return Merged(dataclasses.replace(merged, green=merged.is_green), missing)
+
+
+def _check_alike(first: StoredReport, other: StoredReport, number: int) -> None:
+    for name, left, right in (
+        ("subject", first.subject.target, other.subject.target),
+        ("backend", first.backend, other.backend),
+        ("torch", first.package_version("torch"), other.package_version("torch")),
+        ("ddp-conformance", first.package_version("ddp-conformance"), other.package_version("ddp-conformance")),
+        ("profile", first.selection.profile, other.selection.profile),
+    ):
+        if left != right:
+            raise ReportError(f"reports 1 and {number} differ in {name}: {left or 'none'} and {right or 'none'}")
+    if first.selection.ids != other.selection.ids:
+        raise ReportError(f"reports 1 and {number} are not shards of one run: their selections differ")
+    if first.certified or other.certified:
+        raise ReportError("a certified report is one whole run; it cannot be merged")
+
+
+def _position(chapter: str, reports: Sequence[StoredReport]) -> int:
+    chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
+    return chapters.index(chapter)
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
