@@ -36,7 +36,9 @@ def _scenario(
     )  # fmt: skip
 
 
-def _train(requirement: str, slug: str, model: str, world_size: int, precision: dict[str, Any], **rest: Any) -> Scenario:
+def _train(
+    requirement: str, slug: str, model: str, world_size: int, precision: dict[str, Any], **rest: Any
+) -> Scenario:
     fixture = get_fixture(model)
     options = {**(_FIND if fixture.has_unused else {}), **rest.pop("options", {})}
     rest.setdefault("schedule", _STEPS)
@@ -49,9 +51,7 @@ def _case(requirement: str, case: str, world_size: int, precision: dict[str, Any
     """Return a scenario of program `mixed_precision_case`; `slug` is added to the case's name."""
     slug = case.replace("_", "-") + rest.pop("slug", "")
     arguments = {"case": case, **rest.pop("arguments", {})}
-    return _scenario(
-        requirement, slug, "mixed_precision_case", world_size, precision, arguments=arguments, **rest
-    )
+    return _scenario(requirement, slug, "mixed_precision_case", world_size, precision, arguments=arguments, **rest)
 
 
 def scenarios() -> Iterator[Scenario]:

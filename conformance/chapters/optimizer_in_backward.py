@@ -21,7 +21,13 @@ _THREE = [_ALL] * 3
 
 
 def _scenario(
-    requirement: str, slug: str, world_size: int, *, steps: Any = None, options: dict[str, Any] | None = None, **arguments: Any
+    requirement: str,
+    slug: str,
+    world_size: int,
+    *,
+    steps: Any = None,
+    options: dict[str, Any] | None = None,
+    **arguments: Any,
 ) -> Scenario:
     """Return a scenario of program `optimizer_in_backward`; `steps` are as the program reads them."""
     return _of_chapter(
@@ -128,7 +134,9 @@ def _fused() -> Iterator[Scenario]:
         for world_size in (2, 3):
             yield _fused_scenario(f"only-{only}", "momentum", world_size, only=only)
     for world_size in (2, 3):
-        yield _of_chapter("OPTIM-16", "refused", "fused_optimizer_refusal", world_size, needs=("optimizer_in_backward",))
+        yield _of_chapter(
+            "OPTIM-16", "refused", "fused_optimizer_refusal", world_size, needs=("optimizer_in_backward",)
+        )
 
 
 def _fused_scenario(

@@ -8,7 +8,7 @@ was not converted differ, and the weights that are kept show whether they ever w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor, nn, optim
 from torch.utils.checkpoint import checkpoint
 
 from conformance.checkers.protocol import is_gradient
-from conformance.fixtures.integers import RankStep, integers
+from conformance.fixtures.integers import RankStep
 from conformance.fixtures.low_precision import precision_of
+from conformance.fixtures.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts
 from conformance.oracles.mixed_precision import LowPrecisionReplicas
 from conformance.oracles.replicas import single_threaded
@@ -34,19 +35,15 @@ NUM_STEPS = 3
 _LITTLE = 2.0**-13
 #: Small enough that no update is seen by a low precision either, within these few steps.
 _LEARNING_RATE = 2.0**-20
-#: Losses are multiplied by this: gradients divide by 2, 3 and 4, and their sums have fewer than 9 bits.
-_UNIT = 12
 
 
 @dataclass(frozen=True)
 class Case:
-    """A module, the code of one step, and names that DDP is told to ignore. `rows` is the length of inputs."""
+    """A module, the code of one step, and names that DDP is told to ignore."""
 
     build: Callable[[], nn.Module]
     step: Callable[[Any, RankStep], Mapping[str, Any] | None]
     ignored: tuple[str, ...] = ()
-    #: Facts of every step besides those that the step returns in the truth.
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Seen:
@@ -300,15 +297,7 @@ class Refusing(Layers):
 
 
 def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
-    whole = integers(rows, WIDTH, key=("low input", turn.rank, turn.step, micro), largest=2)
-    return (whole + _LITTLE).to(turn.device)
-
-
-def _loss(turn: RankStep, output: Tensor, micro: int = 0) -> Tensor:
-    """Return a scalar in the dtype of `output`, linear in it."""
-    key = ("low loss", turn.rank, turn.step, micro)
-    coefficients = _UNIT * integers(*output.shape, key=key, largest=1, dtype=output.real.dtype)
-    return (output * coefficients.to(output.device)).real.sum()
+    return small_inputs(turn, rows, WIDTH, micro=micro) + _LITTLE
 
 
 def _seen_by(model: Any) -> list[str]:
@@ -321,20 +310,20 @@ def _seen_by(model: Any) -> list[str]:
 
 def _ordinary(model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model, _inputs(turn))
-    turn.backward(_loss(turn, output))
+    turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "output": output}
 
 
 def _one_row(model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model, _inputs(turn, rows=1))
-    turn.backward(_loss(turn, output))
+    turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "output": output}
 
 
 def _input_gradient(model: Any, turn: RankStep) -> Mapping[str, Any]:
     inputs = _inputs(turn).requires_grad_()
     output = turn.forward(model, inputs)
-    turn.backward(_loss(turn, output))
+    turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "inputs": inputs, "slope": inputs.grad}
 
 
@@ -346,29 +335,29 @@ def _containers(model: Any, turn: RankStep) -> Mapping[str, Any]:
         "list": [first, whole], "tuple": (flags,), "inner": {"z": phases}, "text": "text", "none": None,
     }  # fmt: skip
     output = turn.forward(model, Pair(left, left.double()), extra=extra)
-    turn.backward(_loss(turn, output))
+    turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "mine": [_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
 
 
 def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
     rows = (torch.arange(2) + turn.rank + turn.step) % 5
-    turn.backward(_loss(turn, turn.forward(model, rows.to(turn.device))))
+    turn.backward(small_loss(turn, turn.forward(model, rows.to(turn.device))))
     return {"seen": _seen_by(model)}
 
 
 def _branch_by_rank(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else "b")))
+    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else "b")))
     return {"seen": _seen_by(model)}
 
 
 def _branches_ab(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(_loss(turn, turn.forward(model, _inputs(turn), "ab")))
+    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab")))
     return {"seen": _seen_by(model)}
 
 
 def _two_forwards(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    first = _loss(turn, turn.forward(model, _inputs(turn, rows=1)))
-    second = _loss(turn, turn.forward(model, _inputs(turn, rows=1, micro=1)), micro=1)
+    first = small_loss(turn, turn.forward(model, _inputs(turn, rows=1)))
+    second = small_loss(turn, turn.forward(model, _inputs(turn, rows=1, micro=1)), micro=1)
     turn.backward(first + second)
     return {"seen": _seen_by(model)}
 
@@ -425,11 +414,7 @@ CASES: Mapping[str, Case] = {
 def _build(scenario: Scenario) -> nn.Module:
     """Return the case's module with weights of 1 and -1 and a little more, equal on every rank."""
     module = CASES[scenario.arguments["case"]].build()
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            key = ("low weight", scenario.seed, name)
-            parameter.copy_(integers(*parameter.shape, key=key, largest=1).to(parameter.dtype) + _LITTLE)
-    return module
+    return with_small_weights(module, scenario.seed, beside=_LITTLE)
 
 
 def _optimizer(module: nn.Module) -> optim.Optimizer:
