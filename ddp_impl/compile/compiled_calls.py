@@ -112,7 +112,7 @@ class CompiledCalls:
             compiler, module = (compiler or inner[0]), inner[1]
         if compiler is None:
             return module
-        reduction = Reduction.IN_GRAPH if in_graph is not None else self.reduction
+        reduction = self._reduction_now(in_graph)
         key = _Key(compiler, reduction, self.fusion, None if in_graph is None else in_graph.wire_dtype)
         if in_graph is not None:
             self._reducer_for(in_graph)  # the group may be another one than when it was compiled
@@ -125,6 +125,12 @@ class CompiledCalls:
         backend, call = self._compile(module, compiler, reduction, in_graph)
         self._compiled.append((key, backend, call))
         return call
+
+    def _reduction_now(self, in_graph: InGraph | None) -> Reduction:
+        if in_graph is not None:
+            return Reduction.IN_GRAPH
+        # A forward that must not average, or whose gradients the reducer must, although graphs usually do.
+        return Reduction.SPLIT if self.reduction is Reduction.IN_GRAPH else self.reduction
 
     def _compile(
         self, module: nn.Module, compiler: ActiveCompiler, reduction: Reduction, in_graph: InGraph | None

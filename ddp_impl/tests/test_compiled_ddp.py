@@ -16,7 +16,6 @@ from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.compiled_models import WIDTH, Recorder, assert_same, gradients, layers
 from ddp_impl.tests.ranks import run_ranks
 
-torch._dynamo.decorators.skip(DistributedDataParallel.forward)
 #: With these caps every layer of `layers()` is a bucket of its own.
 ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
 
