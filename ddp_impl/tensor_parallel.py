@@ -69,8 +69,15 @@ def set_local_gradient(parameter: Tensor, local: Tensor) -> None:
 
 
 def describe_placement(tensor: Tensor) -> str:
-    """Return how a DTensor is laid out over its mesh; empty for any other tensor."""
+    """Return how a DTensor is laid out over its mesh, and which shard this rank holds; empty for any other tensor.
+
+    Ranks that average it must hold the same shard: text that differs between them shows that they do not, because the
+    group is the wrong dimension of a mesh or ranks spread the module differently.
+    """
     if not is_distributed(tensor):
         return ""
-    mesh = tensor.device_mesh  # type: ignore[attr-defined]
-    return f"{list(tensor.placements)} over {mesh.size()} ranks"  # type: ignore[attr-defined]
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    text = f"{list(placements)} of {list(tensor.shape)} over {'x'.join(map(str, mesh.shape))} ranks"
+    if all(placement.is_replicate() for placement in placements):
+        return text
+    return f"{text}, this rank in place {mesh.get_coordinate()} of them"

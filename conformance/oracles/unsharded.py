@@ -120,8 +120,12 @@ class UnshardedRows:
         if self.plan.num_inputs:
             self._copy_model(max(range(self.plan.num_rows), key=lambda row: (self.plan.num_inputs[row], row)))
         for row, module in enumerate(self.modules):
-            self.facts[row] |= {f"final/parameter/{name}": self._fact(p) for name, p in module.named_parameters()}
+            self.facts[row] |= {f"final/parameter/{name}": fact for name, fact in self.parameters(row).items()}
             self.facts[row] |= {f"final/buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}
+
+    def parameters(self, row: int) -> dict[str, Any]:
+        """Return what a row's parameters must be, by name."""
+        return {name: self._fact(parameter) for name, parameter in self.modules[row].named_parameters()}
 
     def step(self, step: int) -> None:
         """Run one step of every row that has data for it."""
@@ -140,6 +144,8 @@ class UnshardedRows:
                 self.facts[row][f"step{step}/loss{micro}"] = _close(loss)
         self._average(active)
         for row in active:
+            if plan.accumulate:
+                self.facts[row][f"step{step}/rows_under_no_sync"] = 0
             module, prefix = self.modules[row], f"step{step}"
             self.facts[row] |= {f"{prefix}/grad/{name}": self._fact(p.grad) for name, p in module.named_parameters()}
             if plan.clip:

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from conformance.history import Collective
 from conformance.oracles.unsharded import ShardedPlan, simulate_unsharded
 from conformance.programs.program import program
 from conformance.programs.uneven_training import joining
@@ -54,6 +55,18 @@ def grid(ctx: RankContext, shape: tuple[int, ...]) -> Iterator[Grid]:
     made.close()
 
 
+def group_label(ctx: RankContext, dimension: DeviceMesh) -> str:
+    """Return the name under which the history knows the group of a 1-D mesh."""
+    group = dimension.get_group()
+    return "default" if group is ctx.process_group else f"group {group.group_name}"
+
+
+def of_group(ctx: RankContext, dimension: DeviceMesh) -> list[Collective]:
+    """Return what this rank has issued so far in the group of a 1-D mesh."""
+    label = group_label(ctx, dimension)
+    return [collective for collective in ctx.collectives() if collective.group == label]
+
+
 def whole(tensor: Tensor | None) -> Tensor | None:
     """Return a DTensor put together from its shards, anything else as it is; all ranks of its mesh must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -73,12 +86,13 @@ def sharded_module(ctx: RankContext, plan: ShardedPlan, on: Grid, variant: int =
     return model.make_exact(model.spread(model.build(variant).to(ctx.device), on.tp))
 
 
-@program("sharded_training", invariants=("same_collectives", "silent_no_sync", "nothing_in_flight", "leaves_no_trace"))
+@program("sharded_training", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sharded_training(ctx: RankContext) -> None:
     """Train as a `ShardedPlan` says. All ranks run it.
 
     Observes for each step that the rank's row has data for `loss<m>`, `grad/<name>` (put together from shards), `norm`
-    before clipping; in the end all parameters and buffers.
+    before clipping, and `rows_under_no_sync`, how many collectives a backward under `no_sync` brought about over the
+    rows; in the end all parameters and buffers.
     """
     plan = ShardedPlan.of(ctx.scenario)
     with grid(ctx, plan.mesh) as on:
@@ -92,16 +106,21 @@ def sharded_training(ctx: RankContext) -> None:
         with joining(ctx, join) if join else contextlib.nullcontext():
             for step in range(plan.num_steps):
                 if plan.is_active(row, step):
-                    _step(ctx, plan, model, module, optimizer, step)
+                    _step(ctx, plan, on, model, module, optimizer, step)
         observe_whole(ctx, "final", module)
 
 
-def _step(ctx: RankContext, plan: ShardedPlan, model: Any, module: nn.Module, optimizer: Any, step: int) -> None:
+def _step(
+    ctx: RankContext, plan: ShardedPlan, on: Grid, model: Any, module: nn.Module, optimizer: Any, step: int
+) -> None:
     if plan.zero_grad != "keep":
         optimizer.zero_grad(set_to_none=plan.zero_grad == "none")
-    for micro in range(plan.accumulate):
+    if plan.accumulate:
         with ctx.no_sync(model):
-            run_backward(ctx, plan, model, step, micro)
+            for micro in range(plan.accumulate):
+                run_backward(ctx, plan, model, step, micro)
+        local = [one for one in of_group(ctx, on.dp) if one.step == step and one.phase == "backward"]
+        ctx.observe(f"step{step}/rows_under_no_sync", len(local))
     run_backward(ctx, plan, model, step, plan.accumulate)
     for name, parameter in module.named_parameters():
         ctx.observe(f"step{step}/grad/{name}", whole(parameter.grad))
