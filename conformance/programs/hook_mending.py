@@ -1,0 +1,67 @@
+"""What torch's ready-made hooks need to run at all: mended from outside, so that a DDP can be tried with them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.futures import Future
+
+
+@contextlib.contextmanager
+def orthogonalising_single_matrices() -> Iterator[None]:
+    """Let torch's batched PowerSGD run: torch 2.13 hands one matrix to a function that takes a batch of them."""
+    of_batch = power_sgd._orthogonalize
+
+    def orthogonalize(matrices: Tensor, epsilon: float = 0) -> None:
+        of_batch(matrices.unsqueeze(0) if matrices.dim() == 2 else matrices, epsilon)
+
+    with mock.patch.object(power_sgd, "_orthogonalize", orthogonalize):
+        yield
+
+
+@contextlib.contextmanager
+def any_backend() -> Iterator[None]:
+    """Let torch's `hook_with_zero_step` be made over gloo, which it refuses because others of its kind may hang there.
+
+    This one does not: it waits and broadcasts inside the hook, in the same order on every rank.
+    """
+    with mock.patch.object(dist, "get_backend", return_value="any"):
+        yield
+
+
+class StackingGroup(dist.ProcessGroup):
+    """Hands all_gather on to a group and gives futures of the form that NCCL's have.
+
+    torch's quantisation hooks read what was gathered as `future.wait()[0]`. That holds for NCCL, whose futures hold one
+    tensor with the ranks in its first dimension; gloo's hold a tensor per rank.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        """Stand before `inner`; not collective."""
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+
+    def allgather(self, *args: Any, **kwargs: Any) -> Any:
+        """Gather as `inner` does."""
+        return _StackingWork(self.inner.allgather(*args, **kwargs), self.inner.size())
+
+
+class _StackingWork:
+    def __init__(self, work: dist.Work, num_ranks: int) -> None:
+        self.work = work
+        self.num_ranks = num_ranks
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of one tensor in a list."""
+        return self.work.get_future().then(self._stacked)
+
+    def _stacked(self, future: Future[Any]) -> list[Tensor]:
+        tensors = future.value()
+        return [torch.stack(tensors)] if len(tensors) == self.num_ranks else tensors
