@@ -125,7 +125,8 @@ def _summed(journal: Journal, tensor: Tensor) -> Future[Any]:
     """Return a future of the sum of `tensor` over the ranks, on its way."""
     work = dist.all_reduce(tensor, group=journal.group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda _: tensor)
+    total: Future[Any] = work.get_future().then(lambda _: tensor)
+    return total
 
 
 def _average(journal: Journal, bucket: Any) -> Future[Any]:
