@@ -20,11 +20,14 @@ def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: A
     if (delayed is None) != (delay_trigger is None):
         raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce must be given together")
     if delayed is not None:
-        known = {id(parameter): name for name, parameter in module.named_parameters()}
+        known = dict(module.named_parameters(remove_duplicate=False))
         for name, parameter in delayed:
-            if id(parameter) not in known:
-                raise ValueError(f"delay_all_reduce_named_params: '{name}' is no parameter of the module")
-        if id(delay_trigger) not in known or not delay_trigger.requires_grad:
+            if known.get(name) is not parameter:
+                raise ValueError(
+                    f"delay_all_reduce_named_params: '{name}' is not the name of the parameter given with it; names are "
+                    "those of module.named_parameters()"
+                )
+        if not any(delay_trigger is parameter for parameter in known.values()) or not delay_trigger.requires_grad:
             raise ValueError("param_to_hook_all_reduce must be a parameter of the module that requires a gradient")
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(

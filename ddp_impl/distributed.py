@@ -20,8 +20,10 @@ from ddp_impl.buffers import broadcast_state, synchronised_buffers, verify_repli
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback, runs_outside_graphs
-from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.compiled_calls import CompiledCalls, InGraph, Reduction
+from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
+from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -33,7 +35,16 @@ from ddp_impl.unused_parameters import find_tensors
 from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
 
 #: Attributes that a pickled copy makes anew.
-_OF_THIS_PROCESS = ("process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls")
+_OF_THIS_PROCESS = (
+    "process_group",
+    "reducer",
+    "device_mesh",
+    "_join_config",
+    "_caster",
+    "_watch",
+    "_compiled_calls",
+    "_local_gradients",
+)
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -173,10 +184,11 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            call = self._compiled_calls.callable_for(self.module, compiler)
+            in_graph = None if compiler is None else self._averages_in_graph()
+            call = self._compiled_calls.callable_for(self.module, compiler, in_graph)
             with contextlib.nullcontext() if self._caster is None else self._caster.casting():
                 output = call(*inputs, **kwargs)
-            return self._post_forward(output)
+            return self._post_forward(output, averages=in_graph is not None)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not self._lazy_init_ran:
@@ -201,13 +213,39 @@ class DistributedDataParallel(nn.Module, Joinable):
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
 
-    def _post_forward(self, output: Any) -> Any:
+    def _averages_in_graph(self) -> InGraph | None:
+        """Return how the compiled backward of this forward averages; None if the reducer has to."""
+        calls = self._compiled_calls
+        if calls.reduction is not Reduction.IN_GRAPH or not (
+            torch.is_grad_enabled() and self.require_backward_grad_sync
+        ):
+            return None
+        wire = wire_format(self._comm_hook, self.process_group)
+        if (
+            wire is None
+            or not calls.can_average_in_graph
+            or not self._local_gradients.none_await_reduction
+            or self._join_config.enable
+            or self.find_unused_parameters
+            or self.static_graph
+            or self.reducer.steps_optimizers
+            or (self._caster is not None and self._options.reduce_dtype is not self._caster.config.param_dtype)
+        ):
+            return None
+        return InGraph(self.process_group, wire.dtype)
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
         if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
             self._sync_buffers()
         synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
         self.require_forward_param_sync = synchronise
-        if synchronise:
+        if averages:
+            self._local_gradients.forward_averages(find_tensors(output))
+        elif synchronise:
+            self._local_gradients.forward_will_be_reduced()
             self.reducer.prepare_for_backward(find_tensors(output))
+        elif torch.is_grad_enabled() and self._compiled_calls.reduction is Reduction.IN_GRAPH:
+            self._local_gradients.forward_is_local(find_tensors(output))
         return output
 
     def _lazy_init(self) -> None:
@@ -492,6 +530,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
         # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
         weakref.finalize(self, self.reducer.remove_hooks)
+        self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.specs),
             frozenset(self.parameters_to_ignore),

@@ -10,7 +10,9 @@ another group, of another size perhaps, goes on with what was compiled.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.distributed_c10d import GroupName
+
+from ddp_impl.tensor_parallel import is_distributed
 
 _serial_numbers = itertools.count()
 
@@ -66,12 +70,29 @@ class _AverageInBackward(torch.autograd.Function):
     def forward(ctx: Any, parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
         ctx.save_for_backward(divisor)
         ctx.group, ctx.index = group, index
+        ctx.placements = parameter.placements if is_distributed(parameter) else None  # type: ignore[attr-defined]
         return parameter.view_as(parameter)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (divisor,) = ctx.saved_tensors
-        return average_gradient(gradient, divisor, ctx.group, ctx.index), None, None, None
+        average = functools.partial(average_gradient, divisor=divisor, group=ctx.group, index=ctx.index)
+        averaged = average(gradient) if ctx.placements is None else _on_shard(average, gradient, ctx.placements)
+        return averaged, None, None, None
+
+
+def _on_shard(average: Callable[[Tensor], Tensor], gradient: Any, placements: Any) -> Tensor:
+    """Average the local shard of a DTensor's gradient, in the parameter's placement."""
+    if gradient.placements != placements:
+        gradient = gradient.redistribute(placements=placements)
+    return type(gradient).from_local(  # type: ignore[no-any-return]
+        average(gradient.to_local()),
+        gradient.device_mesh,
+        placements,
+        run_check=False,
+        shape=gradient.shape,
+        stride=gradient.stride(),
+    )
 
 
 def average_in_backward(parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
