@@ -24,8 +24,8 @@ def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: A
         for name, parameter in delayed:
             if known.get(name) is not parameter:
                 raise ValueError(
-                    f"delay_all_reduce_named_params: '{name}' is not the name of the parameter given with it; names are "
-                    "those of module.named_parameters()"
+                    f"delay_all_reduce_named_params: '{name}' is not the name of the parameter given with it; names "
+                    "are those of module.named_parameters()"
                 )
         if not any(delay_trigger is parameter for parameter in known.values()) or not delay_trigger.requires_grad:
             raise ValueError("param_to_hook_all_reduce must be a parameter of the module that requires a gradient")
