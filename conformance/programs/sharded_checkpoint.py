@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from conformance.observation import Facts
 from conformance.oracles.replicas import single_threaded
@@ -31,9 +33,9 @@ _STEPS_BEFORE, _STEPS = 2, 4
 def sharded_checkpoint(ctx: RankContext) -> None:
     """Train on `mesh`, save with `torch.distributed.checkpoint`, load on `load_mesh` and train on. All ranks run it.
 
-    Observes `keys`, in which the wrapped module's state dict differs from the module's own; parameters as `saved` and as
-    `loaded`; `unwritten`, elements of parameters in no chunk of the checkpoint; `written_twice`, bytes in files that are
-    no entry of it; and the parameters in the `final` state, after training on.
+    Observes `keys`, in which the wrapped module's state dict differs from the module's own; parameters as `saved` and
+    as `loaded`; `unwritten`, elements of parameters in no chunk of the checkpoint; `written_twice`, bytes in files that
+    are no entry of it; and the parameters in the `final` state, after training on.
     """
     before, after = _plans(ctx.scenario)
     folder = _shared_folder(ctx)
@@ -45,13 +47,13 @@ def sharded_checkpoint(ctx: RankContext) -> None:
             state = model.state_dict()
             ctx.observe("keys", sorted({f"module.{name}" for name in module.state_dict()} ^ set(state)))
             observe_whole(ctx, "saved", module)
-            dcp.save(_everything(model, module, optimizer), checkpoint_id=folder)
+            save(_everything(model, module, optimizer), checkpoint_id=folder)
         _observe_files(ctx, folder, module)
         with grid(ctx, after.mesh) as on:
             module = sharded_module(ctx, after, on, variant=1)
             model, optimizer = ctx.wrap(module, device_mesh=on.dp), after.make_optimizer(module)
             wanted = _everything(model, module, optimizer)
-            dcp.load(wanted, checkpoint_id=folder)
+            load(wanted, checkpoint_id=folder)
             model.load_state_dict(wanted["model"])
             set_optimizer_state_dict(module, optimizer, wanted["optimizer"])
             observe_whole(ctx, "loaded", module)
@@ -93,7 +95,7 @@ def _train(ctx: RankContext, plan: ShardedPlan, model: Any, optimizer: Any, step
 
 def _observe_files(ctx: RankContext, folder: str, module: nn.Module) -> None:
     dist.barrier(group=ctx.process_group)
-    metadata = dcp.FileSystemReader(folder).read_metadata()
+    metadata = FileSystemReader(folder).read_metadata()
     unwritten = {}
     for name, parameter in module.named_parameters():
         entry = metadata.state_dict_metadata[f"model.module.{name}"]

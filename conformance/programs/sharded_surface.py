@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -34,7 +35,7 @@ def sharded_parameters(ctx: RankContext) -> None:
 
     Observes `num_sharded`, the number of DTensors among them; for each moment `changes/<moment>`, what is no longer as
     it was (an empty list: nothing); `gradients`, names whose gradient is no DTensor of the parameter's placement;
-    `optimizer_state`, the same of Adam's; `evaluation_traffic`, collectives over the rows in a forward without gradients.
+    `optimizer_state`, the same of Adam's; `evaluation_traffic`, collectives over the rows in a `no_grad` forward.
     """
     plan = ShardedPlan.of(ctx.scenario)
     with grid(ctx, plan.mesh) as on:
@@ -196,7 +197,7 @@ def sharded_hook(ctx: RankContext) -> None:
     strange: list[str] = []
     num_gradients = 0
 
-    def hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         nonlocal num_gradients
         if isinstance(bucket.buffer(), DTensor) or bucket.buffer().dim() != 1:
             strange.append("the buffer")
@@ -207,7 +208,8 @@ def sharded_hook(ctx: RankContext) -> None:
         buffer = bucket.buffer().div_(group.size())
         work = dist.all_reduce(buffer, group=group, async_op=True)
         assert work is not None
-        return work.get_future().then(lambda future: future.value()[0])
+        averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return averaged
 
     with grid(ctx, plan.mesh) as on:
         module = sharded_module(ctx, plan, on)
