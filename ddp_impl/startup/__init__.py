@@ -1,0 +1,1 @@
+"""What Python processes started by a script under `python -m ddp_impl` run first."""
