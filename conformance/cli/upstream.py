@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0, min_open=True),
-    default=120.0,
+    default=300.0,
     show_default=True,
     help="Seconds for one test.",
 )
