@@ -1,0 +1,178 @@
+"""Forwards on replicated views of the parameters: what they see, and that training goes on as without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils.checkpoint import checkpoint
+
+from ddp_impl import DistributedDataParallel, MixedPrecision
+from ddp_impl.replicated_parameters import replicated_parameters
+from ddp_impl.tests.ranks import run_ranks
+
+WORLD_SIZE = 2
+
+
+class Seen(nn.Module):
+    """Layers that note what kind of weights their forward sees, on which storage."""
+
+    def __init__(self, checkpointed: bool = False, norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> None:
+        """Make them; the last layer is computed again in backward if `checkpointed`."""
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 6), norm(6), nn.Linear(6, 2)
+        self.checkpointed = checkpointed
+        self.weights: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.weights = [self.first.weight, self.last.bias]
+        hidden = self.norm(self.first(x))
+        if self.checkpointed:
+            return {"logits": checkpoint(self.tail, hidden, use_reentrant=False)}
+        return {"logits": self.tail(hidden)}
+
+    def tail(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.tanh(hidden))
+        return logits
+
+
+def inputs(rank: int, step: int) -> Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def train(ddp: DistributedDataParallel, rank: int, context: Callable[[], Any]) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    losses, gradients = [], []
+    for step in range(3):
+        x = inputs(rank, step).requires_grad_()
+        with context():
+            logits = ddp(x)["logits"]
+            loss = logits.float().square().mean()
+            loss.backward()
+        assert type(logits) is Tensor
+        assert type(x.grad) is Tensor
+        losses.append(loss.item())
+        gradients.append([parameter.grad.clone() for parameter in ddp.parameters() if parameter.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(type(gradient) is Tensor for step_gradients in gradients for gradient in step_gradients)
+    return {"losses": losses, "gradients": gradients, "state": {k: v.clone() for k, v in ddp.state_dict().items()}}
+
+
+def both_ways(rank: int, make: Callable[[], DistributedDataParallel]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train two equal wrapped modules, the second on replicated views."""
+    torch.manual_seed(0)
+    plain = make()
+    torch.manual_seed(0)
+    viewed = make()
+    return train(plain, rank, torch.enable_grad), train(viewed, rank, lambda: replicated_parameters(viewed))
+
+
+def wrap(checkpointed: bool = False, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(Seen(checkpointed), **options)
+
+
+def in_half() -> DistributedDataParallel:
+    precision = MixedPrecision(param_dtype=torch.bfloat16)
+    return DistributedDataParallel(Seen(norm=nn.LayerNorm), mixed_precision=precision)
+
+
+WAYS: dict[str, Callable[[], DistributedDataParallel]] = {
+    "plain": wrap,
+    "unused": lambda: wrap(find_unused_parameters=True),
+    "views": lambda: wrap(gradient_as_bucket_view=True),
+    "checkpointed": lambda: wrap(checkpointed=True),
+    "mixed precision": in_half,
+}
+
+
+def compare(rank: int, way: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return both_ways(rank, WAYS[way])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_the_same(way: str, tmp_path: Path) -> None:
+    ranks = run_ranks(compare, WORLD_SIZE, tmp_path / "ranks", way)
+    for plain, viewed in ranks:
+        torch.testing.assert_close(viewed, plain, rtol=0, atol=0)
+    assert ranks[0][1]["losses"] != ranks[1][1]["losses"]
+    torch.testing.assert_close(ranks[0][1]["gradients"], ranks[1][1]["gradients"], rtol=0, atol=0)
+
+
+def look(rank: int) -> None:
+    module = Seen()
+    ddp = DistributedDataParallel(module)
+    parameters = dict(module.named_parameters())
+    with replicated_parameters(ddp), replicated_parameters(ddp):
+        ddp(inputs(rank, 0))["logits"].sum().backward()
+        for weight, name in zip(module.weights, ("first.weight", "last.bias"), strict=True):
+            assert isinstance(weight, DTensor)
+            assert tuple(weight.placements) == (Replicate(),)
+            assert weight.device_mesh.size() == WORLD_SIZE
+            assert weight.to_local().data_ptr() == parameters[name].data_ptr()
+        assert all(one is parameters[name] for name, one in module.named_parameters())
+    ddp(inputs(rank, 1))["logits"].sum().backward()
+    assert all(type(weight) is nn.Parameter for weight in module.weights)
+    assert all(one is parameters[name] for name, one in module.named_parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    with pytest.raises(RuntimeError, match="mixed"):
+        torch.ones(2) + DTensor.from_local(torch.ones(2), weight_mesh(), [Replicate()])
+
+
+def weight_mesh() -> Any:
+    return dist.device_mesh.init_device_mesh("cpu", (WORLD_SIZE,))
+
+
+def test_forward_alone_sees_replicated_views_of_the_same_storage(tmp_path: Path) -> None:
+    run_ranks(look, WORLD_SIZE, tmp_path / "ranks")
+
+
+class Failing(nn.Module):
+    """Fails when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, fail: bool) -> Tensor:
+        y: Tensor = self.layer(x)
+        if fail:
+            raise KeyError("told to")
+        return y
+
+
+def fail(rank: int) -> None:
+    module = Failing()
+    ddp = DistributedDataParallel(module)
+    before = list(ddp.parameters())
+    with pytest.raises(KeyError), replicated_parameters(ddp):
+        ddp(torch.ones(1, 2), True)
+    assert all(now is then for now, then in zip(ddp.parameters(), before, strict=True))
+    with replicated_parameters(ddp):
+        ddp(torch.full((1, 2), rank + 1.0), False).sum().backward()
+    assert module.layer.weight.grad is not None
+    assert module.layer.weight.grad.tolist() == [[1.5, 1.5], [1.5, 1.5]]
+
+
+def test_parameters_are_put_back_when_a_forward_raises(tmp_path: Path) -> None:
+    run_ranks(fail, WORLD_SIZE, tmp_path / "ranks")
+
+
+def ignore(rank: int) -> None:
+    module = Seen()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["first.weight"])
+    ddp = DistributedDataParallel(module)
+    with replicated_parameters(ddp):
+        ddp(inputs(rank, 0))["logits"].sum().backward()
+    assert type(module.weights[0]) is nn.Parameter
+    assert isinstance(module.weights[1], DTensor)
+
+
+def test_ignored_parameters_are_not_called_replicated(tmp_path: Path) -> None:
+    run_ranks(ignore, WORLD_SIZE, tmp_path / "ranks")
