@@ -464,6 +464,12 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Nothing is compared or copied: a rank that joins must bring the same parameters.
         """
+        outside = new_process_group is dist.GroupMember.NON_GROUP_MEMBER
+        if not outside and not isinstance(new_process_group, dist.ProcessGroup):
+            raise TypeError(
+                "_update_process_group takes a process group (or GroupMember.NON_GROUP_MEMBER on a rank "
+                f"that is no longer in it); got {new_process_group!r}"
+            )
         self.process_group = new_process_group
         self.reducer.reset(new_process_group)
 

@@ -57,6 +57,14 @@ class ParameterUsage:
         self.last_unused = set(self.unused)
         self.used_locally.clear()
 
+    def forget_agreements(self) -> None:
+        """Forget what ranks told each other and what the last iteration used; not what awaits its first reduction."""
+        self.anywhere = None
+        self.num_users = [0] * len(self.num_users)
+        self.last_unused = None
+        self.unused.clear()
+        self._agreement = None
+
     def _flags(self, unused: set[int]) -> Tensor:
         used = (index not in unused or index in self.used_locally for index in range(len(self.num_users)))
         return torch.tensor(list(used), dtype=torch.int32)

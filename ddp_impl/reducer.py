@@ -181,17 +181,29 @@ class Reducer:
             handle.remove()
         self._hook_handles, self._node_handles = [], []
 
-    def reset(self, group: dist.ProcessGroup | None = None) -> None:
-        """Forget an unfinished iteration and, if given, reduce over `group` from now on; all its ranks must call it."""
-        actions = self.state.handle(Event.RESET)
-        if Action.ABANDON in actions:
+    def reset(self, group: dist.ProcessGroup) -> None:
+        """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
+
+        What was learnt is forgotten too, buckets included: ranks that are new in the group know nothing of it. Gradients
+        that wait for their first reduction go on waiting.
+        """
+        if Action.ABANDON in self.state.handle(Event.RESET):
             self._in_flight.clear()
         self._disarm()
-        self.usage.used_locally.clear()
-        if group is not None:
-            self.group = group
-            self.divisor = dist.get_world_size(group)
-            self.state.rank = dist.get_rank(group)
+        self.group = group
+        self.divisor = dist.get_world_size(group)
+        self.state.rank = dist.get_rank(group)
+        self.usage.forget_agreements()
+        self.order = []
+        self._learnt = None
+        self._learns_order = True
+        self._walk_pays = False
+        self.has_rebuilt_buckets = False
+        # New storage, too: an abandoned collective may still be writing into the old one.
+        self._adopt(plan_for_unknown_order(self.specs))
+
+    def _delay_all_reduce(self) -> None:
+        """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
 
     @torch.no_grad()
     def shadow_iteration(self, divisor: int) -> None:
@@ -427,7 +439,7 @@ class Reducer:
 
     def _run_hook(self, bucket: Bucket, buffer: Tensor) -> Future[Tensor]:
         assert self.comm_hook is not None
-        is_last = bucket.index == len(self.buckets) - 1
+        is_last = all(index in self._skipped for index in range(bucket.index + 1, len(self.buckets)))
         future = self.comm_hook(GradBucket(bucket, buffer, is_last))
         if not hasattr(future, "wait"):
             raise RuntimeError(
