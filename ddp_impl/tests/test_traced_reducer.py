@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from conformance.backends.gloo import GLOO
 from conformance.recorder.group import init_process_group
@@ -446,3 +448,50 @@ def test_two_models_of_two_groups_and_dtypes_are_averaged_apart(tmp_path: Path) 
             torch.testing.assert_close(actual, expected)
         first, second = result["groups"]
         assert result["issued"] == [(second, "float64", layer)] * 2 + [(first, "float32", layer)] * 2
+
+
+def _train_sharded(rank: int, directory: Path, reduction: Reduction) -> dict[str, Any]:
+    dist.destroy_process_group()
+    recorder = CollectiveRecorder()
+    store = dist.FileStore(str(directory / "recorded"), 4)  # type: ignore[attr-defined]
+    init_process_group(GLOO, recorder, store=store, rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    models = [layers(2), layers(2)]
+    truth = copy.deepcopy(models[0])
+    models[1].load_state_dict(models[0].state_dict())
+    data = [torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(place)) for place in range(2)]
+    own = data[mesh.get_coordinate()[0]]  # type: ignore[index]
+    sharded_traffic, descriptions = [], []
+    for compiled, model in enumerate(models):
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        descriptions.append([(name, type(p), p.placements) for name, p in model.named_parameters()])  # type: ignore[attr-defined]
+        ddp = DistributedDataParallel(model, device_mesh=mesh["dp"], bucket_cap_mb=ONE_LAYER_MB / 2)
+        ddp._compiled_calls.reduction = reduction
+        call = torch.compile(ddp, backend="aot_eager") if compiled else ddp
+        call(own).square().sum().backward()
+        model.zero_grad()
+        recorder.start()
+        call(own).square().sum().backward()
+        group = f"group {mesh['tp'].get_group().group_name}"
+        sharded_traffic.append([(e.op, e.numel) for e in recorder.history() if e.group == group])
+    descriptions.append([(name, type(p), p.placements) for name, p in models[1].named_parameters()])  # type: ignore[attr-defined]
+    sum((truth(x).square().sum() for x in data), torch.zeros(())).div(2).backward()
+    return {
+        "ours": {name: p.grad.full_tensor() for name, p in models[1].named_parameters()},  # type: ignore[union-attr]
+        "truth": {name: p.grad for name, p in truth.named_parameters()},
+        "traffic": sharded_traffic,
+        "unchanged": descriptions[1] == descriptions[2],
+        "fused": len(ddp._compiled_calls.fused),
+    }
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reduction", [Reduction.SPLIT, Reduction.IN_GRAPH])
+def test_shards_are_averaged_and_the_traffic_between_them_stays(tmp_path: Path, reduction: Reduction) -> None:
+    for result in run_ranks(_train_sharded, 4, tmp_path, tmp_path, reduction):
+        torch.testing.assert_close(result["ours"], result["truth"])
+        assert result["unchanged"]
+        assert result["traffic"][0]
+        assert sorted(result["traffic"][0]) == sorted(result["traffic"][1])
+        assert result["fused"] == (1 if reduction is Reduction.IN_GRAPH else 0)
