@@ -147,11 +147,11 @@ def forgotten_parameter(ctx: RankContext) -> None:
 @forgotten_parameter.expects
 def _forgotten_parameter(scenario: Scenario) -> Mapping[int, Facts]:
     names = [name for name, _ in Switched().named_parameters()]
-    answer = _error_naming([(name, index) for index, name in enumerate(names) if name.startswith("c.")])
+    answer = error_naming([(name, index) for index, name in enumerate(names) if name.startswith("c.")])
     return {rank: {"answer": answer} for rank in range(scenario.world_size)}
 
 
-def _error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
+def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
     def names_all(got: Any) -> bool:
         return (
             isinstance(got, Raised)
