@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.explanation import explain
@@ -18,8 +19,11 @@ def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: s
     if native is not None and native.verdict is Verdict.HARNESS_ERROR and not result.verdict.is_failure:
         result = native
     assert result.verdict.is_failure or expected is not None, f"{outcome.scenario.id} did not fail"
-    text = result_text(outcome.scenario, result, backend, catalogue, replay)
-    return f"{text}\nExpectation  {expected.describe(outcome.result.verdict)}" if expected is not None else text
+    if expected is not None and expected.is_failure:
+        finding = Finding("expectations", result.verdict, expected.describe(outcome.result.verdict))
+        others = [one for one in result.findings if one.verdict.is_failure]
+        result = replace(result, findings=(*others, finding))
+    return result_text(outcome.scenario, result, backend, catalogue, replay)
 
 
 def result_text(
@@ -62,9 +66,19 @@ def replay_command(scenario: Scenario, subject: str, backend: str, folder: Path 
 
     With a report's `folder` it reads the scenario's file there, otherwise it finds the scenario by its id.
     """
-    words = ["run", scenario.id] if folder is None else ["replay", str(failure_path(folder, scenario))]
+    if folder is None:
+        return run_command(scenario.id, subject, backend)
+    return _command(["replay", str(failure_path(folder, scenario))], subject, backend)
+
+
+def run_command(scenario_id: str, subject: str, backend: str) -> str:
+    """Return the command that runs a scenario of the suite by its id."""
+    return _command(["run", scenario_id], subject, backend)
+
+
+def _command(words: list[str], subject: str, backend: str) -> str:
     if subject != "ddp_impl":
-        words += ["--ddp", subject]
+        words = [*words, "--ddp", subject]
     if backend != "gloo":
-        words += ["--backend", backend]
+        words = [*words, "--backend", backend]
     return shlex.join(["ddp-conformance", *words])

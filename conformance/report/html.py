@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conformance.errors import ReportError
+from conformance.report.failure import run_command
 from conformance.report.headline import headline, verdict_counts
 from conformance.report.run_report import NATIVE, combine
 from conformance.report.stored_report import StoredReport, StoredRequirement, StoredResult, StoredScenario
@@ -54,6 +55,11 @@ class Entry:
     def is_expected(self) -> bool:
         """Whether the result is a failure that was known."""
         return not self.column.is_native and self.scenario.expectation is not None and not self.scenario.is_failure
+
+    @property
+    def again(self) -> str:
+        """The command that runs the scenario again."""
+        return run_command(self.scenario.id, self.result.subject, self.column.report.backend)
 
 
 @dataclass(frozen=True, slots=True)

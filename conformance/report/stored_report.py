@@ -44,8 +44,9 @@ class StoredResult:
 
     @property
     def findings_that_tell(self) -> tuple[Finding, ...]:
-        """The findings that made the verdict what it is, those with evidence first."""
+        """The findings that made the verdict what it is, those with evidence first; none for PASS."""
         telling = [one for one in self.findings if one.verdict.is_failure or one.verdict is self.verdict]
+        telling = [one for one in telling if one.verdict is not Verdict.PASS]
         telling.sort(key=lambda one: (one.verdict is not self.verdict, not one.explanation))
         return tuple(telling)
 
@@ -105,9 +106,10 @@ class StoredScenario:
     @property
     def failed_result(self) -> StoredResult:
         """The column that failed, the subject's unless it is torch's own that shows an error of the harness."""
-        if self.native is not None and not self.subject.verdict.is_failure and self.native.verdict.is_failure:
-            return self.native
-        return self.subject
+        native = self.native
+        if native is None or native.verdict is not Verdict.HARNESS_ERROR or self.subject.verdict.is_failure:
+            return self.subject
+        return native
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,140 @@
+"""Reading reports back: what was written comes back, and what is broken is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import conformance.report
+from conformance.errors import ReportError
+from conformance.report.json_report import report_to_json
+from conformance.report.read import parse_report, read_report, report_to_data
+from conformance.report.schema import report_schema
+from conformance.tests.reports_by_hand import CATALOGUE, HOSTILE, MIXED, PASS, RANKS, outcome, run_report, stored
+
+DATA: dict[str, Any] = json.loads(json.dumps(report_to_json(run_report(*MIXED), CATALOGUE)))
+PUBLISHED = Path(conformance.report.__file__).parent / "report.schema.json"
+VALIDATOR = jsonschema.Draft202012Validator(report_schema())
+
+
+def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in the report but what is free: the environment and the scenario kept for replay."""
+    if path and path[-1] in ("environment", "replay"):
+        return
+    yield path
+    keys = {0, min(len(data) - 1, 3)} if isinstance(data, list) and data else data if isinstance(data, dict) else ()
+    for key in keys:
+        yield from paths(data[key], (*path, key))
+
+
+def changed(path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    data = copy.deepcopy(DATA)
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return data
+
+
+def refusal(data: Any) -> str:
+    with pytest.raises(ReportError) as caught:
+        parse_report(data if isinstance(data, str) else json.dumps(data))
+    return str(caught.value)
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    report = stored(tmp_path, *MIXED)
+    assert report_to_data(report) == DATA
+    assert report.scenarios[3].subject.ranks == RANKS
+    assert report == read_report(tmp_path / "report.json")
+    assert (report.is_green, len(report.failures)) == (False, 4)
+
+
+def test_the_published_schema_is_that_of_the_values() -> None:
+    assert json.loads(PUBLISHED.read_text()) == report_schema(), (
+        "python -m conformance.report.schema > conformance/report/report.schema.json"
+    )
+    jsonschema.Draft202012Validator.check_schema(report_schema())
+
+
+def test_a_report_satisfies_the_schema() -> None:
+    VALIDATOR.validate(DATA)
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, ["x"], 1.5, "x", True, None])
+def test_schema_and_reader_refuse_the_same(wrong: Any) -> None:
+    """Put a wrong value into every place in turn; nobody is to accept what the other refuses."""
+    seen = 0
+    for path in paths(DATA):
+        data = changed(path, wrong)
+        try:
+            parse_report(json.dumps(data))
+            accepted = True
+        except ReportError:
+            accepted = False
+        assert accepted == VALIDATOR.is_valid(data), f"{path} = {wrong!r}"
+        seen += not accepted
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("scenarios", 3, "subject", "verdict"), "FINE", "scenarios[3].subject.verdict: must be one of PASS, UNSUPP"),
+        (("scenarios", 3, "subject", "verdict"), ["FAIL"], "scenarios[3].subject.verdict: must be one of"),
+        (("scenarios", 0, "world_size"), "2", "scenarios[0].world_size: must be an integer, got a string"),
+        (("scenarios", 0, "world_size"), True, "scenarios[0].world_size: must be an integer, got true or false"),
+        (("scenarios", 3, "subject", "ranks", 1, "collectives", 0, "shapes"), [[8, "4"]],
+         "scenarios[3].subject.ranks[1].collectives[0].shapes[0][1]: must be an integer, got a string"),
+        (("totals", "subject", "PASS"), None, "totals.subject.PASS: must be an integer, got null"),
+        (("environment",), [], "environment: must be an object, got a list"),
+        (("colour",), "red", "colour: this field is not known"),
+        (("schema_version",), 2, "schema_version 2 is not supported; this release of ddp-conformance reads 1"),
+        (("schema_version",), True, "schema_version True is not supported"),
+        ((), [], "a report must be a JSON object, got a list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(path: tuple[Any, ...], value: Any, message: str) -> None:
+    assert message in refusal(changed(path, value))
+
+
+def test_a_missing_field_is_named() -> None:
+    data = copy.deepcopy(DATA)
+    del data["scenarios"][2]["native"]["findings"]
+    assert refusal(data) == "scenarios[2].native.findings: this field is missing"
+
+
+def test_a_truncated_report_is_refused_wherever_it_ends() -> None:
+    text = json.dumps(DATA)
+    for end in range(0, len(text), 997):
+        assert refusal(text[:end]).startswith("not valid JSON")
+    assert "the file ends early" in refusal(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(number: str) -> None:
+    text = json.dumps(changed(("duration_s",), 0.25)).replace('"duration_s": 0.25', f'"duration_s": {number}')
+    assert number in text
+    refusal(text)
+
+
+def test_what_cannot_be_a_report_is_refused(tmp_path: Path) -> None:
+    assert "not valid JSON" in refusal("[" * 100_000)
+    (tmp_path / "report.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ReportError, match="not UTF-8"):
+        read_report(tmp_path)
+    with pytest.raises(ReportError, match="cannot read"):
+        read_report(tmp_path / "nowhere.json")
+
+
+def test_hostile_strings_come_back_as_they_are(tmp_path: Path) -> None:
+    report = stored(tmp_path, outcome("gradients/GRAD-01/x", PASS, summary=HOSTILE))
+    assert report.scenarios[0].subject.summary == HOSTILE

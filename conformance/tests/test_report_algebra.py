@@ -1,0 +1,139 @@
+"""Merging shards and comparing reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conformance.cli import main
+from conformance.errors import ReportError
+from conformance.report.diff import compare
+from conformance.report.merge import merge
+from conformance.report.read import read_report, report_to_data
+from conformance.tests.reports_by_hand import (
+    CRASH,
+    FAIL,
+    HANG,
+    MIXED,
+    PASS,
+    UNKNOWN,
+    UNPRINTABLE,
+    UNSUPPORTED,
+    Verdict,
+    outcome,
+    stored,
+)
+
+IDS = tuple(one.scenario.id for one in MIXED)
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def test_shards_together_are_the_whole_run(tmp_path: Path) -> None:
+    whole = stored(tmp_path / "whole", *MIXED)
+    shards = [stored(tmp_path / str(n), *MIXED[n::3], selected=IDS) for n in range(3)]
+    merged = merge(shards)
+    assert merged.missing == ()
+    assert dataclasses.replace(merged.report, duration_s=0, median_warm_scenario_ms={}) == dataclasses.replace(
+        whole, duration_s=0, median_warm_scenario_ms={}
+    )
+
+
+def test_a_missing_shard_is_said_and_nothing_is_green(tmp_path: Path) -> None:
+    passed = [outcome(f"gradients/GRAD-01/{n}", PASS) for n in range(4)]
+    ids = [one.scenario.id for one in passed]
+    for n in range(3):
+        stored(tmp_path / str(n), passed[n], selected=ids)
+    out = tmp_path / "merged.json"
+    result = call("merge", *(tmp_path / str(n) for n in range(3)), "-o", out)
+    assert result.exit_code == 1
+    assert "missing  gradients/GRAD-01/3\n1 of 4 scenarios are in none of the reports." in result.stderr
+    merged = read_report(out)
+    assert (merged.green, merged.complete, merged.totals.selected, merged.totals.scenarios) == (False, False, 4, 3)
+    stored(tmp_path / "3", passed[3], selected=ids)
+    assert call("merge", *(tmp_path / str(n) for n in range(4)), "-o", out).exit_code == 0
+    assert read_report(out).green
+
+
+def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
+    left, right = stored(tmp_path, *MIXED[:4], selected=IDS), stored(tmp_path, *MIXED[3:], selected=IDS)
+    with pytest.raises(ReportError, match=r"1 scenario\(s\) are in more than one report: gradients/GRAD-02/cnn"):
+        merge([left, right])
+    rest = stored(tmp_path, *MIXED[4:], selected=IDS)
+    for change, message in (
+        ({"backend": "nccl"}, "differ in backend: gloo and nccl"),
+        ({"environment": {"packages": {"torch": "2.11.0"}}}, "differ in torch: 2.13.0"),
+        ({"selection": dataclasses.replace(rest.selection, ids=IDS[1:])}, "are not shards of one run"),
+        ({"subject": dataclasses.replace(rest.subject, target="a:B")}, "differ in subject"),
+    ):
+        with pytest.raises(ReportError, match=message):
+            merge([left, dataclasses.replace(rest, **change)])  # type: ignore[arg-type]
+    stranger = stored(tmp_path, outcome("gradients/GRAD-01/stranger", PASS), selected=IDS)
+    with pytest.raises(ReportError, match="were never selected: gradients/GRAD-01/stranger"):
+        merge([left, stranger])
+    with pytest.raises(ReportError, match="at least two"):
+        merge([left])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "group"),
+    [
+        (PASS, FAIL, "regressed"),
+        (PASS, UNKNOWN, "regressed"),
+        (UNKNOWN, HANG, "regressed"),
+        (UNSUPPORTED, FAIL, "regressed"),
+        (FAIL, PASS, "fixed"),
+        (UNKNOWN, PASS, "fixed"),
+        (FAIL, CRASH, "changed"),
+        (PASS, UNSUPPORTED, "capability"),
+        (UNSUPPORTED, PASS, "capability"),
+        (FAIL, UNSUPPORTED, "capability"),
+        (None, FAIL, "new"),
+        (PASS, None, "vanished"),
+        (HANG, HANG, ""),
+    ],
+)
+def test_every_change_has_one_kind(tmp_path: Path, before: Verdict | None, after: Verdict | None, group: str) -> None:
+    common = outcome("gradients/GRAD-01/common", PASS)
+    sides = [
+        stored(tmp_path / name, common, *([outcome("gradients/GRAD-01/x", verdict)] if verdict else []))
+        for name, verdict in (("before", before), ("after", after))
+    ]
+    difference = compare(*sides)
+    found = {name for name, changes in difference.groups if changes}
+    assert found == ({group.replace("capability", "capability changed")} if group else set())
+    assert call("diff", tmp_path / "before", tmp_path / "after").exit_code == int(group == "regressed")
+
+
+def test_a_diff_says_why_and_under_which_circumstances(tmp_path: Path) -> None:
+    stored(tmp_path / "a", outcome("gradients/GRAD-01/x", PASS))
+    worse = outcome("gradients/GRAD-01/x", FAIL, summary=f"a gradient{UNPRINTABLE} is wrong")
+    changed = dataclasses.replace(worse, scenario=worse.scenario.replace(seed=8))
+    stored(tmp_path / "b", changed, backend="nccl")
+    result = call("diff", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.stdout == (
+        "backend: gloo -> nccl\n\nregressed: 1\n"
+        "  PASS -> FAIL  gradients/GRAD-01/x  a gradient???[31mred?[0m? is wrong\n"
+        "\nnot the same scenario under the same id: 1\n  gradients/GRAD-01/x\n"
+    )
+    assert call("diff", tmp_path / "a", tmp_path / "a").stdout == "No verdict changed.\n"
+
+
+@pytest.mark.parametrize("kind", ["html", "junit", "markdown", "badge", "trace"])
+def test_every_page_can_be_made_at_the_command_line(tmp_path: Path, kind: str) -> None:
+    report = stored(tmp_path, *MIXED)
+    assert report_to_data(report)["green"] is False
+    printed = call(kind, tmp_path)
+    assert printed.exit_code == 0, printed.output
+    assert call(kind, tmp_path / "report.json", "-o", tmp_path / "out").output == ""
+    assert (tmp_path / "out").read_text() == printed.stdout
+    assert len(printed.stdout) > 100
+    missing = call(kind, tmp_path / "nowhere.json")
+    assert (missing.exit_code, "cannot read" in missing.stderr) == (2, True)
+    assert "cannot write" in call(kind, tmp_path, "-o", tmp_path / "no" / "folder").stderr

@@ -1,0 +1,288 @@
+"""JUnit, Markdown, HTML, badge and trace: what they show, and that nothing in a report can break out of them."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from conformance.report.headline import badge_svg, headline
+from conformance.report.html import html_page
+from conformance.report.junit import junit_xml
+from conformance.report.markdown import MAX_CHARACTERS, markdown
+from conformance.report.stored_report import StoredExpectation, StoredReport
+from conformance.report.timeline import timeline
+from conformance.report.trace import trace_of
+from conformance.tests.reports_by_hand import (
+    FAIL,
+    HOSTILE,
+    MIXED,
+    PASS,
+    RANKS,
+    UNPRINTABLE,
+    UNSUPPORTED,
+    collective,
+    outcome,
+    stored,
+)
+from conformance.verdict import RankFate
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> StoredReport:
+    return stored(tmp_path, *MIXED)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> StoredReport:
+    """Return a report in which every string that a subject or a stranger can choose is an attack."""
+    text = HOSTILE + UNPRINTABLE
+    ranks = [dataclasses.replace(rank, fate=text, phase=text, stack=text, stderr=text) for rank in RANKS]
+    report = stored(tmp_path, outcome("gradients/GRAD-02/mlp", FAIL, PASS, summary=text, ranks=ranks))
+    one = report.scenarios[0]
+    expectation = StoredExpectation(text, FAIL, text, text, text)
+    one = dataclasses.replace(one, id=f"gradients/GRAD-02/{text}", expectation=expectation, replay={text: text})
+    requirement = dataclasses.replace(report.requirements[0], statement=text, level=text)
+    return dataclasses.replace(
+        report, scenarios=(one,), requirements=(requirement,), backend=text, environment={"python": text},
+        subject=dataclasses.replace(report.subject, name=text),
+    )  # fmt: skip
+
+
+class Tags(HTMLParser):
+    """Collects elements, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_headlines(tmp_path: Path, mixed: StoredReport) -> None:
+    assert headline(mixed) == "4 of 7 failed"
+    green = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS))
+    assert headline(green) == "1 passed"
+    certified = dataclasses.replace(
+        green, certified=True, selection=dataclasses.replace(green.selection, profile="core")
+    )
+    assert headline(certified) == "conformant at core, 1 scenarios"
+    assert headline(dataclasses.replace(green, interrupted=True)) == "incomplete, 0 of 1 scenarios did not run"
+    assert headline(stored(tmp_path, outcome("gradients/GRAD-01/a", UNSUPPORTED))) == "nothing passed"
+
+
+def test_junit_counts_every_kind(mixed: StoredReport) -> None:
+    root = ElementTree.fromstring(junit_xml(mixed))
+    assert [root.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["7", "3", "1", "2"]
+    assert [suite.get("name") for suite in root] == ["gradients", "buckets"]
+    case = next(case for case in root.iter("testcase") if case.get("name") == "gradients/GRAD-02/mlp")
+    assert (case.get("classname"), case.get("time")) == ("gradients.GRAD-02", "0.013")
+    failure = case.find("failure")
+    assert failure is not None
+    assert (failure.get("type"), failure.get("message")) == ("FAIL", "a gradient is wrong")
+    assert "Then  A is not 2." in (failure.text or "")
+
+
+def test_junit_is_not_green_when_the_run_was_not_completed(tmp_path: Path) -> None:
+    report = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS), num_selected=3)
+    root = ElementTree.fromstring(junit_xml(report))
+    assert root.get("errors") == "1"
+    assert "2 scenario(s) did not run" in junit_xml(report)
+
+
+def test_hostile_strings_stay_text_in_junit(hostile: StoredReport) -> None:
+    text = junit_xml(hostile)
+    assert "<script" not in text
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", text)
+    root = ElementTree.fromstring(text)
+    assert {element.tag for element in root.iter()} == {"testsuites", "testsuite", "testcase", "failure"}
+    case = root.find(".//testcase")
+    assert case is not None
+    assert HOSTILE in str(case.get("name"))
+
+
+def test_markdown_says_the_answer_first(mixed: StoredReport) -> None:
+    text = markdown(mixed)
+    assert html.unescape(text.splitlines()[0]) == "### ❌ ddp-conformance: 4 of 7 failed"
+    assert "| gradients | 4 | HANG 1/4 | HANG 1/4 |" in text
+    assert text.count("<details>") == text.count("</details>") == 4
+
+
+def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: StoredReport) -> None:
+    page = Tags(markdown(hostile))
+    fence = re.compile(r"^`{3,}text\n.*?^`{3,}$", re.MULTILINE | re.DOTALL)
+    outside = Tags(fence.sub("", markdown(hostile)))
+    assert set(outside.tags) == {"code", "details", "summary"}
+    assert HOSTILE in outside.text
+    assert page.text
+    sneaky = "harmless\n```\n# owned\n````\n<b>"
+    report = stored(tmp_path, outcome("gradients/GRAD-02/mlp", FAIL, summary=sneaky))
+    assert "\n`````text\n" in markdown(report)
+
+
+def test_a_comment_stays_within_what_may_be_posted(tmp_path: Path) -> None:
+    outcomes = [outcome(f"gradients/GRAD-02/{number}", FAIL, summary="x" * 2000) for number in range(50)]
+    text = markdown(stored(tmp_path, *outcomes))
+    assert len(text) < MAX_CHARACTERS + 100
+    shown = text.count("<details>")
+    assert 0 < shown < 50
+    assert f"and {50 - shown} more" in text
+
+
+def test_badges_are_drawn_and_escaped(mixed: StoredReport, hostile: StoredReport) -> None:
+    for report in (mixed, hostile):
+        assert ElementTree.fromstring(badge_svg(report)).get("aria-label") == f"DDP conformance: {headline(report)}"
+
+
+def test_a_trace_has_every_rank_and_what_never_finished(mixed: StoredReport) -> None:
+    trace = json.loads(json.dumps(trace_of(mixed)))
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [(event["tid"], event["ts"], event["dur"]) for event in slices[:1]] == [(0, 0, 4000)]
+    assert [event["name"] for event in slices if "never finished" in event["name"]] == [
+        "all_reduce #1 (32 x float32, sum), never finished"
+    ]
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert names == {"rank 0: hung in backward", "rank 1: killed by SIGKILL"}
+
+
+def test_a_timeline_keeps_collectives_in_flight_together_apart() -> None:
+    drawn = timeline([RankFate(0, "raised", collectives=tuple(collective(n, "all_reduce", n, 5) for n in range(3)))])
+    assert drawn is not None
+    assert len({bar.y for bar in drawn.lanes[0].bars}) == 3
+    assert timeline([RankFate(0, "raised"), RankFate(1, "returned")]) is None
+    waiting = timeline(RANKS)
+    assert waiting is not None
+    assert waiting.description == (
+        "rank 0: last all_reduce #1 (32 x float32, sum), never finished; rank 1: last all_reduce #0 (32 x float32, sum)"
+    )
+    edge = max(bar.x + bar.width for lane in waiting.lanes for bar in lane.bars)
+    assert edge == pytest.approx(992, abs=0.1)
+    assert [bar.pending for bar in waiting.lanes[0].bars] == [False, True]
+
+
+def test_the_page_has_a_row_per_requirement_and_an_entry_per_result(mixed: StoredReport) -> None:
+    page = html_page([mixed])
+    ids = re.findall(r'<th scope="row">([A-Z]+-\d+)</th>', page)
+    assert ids == ["GRAD-01", "GRAD-02", "BUCKET-01"]
+    assert page.count('<details class="item entry"') == 6 + 3  # ours, and torch's FAIL, HANG, UNSUPPORTED
+    assert page.count("<svg ") == 1
+    for anchor in re.findall(r'href="#(entry-\d+)"', page):
+        assert f'id="{anchor}"' in page
+    assert "ddp-conformance run gradients/GRAD-02/cnn --ddp torch" in page
+
+
+def test_the_page_needs_no_network(mixed: StoredReport) -> None:
+    attributes = Tags(html_page([mixed])).attributes
+    assert not [value for name, value in attributes if name in ("src", "srcset", "action", "data") and value]
+    assert all(str(value).startswith("#") for name, value in attributes if name == "href")
+    assert "url(" not in html_page([mixed])
+    assert "@import" not in html_page([mixed])
+
+
+def test_hostile_strings_stay_text_on_the_page(hostile: StoredReport, mixed: StoredReport) -> None:
+    hostile_page, page = Tags(html_page([hostile])), Tags(html_page([mixed]))
+    assert set(hostile_page.tags) <= {*page.tags, "strong"}
+    assert hostile_page.tags.count("script") == 1
+    assert not [name for name, _ in hostile_page.attributes if name.startswith("on") or name == "src"]
+    assert hostile_page.text.count(HOSTILE) > 10
+
+
+def chromium(page: str, folder: Path) -> str:
+    """Return the page as headless Chromium has it, after its script ran."""
+    assert CHROMIUM is not None
+    file = folder / "page.html"
+    file.write_text(page, encoding="utf-8", errors="replace")
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout
+
+
+def title_of(page: str) -> str:
+    match = re.search("<title>(.*?)</title>", page, re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+#: Put before the end of a page: does what a person would, and leaves what it saw in the title.
+DRIVER = """{
+const seen = [];
+const shown = (what) => [...document.querySelectorAll(what)].filter((one) => !one.hidden).length;
+const note = (name) => seen.push(`${name}=${shown(".requirement")}/${shown(".entry")}`);
+const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+note("all");
+press("/");
+seen.push(`focus=${document.activeElement.id}`);
+document.activeElement.value = "missing";
+document.activeElement.dispatchEvent(new Event("input", {bubbles: true}));
+note("search");
+press("Escape");
+note("escape");
+document.querySelector("[data-verdict=HANG]").click();
+note("hang");
+document.querySelector("[data-verdict=CRASH]").click();
+note("hang+crash");
+document.querySelector("[type=reset]").click();
+note("reset");
+const chapter = document.getElementById("chapter");
+chapter.value = "buckets";
+chapter.dispatchEvent(new Event("input", {bubbles: true}));
+note("buckets");
+document.getElementById("filters").reset();
+press("j"); press("j");
+seen.push(`j=${document.activeElement.parentElement.id}`);
+document.querySelector(".matrix a.HANG").click();
+addEventListener("hashchange", () => {
+  seen.push(`open=${document.querySelectorAll(".entry[open]").length}`);
+  const bar = document.querySelector(".entry[open] .bar rect").getBoundingClientRect();
+  seen.push(`drawn=${bar.width > 10}`);
+  document.title = seen.join(" ");
+});
+}"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so the page's script cannot be run")
+def test_the_page_in_chromium(mixed: StoredReport, tmp_path: Path) -> None:
+    page = html_page([mixed])
+    allowed = base64.b64encode(hashlib.sha256(DRIVER.encode()).digest()).decode()
+    page = page.replace("script-src '", f"script-src 'sha256-{allowed}' '")
+    page = page.replace("</body>", f"<script>{DRIVER}</script></body>")
+    title = title_of(chromium(page, tmp_path))
+    assert title == (
+        "all=3/9 focus=search search=0/1 escape=3/9 hang=1/2 hang+crash=1/3 reset=3/9 buckets=1/4 j=entry-4"
+        " open=1 drawn=true"
+    )
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so an attack on the page cannot be run")
+def test_an_attack_does_nothing_in_chromium(hostile: StoredReport, tmp_path: Path) -> None:
+    page = html_page([hostile])
+    shown = chromium(page, tmp_path)
+    assert title_of(shown).startswith("ddp-conformance: ")
+    assert "1 requirements, 1 results" in shown  # our own script did run
+    attack = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+    assert title_of(chromium(page.replace("</main>", f"{attack}</main>"), tmp_path)) != "owned"  # had escaping failed
+    unguarded = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    assert title_of(chromium(unguarded.replace("</main>", f"{attack}</main>"), tmp_path)) == "owned"  # a real attack
