@@ -1,0 +1,100 @@
+"""Chapter tensor_parallel: its truth, its fixtures, and how much it covers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.chapters.chapter import load_scenarios
+from conformance.errors import ScenarioError
+from conformance.fixtures.sharded import get_sharded_model
+from conformance.observation import Raised
+from conformance.oracles.expected import Close, mismatch
+from conformance.oracles.unsharded import ShardedPlan, UnshardedRows
+from conformance.programs.program import get_program
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
+
+
+def own_scenarios() -> list[Scenario]:
+    return [scenario for scenario in load_scenarios() if scenario.chapter == "tensor_parallel"]
+
+
+def one_of_each() -> list[Scenario]:
+    return list({(one.id.split("/")[1], one.program): one for one in own_scenarios()}.values())
+
+
+def test_every_requirement_has_a_scenario_on_two_rows_of_two() -> None:
+    square = [one for one in own_scenarios() if tuple(one.arguments["mesh"]) == (2, 2)]
+    uncovered = {one.id for one in load_catalogue().uncovered(square) if one.chapter == "tensor_parallel"}
+    assert uncovered == {"TP-24"}, "three dimensions are no square"
+    assert {one.id.split("/")[1] for one in own_scenarios()} >= uncovered
+    assert {one.world_size for one in own_scenarios()} == {2, 3, 4}
+
+
+def test_scenarios_travel_as_json() -> None:
+    for scenario in own_scenarios():
+        assert Scenario.loads(scenario.dumps()) == scenario
+
+
+@pytest.mark.parametrize("scenario", one_of_each(), ids=lambda scenario: scenario.id)
+def test_the_truth_requires_something_of_every_rank(scenario: Scenario) -> None:
+    expectation = get_program(scenario.program).expectation
+    assert expectation is not None
+    facts = expectation(scenario)
+    assert sorted(facts) == list(range(scenario.world_size))
+    nothing = Raised("SystemError", ("SystemError",), "nonsense")
+    for mine in facts.values():
+        assert mine
+        assert [name for name, value in mine.items() if mismatch(value, nothing) is None] == []
+
+
+@pytest.mark.parametrize("model", ["mlp", "uneven", "narrow", "frozen", "rows", "columns", "heads", "buffer"])
+def test_gradients_of_exact_models_are_whole_multiples_of_27(model: str) -> None:
+    rows = UnshardedRows(ShardedPlan((1, 1), model, num_steps=1), {})
+    rows.step(0)
+    nonzero = 0
+    for parameter in rows.modules[0].parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            counts = parameter.grad * 2.0**19 / 27
+            assert torch.equal(counts, counts.round())
+            nonzero += int(counts.count_nonzero())
+    assert nonzero > 0
+
+
+def test_rows_have_data_of_their_own_and_end_with_the_same_parameters() -> None:
+    plan = ShardedPlan((3, 2), "mlp", num_steps=2)
+    rows = UnshardedRows(plan, {})
+    rows.train()
+    first, *others = rows.facts
+    for other in others:
+        assert mismatch(first["step0/loss0"], other["step0/loss0"].value) is not None
+        assert torch.equal(first["final/parameter/up.weight"], other["final/parameter/up.weight"])
+
+
+def test_a_mean_is_of_all_rows() -> None:
+    plan = ShardedPlan((2, 1), "mlp", num_steps=1)
+    both = UnshardedRows(plan, {})
+    both.step(0)
+    alone = []
+    for row in range(2):
+        module = plan.sharded_model.make_exact(plan.sharded_model.build())
+        plan.sharded_model.loss(module, row, 0, 0).backward()
+        alone.append(module.get_parameter("up.weight").grad)
+    assert alone[0] is not None
+    assert alone[1] is not None
+    assert torch.equal(both.facts[0]["step0/grad/up.weight"], (alone[0] + alone[1]) / 2)
+
+
+def test_a_row_without_data_ends_with_the_parameters_of_the_others() -> None:
+    rows = UnshardedRows(ShardedPlan((2, 1), "mlp", num_steps=3, num_inputs=(1, 3)), {})
+    rows.train()
+    assert "step1/loss0" not in rows.facts[0]
+    assert isinstance(rows.facts[1]["step2/loss0"], Close)
+    assert torch.equal(rows.facts[0]["final/parameter/up.weight"], rows.facts[1]["final/parameter/up.weight"])
+
+
+def test_an_unknown_model_is_named_with_those_there_are() -> None:
+    with pytest.raises(ScenarioError, match="unknown sharded model 'nothing'; known: buffer, columns"):
+        get_sharded_model("nothing")
