@@ -124,7 +124,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=work, args=(queue,))
     process.start()
-    print("spawned", queue.get(timeout=100))
+    print("spawned", queue.get(timeout=200))
     process.join()
     print("main", torch.nn.parallel.DistributedDataParallel.__module__)
     print("arguments", sys.argv[1:], neighbour.__name__)
@@ -132,6 +132,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(300)
 def test_script_runs_as_if_python_had_been_given_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").touch()
     script = tmp_path / "train.py"
@@ -173,7 +174,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "ddp_impl", *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
