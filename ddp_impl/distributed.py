@@ -464,7 +464,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Nothing is compared or copied: a rank that joins must bring the same parameters.
         """
-        outside = new_process_group is dist.GroupMember.NON_GROUP_MEMBER
+        outside: bool = new_process_group is dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
         if not outside and not isinstance(new_process_group, dist.ProcessGroup):
             raise TypeError(
                 "_update_process_group takes a process group (or GroupMember.NON_GROUP_MEMBER on a rank "

@@ -184,8 +184,8 @@ class Reducer:
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
 
-        What was learnt is forgotten too, buckets included: ranks that are new in the group know nothing of it. Gradients
-        that wait for their first reduction go on waiting.
+        What was learnt is forgotten too, buckets included: ranks that are new in the group know nothing of it.
+        Gradients that wait for their first reduction go on waiting.
         """
         if Action.ABANDON in self.state.handle(Event.RESET):
             self._in_flight.clear()

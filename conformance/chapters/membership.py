@@ -105,9 +105,7 @@ def _accidents() -> Iterator[Scenario]:
                     "MEMBER-09", f"forgotten{suffix}", 2, (everybody, ["step", "step", "forward"]),
                     (everybody, _STEPS), options=options,
                 )  # fmt: skip
-        yield _scenario(
-            "MEMBER-04", "hook", world_size, (everybody, ["step", "bomb"]), (everybody, _STEPS), hook=True
-        )
+        yield _scenario("MEMBER-04", "hook", world_size, (everybody, ["step", "bomb"]), (everybody, _STEPS), hook=True)
         yield _scenario(
             "MEMBER-04", "twice", world_size, (everybody, ["step", "bomb"]), (everybody, ["bomb"]), (everybody, _STEPS)
         )

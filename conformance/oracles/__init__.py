@@ -1,0 +1,1 @@
+"""What must be observed: the truth without DDP, and how an expectation is written down. Pure."""

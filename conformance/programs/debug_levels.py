@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 
 from conformance.fixtures.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
@@ -40,19 +40,19 @@ class Net(nn.Module):
 @contextmanager
 def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
     """Set the level, by function or by environment, and put back what was there."""
-    level, variable = dist.get_debug_level(), os.environ.get(_VARIABLE)
+    level, variable = get_debug_level(), os.environ.get(_VARIABLE)
     try:
         if by_environment:
             os.environ[_VARIABLE] = name
-            dist.set_debug_level_from_env()
+            set_debug_level_from_env()
         else:
-            dist.set_debug_level(getattr(dist.DebugLevel, name))
+            set_debug_level(getattr(DebugLevel, name))
         yield
     finally:
         os.environ.pop(_VARIABLE, None)
         if variable is not None:
             os.environ[_VARIABLE] = variable
-        dist.set_debug_level(level)
+        set_debug_level(level)
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
@@ -62,14 +62,14 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
 
 @program("debug_level", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def debug_level(ctx: RankContext) -> None:
-    """Train three steps at the debug level that argument `level` names, set by environment if argument `by_environment`.
+    """Train three steps at the debug level of argument `level`, set by environment if argument `by_environment`.
 
     With `spare_by_rank` only rank 0 uses one of the layers. Observes gradients, and `level` as torch reads it back.
     All ranks run it.
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))):
-        ctx.observe("level", dist.get_debug_level().name)
+        ctx.observe("level", get_debug_level().name)
         observe_run(
             ctx,
             lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
@@ -85,7 +85,7 @@ def _debug_level_facts(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))
 def debugged_mistake(ctx: RankContext) -> None:
-    """Leave a layer unused without saying so, at the debug level of argument `level`; observe `answer`. All ranks run it."""
+    """Leave a layer unused without saying so, at the debug level of argument `level`; observe `answer`."""
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with (
         _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))),

@@ -107,8 +107,9 @@ def _zero_grad(scenario: Scenario, module: nn.Module) -> None:
 def delayed_all_reduce(ctx: RankContext) -> None:
     """Train with the parameters of argument `delayed` (all, if not given) waiting for that of argument `trigger`.
 
-    `module` is a name of `MODULES`, in `dtype`. Each step has `local` backwards under `no_sync` before the one that synchronises. Ranks of `spare_on` (all, if not
-    given) use the spare layer; `zero_grad` and `frozen` say the obvious. Observes after each backward gradients, and
+    `module` is a name of `MODULES`, in `dtype`. Each step has `local` backwards under `no_sync` before the one that
+    synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` and `frozen` say the obvious.
+    Observes after each backward gradients, and
     after the synchronised one `step<k>/early`, the number of elements that were sent before the trigger's gradient was
     there, and `step<k>/sizes`, the elements of each collective. All ranks run it.
     """

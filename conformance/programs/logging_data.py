@@ -198,7 +198,7 @@ def _environment(ctx: RankContext) -> Mapping[str, Any]:
         _step(ctx, model, 0)
         data: Data = model._get_ddp_logging_data()
     names = ["cuda_visible_devices", "master_addr", "master_port", "torch_distributed_debug"]
-    facts = {name: data[name] for name in names}
+    facts: dict[str, Any] = {name: data[name] for name in names}
     is_gloo = dist.get_backend(ctx.process_group) == "gloo"
     facts["interface"] = data["gloo_socket_ifname"] == "lo" if is_gloo else "gloo_socket_ifname" not in data
     facts["of_others"] = sorted(name for name in data if is_gloo and "nccl" in name)

@@ -44,6 +44,7 @@ class Team(nn.Module):
         self.middle = nn.Linear(3, 4)
         self.last = nn.Linear(4, 2)
         self.beside = nn.Linear(3, 2)
+        self.seen: Tensor | None
         self.register_buffer("seen", torch.zeros(2) if with_buffer else None)
         self.armed = False
 
@@ -54,7 +55,7 @@ class Team(nn.Module):
                 self.seen += inputs.sum()
         hidden: Tensor = self.first(inputs)
         if self.armed:
-            hidden = _Bomb.apply(hidden)  # type: ignore[no-untyped-call]
+            hidden = _Bomb.apply(hidden)
         output: Tensor = self.last(self.middle(hidden))
         return output + self.beside(inputs) if "b" in uses else output
 
@@ -197,7 +198,9 @@ def _membership(scenario: Scenario) -> Mapping[int, Facts]:
     return facts
 
 
-def _simulate(facts: dict[int, dict[str, Any]], modules: Sequence[Team], members: list[int], index: int, text: str) -> None:
+def _simulate(
+    facts: dict[int, dict[str, Any]], modules: Sequence[Team], members: list[int], index: int, text: str
+) -> None:
     word, uses = _word(text)
     if has_buffer := modules[0].seen is not None:
         _broadcast_buffers(modules, members)
@@ -213,7 +216,7 @@ def _simulate(facts: dict[int, dict[str, Any]], modules: Sequence[Team], members
         if word in ("step", "local"):
             facts[rank] |= gradients(f"step{index}", modules[rank])
         if word == "step" and has_buffer:
-            facts[rank][f"step{index}/buffer/seen"] = modules[rank].seen.clone()
+            facts[rank][f"step{index}/buffer/seen"] = _seen(modules[rank]).clone()
         if word in ("step", "bomb"):
             modules[rank].zero_grad()
 
@@ -221,7 +224,12 @@ def _simulate(facts: dict[int, dict[str, Any]], modules: Sequence[Team], members
 def _broadcast_buffers(modules: Sequence[Team], members: list[int]) -> None:
     with torch.no_grad():
         for rank in members[1:]:
-            modules[rank].seen.copy_(modules[members[0]].seen)
+            _seen(modules[rank]).copy_(_seen(modules[members[0]]))
+
+
+def _seen(module: Team) -> Tensor:
+    assert module.seen is not None
+    return module.seen
 
 
 def _average(modules: Sequence[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Program `mixed_precision_case`: what goes through forward, is checkpointed, shared, ignored or unused in mixed precision.
+"""Program `mixed_precision_case`: what is cast, checkpointed, shared, ignored or unused in mixed precision.
 
 A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
 integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever
@@ -145,7 +145,7 @@ class Scaled(Watching):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2."""
-        output = self.layer(inputs) * self.scale
+        output: Tensor = self.layer(inputs) * self.scale
         self.seen.note(self.scale, output)
         return output
 
@@ -183,7 +183,7 @@ class TwoDtypes(Watching):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2."""
-        output = self.layer(inputs) * self.precise
+        output: Tensor = self.layer(inputs) * self.precise
         self.seen.note(self.precise, output)
         return output
 
@@ -199,7 +199,9 @@ class WithComplex(Watching):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2, complex."""
         self.seen.note(self.phases)
-        return self.layer(inputs).float() * self.phases * (1 + 2j)  # so that gradients have an imaginary part
+        # so that gradients have an imaginary part
+        output: Tensor = self.layer(inputs).float() * self.phases * (1 + 2j)
+        return output
 
 
 class WithTable(Watching):

@@ -1,4 +1,4 @@
-"""Programs `mixed_precision_surface` and `mixed_precision_refusal`: the module outside forward and backward, and misuse."""
+"""Programs `mixed_precision_surface` and `mixed_precision_refusal`: outside forward and backward, and misuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WithBuffers(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2 and count the calls."""
         with torch.no_grad():
-            self.count += 1
+            self.get_buffer("count").add_(1)
         output: Tensor = self.layer(inputs) * self.scale.to(inputs.dtype)
         return output
 
@@ -94,7 +94,7 @@ def mixed_precision_surface(ctx: RankContext) -> None:
 
     Argument `ignored` names parameters and buffers that DDP is to leave alone. All ranks run it.
     """
-    module = _module().to(ctx.device)
+    module: Any = _module().to(ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))
     before = list(module.parameters())
     model = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
@@ -111,7 +111,7 @@ def _surface(scenario: Scenario) -> Mapping[int, Facts]:
         if precision.buffer_dtype is not None and name not in ignored and buffer.is_floating_point():
             buffer.data = buffer.data.to(precision.buffer_dtype)
     if scenario.arguments["aspect"] == "checkpoint":
-        module.count += 1
+        module.get_buffer("count").add_(1)
     state = module.state_dict()
     facts = {"same": True, "dtypes": _dtypes(state), "values": _values(state)}
     if scenario.arguments["aspect"] == "checkpoint":
@@ -126,13 +126,15 @@ class _Nothing:
     """No configuration at all."""
 
 
+_TEXT: Any = "float16"
+
 #: Configurations that a constructor must refuse, and the exceptions that say so.
 _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
     "integer_param": (lambda _: Precision(torch.int32), Raises(("TypeError", "ValueError"), ("param_dtype",))),
     "integer_reduce": (
         lambda _: Precision(reduce_dtype=torch.int64), Raises(("TypeError", "ValueError"), ("reduce_dtype",)),
     ),
-    "text": (lambda _: Precision(param_dtype="float16"), Raises(("TypeError", "ValueError"), ("param_dtype",))),
+    "text": (lambda _: Precision(_TEXT), Raises(("TypeError", "ValueError"), ("param_dtype",))),
     "dtype_alone": (lambda _: torch.float16, Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
     "other_object": (lambda _: _Nothing(), Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
     "reduce_differs": (
@@ -147,7 +149,7 @@ _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
 
 @program("mixed_precision_refusal", invariants=("leaves_no_trace",))
 def mixed_precision_refusal(ctx: RankContext) -> None:
-    """Wrap with the configuration that argument `case` names; observe the exception as `construct`. All ranks run it."""
+    """Wrap with the configuration that argument `case` names; observe the exception as `construct`."""
     configuration, _ = _REFUSED[ctx.arguments["case"]]
     with ctx.catching("construct"):
         ctx.wrap(_module().to(ctx.device), mixed_precision=configuration(ctx.rank))

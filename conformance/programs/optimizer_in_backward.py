@@ -15,7 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
+from torch.distributed.optim.apply_optimizer_in_backward import (
+    _apply_optimizer_in_backward,
+    _get_in_backward_optimizers,
+)
 
 from conformance.fixtures.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
@@ -45,7 +48,7 @@ def _build(scenario: Scenario) -> nn.Module:
 
 
 def _optimizer_names(scenario: Scenario, parameter: str) -> Sequence[str]:
-    """Return the optimizers that step `parameter` in backward: argument `optimizers` maps branches, or `*`, to names."""
+    """Return the optimizers that step `parameter` in backward: `optimizers` maps branches, or `*`, to names."""
     chosen: Mapping[str, list[str]] = scenario.arguments.get("optimizers", {"*": ["sgd"]})
     return chosen.get(parameter[0], chosen.get("*", []))
 

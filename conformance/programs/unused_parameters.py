@@ -152,6 +152,8 @@ def _forgotten_parameter(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
+    """Return what an error about unused parameters must be: it names them, or gives their indices, and the remedy."""
+
     def names_all(got: Any) -> bool:
         return (
             isinstance(got, Raised)
