@@ -121,7 +121,7 @@ def _columns(reports: Sequence[StoredReport]) -> tuple[Column, ...]:
 
 def _entries(columns: Sequence[Column]) -> list[Entry]:
     """Return what is to be explained: the gravest first, the subjects' own before torch's."""
-    entries = []
+    entries: list[Entry] = []
     for column in columns:
         for scenario in column.report.scenarios:
             result = column.result(scenario)

@@ -46,9 +46,9 @@ def _schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema_of(typing.get_args(kind)[1], definitions)}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {"enum": [member.value for member in kind]}
-    if not dataclasses.is_dataclass(kind):
+    if kind in _SCALARS:
         return {"type": _SCALARS[kind]}
-    name = kind.__name__
+    name = str(kind.__name__)
     if name not in definitions:
         definitions[name] = {}  # reserved, should it contain itself
         hints = typing.get_type_hints(kind)

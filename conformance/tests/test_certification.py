@@ -17,7 +17,8 @@ from conformance.report.json_report import CHECKSUMS
 from conformance.report.run_report import Assignment
 from conformance.report.stored_report import StoredExpectation, StoredReport
 from conformance.spec.profile import in_profile
-from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, UNKNOWN, UNSUPPORTED, Verdict, outcome, stored
+from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, UNKNOWN, UNSUPPORTED, outcome, stored
+from conformance.verdict import Verdict
 
 IDS = ("gradients/GRAD-01/a", "gradients/GRAD-01/b", "buckets/BUCKET-01/a")
 CORE = tuple(outcome(id_, PASS, PASS) for id_ in IDS)

@@ -133,7 +133,7 @@ def test_an_entry_that_names_nothing_is_an_error() -> None:
         check_names([dataclasses.replace(KNOWN, world_size=(4,))], sizes)
 
 
-text = st.text(st.characters(exclude_categories=("Cs",)), min_size=1).filter(str.strip)
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 
 
 @given(

@@ -22,10 +22,10 @@ from conformance.tests.reports_by_hand import (
     UNKNOWN,
     UNPRINTABLE,
     UNSUPPORTED,
-    Verdict,
     outcome,
     stored,
 )
+from conformance.verdict import Verdict
 
 IDS = tuple(one.scenario.id for one in MIXED)
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
         ({"subject": dataclasses.replace(rest.subject, target="a:B")}, "differ in subject"),
     ):
         with pytest.raises(ReportError, match=message):
-            merge([left, dataclasses.replace(rest, **change)])  # type: ignore[arg-type]
+            merge([left, dataclasses.replace(rest, **change)])
     stranger = stored(tmp_path, outcome("gradients/GRAD-01/stranger", PASS), selected=IDS)
     with pytest.raises(ReportError, match="were never selected: gradients/GRAD-01/stranger"):
         merge([left, stranger])
