@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -196,16 +195,6 @@ def parts(split: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
         yield node, submodule
 
 
-def gather_items(graph: fx.Graph) -> None:
-    """Move items that are taken from a container of tensors next to it, so that no cut separates them."""
-    for node in list(graph.nodes):
-        if node.op in ("placeholder", "get_attr", "output") or _may_be_cut_off(value_of(node)):
-            continue
-        items = [user for user in node.users if user.target is operator.getitem and user.all_input_nodes == [node]]
-        for item in sorted(items, reverse=True):
-            node.append(item)
-
-
 def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) -> None:
     # From the end: a copy is a user of what it is computed from, and that comes before it.
     for node in reversed(list(part_of)):
@@ -240,7 +229,6 @@ class SplitBackend:
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile `gm`; what `backend` raises is raised on, with a note on which part it was given."""
         fake_mode = _ensure_values(gm, example_inputs)
-        gather_items(gm.graph)
         plan = plan_split(gm, example_inputs, self.averaged, self.caps)
         self.splits.append(plan)
         log.info(

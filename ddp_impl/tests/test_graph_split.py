@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
+from torch._guards import TracingContext
 
 from ddp_impl.bucket_plan import ParameterSpec
 from ddp_impl.compile.graph_parameters import AveragedParameters, computations
-from ddp_impl.compile.graph_split import SplitBackend, gather_items, parts, plan_split, split_graph
+from ddp_impl.compile.graph_split import SplitBackend, parts, plan_split, split_graph
 from ddp_impl.options import BucketCaps
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
@@ -186,7 +187,6 @@ def test_items_stay_with_the_container_they_come_from() -> None:
 
     module = Calls(body)
     gm, inputs = capture(module, torch.ones(2, WIDTH))
-    gather_items(gm.graph)
     split = split_graph(gm, plan_split(gm, inputs, averaged_parameters(module), TINY))
     assert len(list(parts(split))) == 2
     for _, part in parts(split):
@@ -305,6 +305,24 @@ def test_inductor_compiles_parts_with_strides_floats_and_symbolic_sizes() -> Non
         x = torch.randn(batch, 2, 8, 8).to(memory_format=torch.channels_last)
         assert_same(gradients(model, compiled, x, rate), gradients(model, model, x, rate))
     assert {plan.num_parts for plan in backend.splits} == {3}
+
+
+def test_compilers_of_parts_do_not_overwrite_what_others_left_for_their_backwards() -> None:
+    contexts: list[TracingContext] = []
+
+    def backend(gm: fx.GraphModule, _: Any) -> Any:
+        context = TracingContext.get()
+        assert context.aot_graph_name is None, "another part's"
+        context.aot_graph_name = [f"part {len(contexts)}"]
+        contexts.append(context)
+        return gm.forward
+
+    torch._dynamo.reset()
+    model = layers(3)
+    torch.compile(model, backend=SplitBackend(backend, averaged_parameters(model), TINY))(torch.ones(2, WIDTH))
+    assert [context.aot_graph_name for context in contexts] == [["part 0"], ["part 1"], ["part 2"]]
+    assert len({id(context.guards_context) for context in contexts}) == 1
+    assert len({id(context.fake_mode) for context in contexts}) == 1
 
 
 def test_a_graph_that_was_not_captured_by_dynamo_is_cut_too() -> None:
