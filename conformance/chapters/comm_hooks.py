@@ -215,6 +215,7 @@ def _buffer_hooks() -> Iterator[Scenario]:
             yield _buffers("HOOK-33", name, world_size, location)
             if location != "PRE_FORWARD":  # its futures may come after the forward that they are for
                 yield _buffers("HOOK-34", name, world_size, location, futures=True)
+                yield _buffers("HOOK-34", f"{name}-large", world_size, location, futures=True, length=100_000)
             yield _buffers("HOOK-35", name, world_size, location, local_backwards=2)
         yield _buffers("HOOK-33", f"{name}-view", 2, location, options=_VIEW)
         yield _buffers("HOOK-33", f"{name}-static", 2, location, options=_STATIC)

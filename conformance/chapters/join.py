@@ -104,7 +104,7 @@ def _features() -> Iterator[Scenario]:
         yield _train("JOIN-14", "buckets", "many_small_layers", distributions[1], options={**_VIEW, **_SMALL})
         yield _train("JOIN-15", "small-buckets-effective", "many_small_layers", inputs, options=_SMALL,
                      divide_by_initial_world_size=False)  # fmt: skip
-        yield _train("JOIN-16", "average", "mlp", inputs, hook=True)
+        yield _train("JOIN-16", "doubling", "mlp", inputs, hook=True)
         yield _train("JOIN-16", "buckets", "many_small_layers", distributions[2], hook=True, options=_SMALL)
         for model in ("mixed_dtypes", "complex", "sparse_embedding"):
             yield _train("JOIN-17", model.replace("_", "-"), model, distributions[1])

@@ -29,7 +29,8 @@ class UnevenPlan:
     `num_inputs[r]` is how many inputs rank r has in each join context, of which `contexts` follow each other. Every
     `sync_every`-th input of a rank is synchronised and followed by an optimizer step, the others run under `no_sync`.
     `evaluate`: before each input a forward under `no_grad`. `even_steps` steps of all ranks follow outside of any
-    context. `divide_by_initial_world_size` is what the context is asked for.
+    context. `divide_by_initial_world_size` is what the context is asked for. `hook`: a comm hook divides by the initial
+    world size and doubles.
     """
 
     num_inputs: tuple[int, ...]
@@ -38,6 +39,7 @@ class UnevenPlan:
     evaluate: bool = False
     even_steps: int = 0
     divide_by_initial_world_size: bool = True
+    hook: bool = False
 
     @staticmethod
     def of(scenario: Scenario) -> UnevenPlan:
@@ -172,6 +174,8 @@ class _Simulation:
             self.facts[rank][f"step{number}/loss"] = loss.detach()
         if synchronised:
             self.replicas.average_gradients(active)
+        if synchronised and self.plan.hook:
+            self._double_gradients(active)
         for rank in active:
             for name, parameter in self.modules[rank].named_parameters():
                 gradient = parameter.grad
@@ -179,6 +183,12 @@ class _Simulation:
             if synchronised:
                 self.optimizers[rank].step()
                 self.optimizers[rank].zero_grad()
+
+    def _double_gradients(self, active: Sequence[int]) -> None:
+        for rank in active:
+            for parameter in self.modules[rank].parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(2)
 
     def _evaluate(self, rank: int, number: int) -> Tensor:
         module = self.modules[rank].eval()

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -33,15 +32,11 @@ def joining(ctx: RankContext, context: Any) -> Iterator[None]:
         yield
 
 
-@program(
-    "uneven_training",
-    invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"),
-)
+@program("uneven_training", invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"))
 def uneven_training(ctx: RankContext) -> None:
     """Train as an `UnevenPlan` says. All ranks run it, each with its own number of inputs.
 
-    Further arguments: `optimizer`, "sgd" or "zero" (torch's `ZeroRedundancyOptimizer`, which joins as well); `enable`,
-    as for `join()`; `hook`, true to register a comm hook that averages.
+    Argument `optimizer`: "sgd" or "zero" (torch's `ZeroRedundancyOptimizer`, which joins as well).
 
     Observes for each step `loss`, `grad/<name>` and, if the plan says so, `evaluation`; parameters after every context
     and at the end; and `same_everywhere/<buffer>`. All ranks run it.
@@ -50,7 +45,7 @@ def uneven_training(ctx: RankContext) -> None:
     module = ctx.build_model()
     model: Any = ctx.wrap(module)
     if ctx.arguments.get("hook"):
-        model.register_comm_hook(ctx.process_group, allreduce_hook)
+        model.register_comm_hook(ctx.process_group, _doubled_mean)
     shards = ctx.arguments.get("optimizer") == "zero"
     optimizer: Any = _zero(ctx, module) if shards else plain_sgd(module)
     joinables = [model, optimizer] if shards else [model]
@@ -68,6 +63,12 @@ def uneven_training(ctx: RankContext) -> None:
         ctx.observe(f"same_everywhere/{name}", same_everywhere(ctx, buffer))
 
 
+def _doubled_mean(group, bucket):  # type: ignore[no-untyped-def]
+    """Return the future of twice the mean: a comm hook whose work shows in the gradients."""
+    buffer = bucket.buffer().mul_(2).div_(group.size())
+    return dist.all_reduce(buffer, group=group, async_op=True).get_future().then(lambda _: buffer)
+
+
 def _zero(ctx: RankContext, module: nn.Module) -> optim.Optimizer:
     return ZeroRedundancyOptimizer(
         module.parameters(), optimizer_class=optim.SGD, process_group=ctx.process_group, lr=LEARNING_RATE
@@ -76,11 +77,10 @@ def _zero(ctx: RankContext, module: nn.Module) -> optim.Optimizer:
 
 def _join(ctx: RankContext, joinables: list[Any]) -> Any:
     """Return the context: what `join()` of the only joinable gives, or torch's `Join` over several."""
-    arguments = {
-        "enable": bool(ctx.arguments.get("enable", True)),
-        "divide_by_initial_world_size": bool(ctx.arguments.get("divide_by_initial_world_size", True)),
-    }
-    return joinables[0].join(**arguments) if len(joinables) == 1 else Join(joinables, **arguments)
+    by_initial = UnevenPlan.of(ctx.scenario).divide_by_initial_world_size
+    if len(joinables) == 1:
+        return joinables[0].join(divide_by_initial_world_size=by_initial)
+    return Join(joinables, divide_by_initial_world_size=by_initial)
 
 
 def _step(ctx: RankContext, model: Any, module: nn.Module, optimizer: Any, number: int, *, synchronised: bool) -> None:
