@@ -135,8 +135,9 @@ def _mistakes() -> Iterator[Scenario]:
         ("TP-26", "crossed_groups"), ("TP-27", "other_placements"), ("TP-27", "not_spread"),
     )  # fmt: skip
     for requirement, mistake in mistakes:
-        yield _scenario(requirement, mistake.replace("_", "-"), "sharded_mistake", _SQUARE, model="stack",
-                        mistake=mistake)  # fmt: skip
+        scenario = _scenario(requirement, mistake.replace("_", "-"), "sharded_mistake", _SQUARE, model="stack",
+                             mistake=mistake)  # fmt: skip
+        yield scenario.replace(deadline_s=10.0)
     yield _scenario("TP-25", "three-dimensions", "sharded_mistake", (1, 2, 2), model="stack", mistake="whole_mesh")
 
 
