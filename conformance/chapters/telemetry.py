@@ -104,6 +104,11 @@ def _levels() -> Iterator[Scenario]:
             "TELE-16", f"{level.lower()}-unused", "debug_level", 2, options=_FIND,
             arguments={"level": level, "spare_by_rank": True}, needs=("find_unused_parameters",),
         )  # fmt: skip
+        for world_size in (1, 2):
+            yield _of_chapter(
+                "TELE-16", f"{level.lower()}-own-group", "debug_level", world_size, min_collectives=0,
+                arguments={"level": level, "own_group": True},
+            )  # fmt: skip
         for world_size in (2, 3):
             yield _of_chapter(
                 "TELE-17", f"{level.lower()}", "debugged_mistake", world_size, arguments={"level": level},

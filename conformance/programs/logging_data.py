@@ -181,10 +181,14 @@ def _unused(ctx: RankContext) -> Mapping[str, Any]:
     module = with_integer_weights(Switched()).to(ctx.device)
     model: Any = ctx.wrap(module)
     facts: dict[str, Any] = {}
-    for index, uses in enumerate(ctx.arguments["uses"]):
+    steps: list[str] = [*ctx.arguments["uses"], "a b c d"]
+    for index, uses in enumerate(steps):
         turn = rank_step(ctx, index)
-        turn.backward(torch.stack(turn.forward(model, turn.inputs(4, 3), uses.split())).sum())
-        facts[f"step{index}/size"] = model._get_ddp_logging_data().get("unused_parameter_size", 0)
+        outputs = turn.forward(model, turn.inputs(4, 3), uses.split())
+        if index:  # by the next forward every DDP has logged the last step
+            facts[f"step{index - 1}/size"] = model._get_ddp_logging_data().get("unused_parameter_size", 0)
+        if index < len(steps) - 1:
+            turn.backward(torch.stack(outputs).sum())
     facts["static"] = model._get_ddp_logging_data().get("can_set_static_graph", "not said")
     return facts
 
