@@ -16,7 +16,7 @@ from conformance.errors import ReportError
 from conformance.report.json_report import report_to_json
 from conformance.report.read import parse_report, read_report, report_to_data
 from conformance.report.schema import report_schema
-from conformance.tests.reports_by_hand import CATALOGUE, HOSTILE, MIXED, PASS, RANKS, outcome, run_report, stored
+from conformance.tests.reports_by_hand import CATALOGUE, FAIL, HOSTILE, MIXED, RANKS, outcome, run_report, stored
 
 DATA: dict[str, Any] = json.loads(json.dumps(report_to_json(run_report(*MIXED), CATALOGUE)))
 PUBLISHED = Path(conformance.report.__file__).parent / "report.schema.json"
@@ -136,5 +136,5 @@ def test_what_cannot_be_a_report_is_refused(tmp_path: Path) -> None:
 
 
 def test_hostile_strings_come_back_as_they_are(tmp_path: Path) -> None:
-    report = stored(tmp_path, outcome("gradients/GRAD-01/x", PASS, summary=HOSTILE))
+    report = stored(tmp_path, outcome("gradients/GRAD-01/x", FAIL, summary=HOSTILE))
     assert report.scenarios[0].subject.summary == HOSTILE
