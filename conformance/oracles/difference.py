@@ -62,6 +62,10 @@ def show(value: Any, num_elements: int = 6) -> str:
         return f"a tensor ({kind(value)})"
     if isinstance(value, Raised):
         return f"the exception {value}"
+    if isinstance(value, Mapping):
+        shown = [f"{name}: {show(item)}" for name, item in list(value.items())[:num_elements]]
+        more = [f"... {len(value)} items"] if len(value) > num_elements else []
+        return f"{{{', '.join(shown + more)}}}"
     if _is_sequence(value) and len(value) > num_elements:
         return f"[{', '.join(show(item) for item in value[:num_elements])}, ... {len(value)} items]"
     if _is_sequence(value):

@@ -23,6 +23,7 @@ _MOMENTS = (
     "forward_compute_time_start", "backward_compute_time_start", "backward_comm_time_start", "backward_comm_time_end",
 )  # fmt: skip
 _NUM_STEPS = 3
+_NUM_SAMPLED_STEPS = 16
 
 #: Iterations that are sampled whatever the rate (torch DDP: _set_ddp_runtime_logging_sample_rate).
 _ALWAYS_SAMPLED = 10
@@ -150,7 +151,7 @@ def _logged_times(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("sampled_times", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sampled_times(ctx: RankContext) -> None:
-    """Train 22 steps with the sample rate of argument `rate` (torch's own if 0).
+    """Train 16 steps with the sample rate of argument `rate` (torch's own if 0).
 
     Observes `iterations`, the last sampled one as it is logged after each step, and whether times changed only with it.
     All ranks run it.
@@ -159,7 +160,7 @@ def sampled_times(ctx: RankContext) -> None:
     if rate := ctx.arguments["rate"]:
         model._set_ddp_runtime_logging_sample_rate(rate)
     iterations, changes, before = [], 0, ("no iteration", "no time")
-    for index in range(22):
+    for index in range(_NUM_SAMPLED_STEPS):
         turn = rank_step(ctx, index)
         turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
         data = model._get_ddp_logging_data()
@@ -177,8 +178,8 @@ def _sampled_times(scenario: Scenario) -> Mapping[int, Facts]:
     # A DDP may log a step when it is complete, or when the next one begins: then the tenth is logged in the eleventh.
     answers = []
     for num_always in (_ALWAYS_SAMPLED, _ALWAYS_SAMPLED + 1):
-        sampled = [index for index in range(22) if index < num_always or index % rate == 0]
-        answers.append([max(i for i in sampled if i <= index) for index in range(22)])
+        sampled = [index for index in range(_NUM_SAMPLED_STEPS) if index < num_always or index % rate == 0]
+        answers.append([max(i for i in sampled if i <= index) for index in range(_NUM_SAMPLED_STEPS)])
     facts = {"iterations": AnyOf(*answers), "changed_alone": 0}
     return dict.fromkeys(range(scenario.world_size), facts)
 
