@@ -106,6 +106,7 @@ def test_gradients_are_right_and_shapes_may_vary(recorder: CollectiveRecorder, p
         x = torch.randn(batch, WIDTH)
         assert_same(gradients(model, call, x), gradients(twin, twin, x))
     assert len(ddp._compiled_calls.fused) == 2  # for 2, and for any
+    assert ddp._compiled_calls.splits == [], "the reducer was asked to help"
 
 
 def test_in_evaluation_and_without_compilation_nothing_is_averaged_in_graphs(recorder: CollectiveRecorder) -> None:
