@@ -81,6 +81,12 @@ def _buffers() -> Iterator[Scenario]:
             "JOIN-05", "even", "uneven_buffers", world_size, arguments={"num_inputs": [2] * world_size},
         )  # fmt: skip
 
+    for location in ("PRE_FORWARD", "POST_FORWARD"):
+        for inputs in ((1, 2), (2, 1), (1, 2, 3)):
+            slug = f"{location.lower().replace('_', '-')}-{''.join(map(str, inputs))}"
+            yield _scenario("JOIN-28", slug, "buffer_hook_in_join", len(inputs),
+                            arguments={"location": location, "num_inputs": list(inputs)})  # fmt: skip
+
 
 def _features() -> Iterator[Scenario]:
     for distributions in UNEVEN.values():

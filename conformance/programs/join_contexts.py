@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.fixtures.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf
+from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import gradients
 from conformance.oracles.uneven import UnevenPlan, UnevenReplicas
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.program import program
 from conformance.programs.uneven_training import joining, same_everywhere
-from conformance.programs.written_steps import rank_step
+from conformance.programs.written_steps import observe_run, rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
@@ -94,6 +95,62 @@ def _buffers(scenario: Scenario) -> Mapping[int, Facts]:
 
 def _one_of(choices: list[list[int]]) -> Any:
     return AnyOf(*choices) if len(choices) > 1 else choices[0]
+
+
+class Counted(nn.Module):
+    """Layers, and a buffer that counts forwards."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        self.count += 1
+        output: Tensor = self.layers(inputs)
+        return output
+
+
+@program("buffer_hook_in_join", invariants=("leaves_no_trace",))
+def buffer_hook_in_join(ctx: RankContext) -> None:
+    """Train on uneven inputs with a buffer hook, which argument `location` places, inside a join context.
+
+    Observes `outcome`: gradients of all steps and whether all ranks end with the same buffer, or the refusal. All ranks
+    run it.
+    """
+    plan = UnevenPlan.of(ctx.scenario)
+    module: Any = with_integer_weights(Counted(), ctx.scenario.seed).to(ctx.device)
+    model: Any = ctx.wrap(module)
+
+    def hook(_: Any, buffers: Mapping[str, Tensor]) -> None:
+        for buffer in buffers.values():
+            dist.all_reduce(buffer, dist.ReduceOp.MAX, group=ctx.process_group)
+
+    def run() -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        model._register_buffer_comm_hook(None, hook, _BufferCommHookLocation[ctx.arguments["location"]])
+        with joining(ctx, model.join()):
+            for index in range(plan.num_inputs[ctx.rank]):
+                module.zero_grad()
+                _train(model, rank_step(ctx, index), 0)
+                facts |= gradients(f"step{index}", module)
+        return {**facts, "same_buffer": same_everywhere(ctx, module.count)}
+
+    observe_run(ctx, run, may_refuse=True)
+
+
+@buffer_hook_in_join.expects
+def _buffer_hook(scenario: Scenario) -> Mapping[int, Facts]:
+    plan = UnevenPlan.of(scenario)
+    modules: list[nn.Module] = [with_integer_weights(Counted(), scenario.seed) for _ in range(scenario.world_size)]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    for _, rank, mine in _uneven_gradients(modules, plan):
+        facts[rank] |= mine
+    refusal = Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook"))
+    return {rank: {"outcome": AnyOf({**mine, "same_buffer": True}, refusal)} for rank, mine in facts.items()}
 
 
 class Counting(Joinable):
@@ -194,7 +251,8 @@ def _shared(scenario: Scenario) -> Mapping[int, Facts]:
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     for place, kind in enumerate(kinds):
         if kind == "ddp":
-            for index, rank, mine in _uneven_gradients(scenario, plan, place):
+            modules = [_module(place, scenario) for _ in ranks]
+            for index, rank, mine in _uneven_gradients(modules, plan, place):
                 facts[rank] |= {
                     name.replace(f"step{index}/", f"step{index}/model{place}/"): mine[name] for name in mine
                 }
@@ -206,9 +264,10 @@ def _shared(scenario: Scenario) -> Mapping[int, Facts]:
     return facts
 
 
-def _uneven_gradients(scenario: Scenario, plan: UnevenPlan, place: int = 0) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return (step, rank, gradients) of every step of every rank, for `layers` trained without an optimizer."""
-    modules = [_module(place, scenario) for _ in range(scenario.world_size)]
+def _uneven_gradients(
+    modules: Sequence[nn.Module], plan: UnevenPlan, place: int = 0
+) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return (step, rank, gradients) of every step of every rank, for `modules` trained without an optimizer."""
     world = UnevenReplicas(modules, divide_by_initial_world_size=plan.divide_by_initial_world_size)
     found = []
     for index in range(max(plan.num_inputs)):

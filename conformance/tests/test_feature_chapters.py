@@ -32,6 +32,7 @@ BREAKERS = {
     "JOIN-16": "IgnoresHooks", "JOIN-17": "JoinsByEffective", "JOIN-18": "torch", "JOIN-19": "torch",
     "JOIN-20": "torch", "JOIN-21": "LocalAfterJoin", "JOIN-22": "torch", "JOIN-23": "SwallowsExceptions",
     "JOIN-24": "torch", "JOIN-25": "LogsNoJoin", "JOIN-26": "JoinsAnyGroup", "JOIN-27": "NoJoinable",
+    "JOIN-28": "torch",
     "STATIC-01": "torch", "STATIC-02": "ZeroesUnusedGradients", "STATIC-03": "torch", "STATIC-04": "torch",
     "STATIC-05": "torch", "STATIC-06": "ReducesInsideNoSync", "STATIC-07": "IgnoresStaticGraph",
     "STATIC-08": "IgnoresStaticGraph", "STATIC-09": "ForgetsFirstIteration", "STATIC-10": "torch",
