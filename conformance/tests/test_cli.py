@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from conformance import doctor
 from conformance.chapters.chapter import load_scenarios
 from conformance.cli import main
+from conformance.cli.replay import read_scenario
 from conformance.report.terminal import STYLES
 from conformance.scenario import Scenario
 from conformance.tests.processes import processes_under
@@ -134,7 +135,7 @@ def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
     assert all(entry["native"] is None for entry in data["scenarios"])
 
 
-def test_a_failing_run_ends_with_1_and_its_failures_can_be_replayed(tmp_path: Path) -> None:
+def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> None:
     ddp = f"{SUBJECTS}:Unsynchronised"
     result = call("run", SOME, "--ddp", ddp, "--report", tmp_path, "-k", "moe", "--no-native")
     assert result.exit_code == 1, result.output
@@ -143,13 +144,18 @@ def test_a_failing_run_ends_with_1_and_its_failures_can_be_replayed(tmp_path: Pa
     assert data["totals"]["subject"]["FAIL"] == data["totals"]["selected"]
     file = next((tmp_path / "failures").glob("*.json"))
     assert f"Replay  ddp-conformance replay {file} --ddp {ddp}" in result.stdout
+    assert read_scenario(file).id == data["scenarios"][0]["id"]
 
-    again = call("replay", file, "--ddp", ddp, "--no-native")
-    assert again.exit_code == 1
-    assert "FAIL  TRAIN-16" in again.stdout
-    fine = call("replay", file, "--ddp", "torch")
-    assert fine.exit_code == 0, fine.output
-    assert "PASS" in fine.stdout
+
+@pytest.mark.parametrize(
+    ("ddp", "exit_code", "shown"), [(f"{SUBJECTS}:Unsynchronised", 1, "FAIL  GRAD-01"), ("torch", 0, "PASS")]
+)
+def test_a_replay_shows_one_scenario_again(tmp_path: Path, ddp: str, exit_code: int, shown: str) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_text(PLAIN.dumps())
+    result = call("replay", file, "--ddp", ddp, "--no-native")
+    assert result.exit_code == exit_code, result.output
+    assert shown in result.stdout
 
 
 def test_ctrl_c_leaves_a_partial_report_and_no_process(tmp_path: Path) -> None:
