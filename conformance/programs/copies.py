@@ -8,7 +8,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ class Parts(nn.Module):
         super().__init__()
         self.a = nn.Linear(3, 2)
         self.b = nn.Linear(3, 2)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
@@ -90,7 +91,7 @@ def _learn(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter -= parameter.grad * 2.0**-6
+                parameter.sub_(parameter.grad * 2.0**-6)
 
 
 @program("copied_wrapper", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -215,7 +216,7 @@ def _copied_wrapper(scenario: Scenario) -> Mapping[int, Facts]:
             world.learn()
         if moment == "forward":
             world.forward(2)
-        other = _World([copy.deepcopy(module) for module in world.modules], scenario, ignored)
+        other = _World([cast(Parts, copy.deepcopy(module)) for module in world.modules], scenario, ignored)
         for prefix, which, first in (("copy", other, 10), ("original", world, 20)):
             for index in range(3):
                 which.step(first + index)
@@ -322,7 +323,7 @@ def _copied_module(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("copied_in_group", invariants=("leaves_no_trace",))
 def copied_in_group(ctx: RankContext) -> None:
-    """Copy a wrapper of another group than the default one as argument `way` says; observe `answer`. All ranks run it."""
+    """Copy a wrapper of another group than the default one as argument `way` says; observe `answer`."""
     group = dist.new_group(list(range(ctx.world_size)))
     model = ctx.wrap(_build(ctx.scenario).to(ctx.device), process_group=group)
     with ctx.catching("answer"):
