@@ -26,7 +26,7 @@ _SMALL: dict[str, Any] = {"bucket_cap_mb": 0.0005}
 
 def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
     # A rank that waits for one that has joined waits for ever.
-    return _of_chapter(requirement, slug, program, world_size, needs=("join",), deadline_s=6.0, **rest)
+    return _of_chapter(requirement, slug, program, world_size, needs=("join",), deadline_s=8.0, **rest)
 
 
 def _train(requirement: str, slug: str, model: str, inputs: tuple[int, ...], **rest: Any) -> Scenario:
