@@ -11,12 +11,12 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
 from conformance.checkers.protocol import is_gradient
 from conformance.fixtures.exact import exact_mean
@@ -137,6 +137,7 @@ class Kit(nn.Module):
         self.spare = nn.Linear(2, 2) if course.has_spare else None
         self.table = nn.Embedding(_ROWS, 2, sparse=True) if "sparse_gradients" in course else None
         self.ignored = Ignored() if "ignored_parameters" in course else None
+        self.seen: Tensor | None
         self.register_buffer("seen", torch.zeros(2) if "buffers" in course else None)
 
     def forward(self, inputs: Tensor, rows: Tensor, with_spare: bool) -> Tensor:
@@ -229,11 +230,14 @@ class _Run:
         self.model: Any = ctx.wrap(module, **_options(course, module))
         self.stage = "register"
         if "comm_hook" in course:
-            self.model.register_comm_hook(None, lambda _, bucket: self._average(bucket))
+            cast(Any, self.model).register_comm_hook(None, lambda _, bucket: self._average(bucket))
         self._steps([step for step in course.steps if not step[2]], optimizer)
         if "join" in course:
             self.stage = "join"
-            with warnings.catch_warnings(), self.model.join():  # torch's context changes the filters for good
+            with (
+                warnings.catch_warnings(),
+                cast(Any, self.model).join(),
+            ):  # torch's context changes the filters for good
                 self._steps([step for step in course.steps if step[2]], optimizer)
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self.facts[f"final/{name}"] = tensor.detach().clone()
@@ -391,7 +395,9 @@ class _Truth:
             return
         with torch.no_grad():
             for rank in members:
-                self.kits[rank].seen.copy_(root)
+                replica = self.kits[rank].seen
+                assert replica is not None
+                replica.copy_(root)
 
     def _average(self, members: Sequence[int], in_join: bool) -> None:
         divisor = self.course.world_size if in_join else len(members)
