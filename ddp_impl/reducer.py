@@ -523,11 +523,8 @@ class Reducer:
 
     def _adopt(self, plan: BucketPlan) -> None:
         """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
-        old_views = {
-            id(view): member
-            for bucket in self.buckets
-            for member, view in zip(bucket.members, bucket.views, strict=False)
-        }
+        # The views themselves, so that they outlive their buckets: the id of a freed one may be another tensor's.
+        old_views = {id(view): view for bucket in self.buckets for view in bucket.views}
         self.buckets = [
             Bucket(
                 index,

@@ -41,10 +41,10 @@ def test_torch_lets_the_segfault_of_rank_one_pass(tmp_path: Path) -> None:
     script = tmp_path / "segfault_test.py"
     script.write_text(TORCH_TEST)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=250, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "Ran 1 test" in done.stderr
-    assert done.stderr.rstrip().endswith("OK")
+    assert "Ran 1 test" in done.stderr, done.stderr
+    assert "\nOK" in done.stderr, done.stderr  # what the interpreter says on its way out may follow
 
 
 def test_ours_names_the_rank_and_the_signal() -> None:

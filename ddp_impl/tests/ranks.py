@@ -1,7 +1,8 @@
-"""Running a test's function on several ranks: forked processes that meet through a file."""
+"""Running a test's function on several ranks: fresh processes that meet through a file."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,10 @@ def run_ranks(function: Callable[..., Any], world_size: int, directory: Path, *a
     take too long; none is left behind.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    # Not forks of this process: where it has compiled before, its threads are missing in a fork, and compiling crashes.
+    multiprocessing.set_forkserver_preload(["torch.distributed", "ddp_impl"])
     context = start_processes(
-        _rank_main, (function, world_size, directory, arguments), world_size, join=False, start_method="fork"
+        _rank_main, (function, world_size, directory, arguments), world_size, join=False, start_method="forkserver"
     )
     assert context is not None
     end = time.monotonic() + _DEADLINE_S
