@@ -4,5 +4,6 @@ from ddp_impl.bucket import GradBucket
 from ddp_impl.distributed import DistributedDataParallel
 from ddp_impl.installation import install, uninstall
 from ddp_impl.mixed_precision import MixedPrecision
+from ddp_impl.replicated_view import replicated_parameters
 
-__all__ = ["DistributedDataParallel", "GradBucket", "MixedPrecision", "install", "uninstall"]
+__all__ = ["DistributedDataParallel", "GradBucket", "MixedPrecision", "install", "replicated_parameters", "uninstall"]

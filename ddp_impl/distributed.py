@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddp_impl.arguments import buffer_policy, check_arguments, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
@@ -269,6 +270,21 @@ class DistributedDataParallel(nn.Module, Joinable):
     def train(self, mode: bool = True) -> Self:
         """Set the training mode of the wrapper and of the wrapped module."""
         return super().train(mode)
+
+    # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> tuple[tuple[Any], tuple[Any]]:
+        """Return `inputs` and `kwargs`, each in a tuple of one, with all tensors on device `device_id` of our type."""
+        device = torch.device(self.device_type, device_id)
+        return (move(inputs, device),), (move(kwargs, device),)
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
+        """Split tensors along dimension `dim` over `device_ids`, of which a process of ours has one."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+        """Concatenate outputs along dimension `dim` on `output_device`."""
+        return gather(outputs, output_device, dim=self.dim)
 
     # -- buffers ------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ CAPABILITIES = frozenset(
         "no_sync",
         "optimizer_in_backward",
         "pickling",
+        "replicated_parameters",
         "skip_all_reduce_unused_params",
         "static_graph",
         "update_process_group",
@@ -56,11 +57,12 @@ class Subject:
 
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
-    # Its mixed precision has no such settings: torch's configuration lists them as things to come.
+    # Its mixed precision has no such settings: torch's configuration lists them as things to come. A view of
+    # parameters as replicated tensors was proposed for it, and dropped.
     "torch": Subject(
         "torch",
         "torch.nn.parallel:DistributedDataParallel",
-        CAPABILITIES - {"cast_forward_inputs", "full_precision_modules"},
+        CAPABILITIES - {"cast_forward_inputs", "full_precision_modules", "replicated_parameters"},
     ),
 }
 

@@ -22,7 +22,7 @@ TIERS = {
     "reducer": 4,
     "join": 5, "logging_data": 5,
     "distributed": 6,
-    "installation": 7, "replicated_parameters": 7, "__main__": 8, "__init__": 8, "startup": 8,
+    "installation": 7, "replicated_view": 7, "__main__": 8, "__init__": 8, "startup": 8,
 }  # fmt: skip
 WITHOUT_TORCH = {"errors", "messages", "reducer_state", "bucket_plan", "telemetry"}
 COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "all_gather_object", "barrier", "reduce_scatter", "all_to_all"}
