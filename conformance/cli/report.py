@@ -90,6 +90,28 @@ def trace(report: Path, out: Path | None) -> None:
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
 @_OUT
+def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Make Markdown of what a complete DDP does, row by row, with the verdicts of REPORTS."""
+    from conformance.behaviours import load_behaviours
+    from conformance.report.behaviours import behaviours_page
+
+    _write(behaviours_page(load_behaviours(), [read_report(report) for report in reports]), out)
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
+def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Make a table in Markdown of which features work together; REPORTS hold chapter pairs."""
+    from conformance.chapters.pairs import REQUIREMENTS, slug_of
+    from conformance.report.pairs import pairs_page
+
+    _write(pairs_page([read_report(report) for report in reports], [slug_of(one) for one in REQUIREMENTS]), out)
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
 def merge(reports: tuple[Path, ...], out: Path | None) -> None:
     """Put the reports of a run's shards together.
 
