@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from conformance.observation import Raised
 
@@ -99,7 +100,10 @@ class RankContext:
             loss.backward(**kwargs)
 
     def observe(self, name: str, value: Any) -> None:
-        """Report a fact. Tensors are detached, cloned and moved to the CPU at once."""
+        """Report a fact. Tensors are detached, cloned and moved to the CPU at once, DTensors as the whole that they are.
+
+        Of a DTensor with shards all ranks must call it.
+        """
         assert name not in self.facts, f"fact {name} observed twice"
         self.facts[name] = _snapshot(value)
 
@@ -163,6 +167,8 @@ class RankContext:
 
 
 def _snapshot(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, (list, tuple)):

@@ -91,12 +91,13 @@ def _surface() -> Iterator[Scenario]:
     ):  # fmt: skip
         for world_size in (1, 2):
             yield _scenario(
-                requirement, aspect.replace("_", "-"), "wrapper_surface", world_size, arguments={"aspect": aspect}
-            )
+                requirement, aspect.replace("_", "-"), "wrapper_surface", world_size, arguments={"aspect": aspect},
+                min_collectives=0,  # a surface need not communicate
+            )  # fmt: skip
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):
         yield _scenario(
             "CONS-28", f"attributes-{option.replace('_', '-')}", "wrapper_surface", 2,
-            arguments={"aspect": "attributes"}, options={option: True}, needs=(option,),
+            arguments={"aspect": "attributes"}, options={option: True}, needs=(option,), min_collectives=0,
         )  # fmt: skip
 
 
