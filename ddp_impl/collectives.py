@@ -25,8 +25,8 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     return work
 
 
-def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
-    """Reduce `tensor` in place and wait."""
+def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup | None, op: Any = dist.ReduceOp.SUM) -> None:
+    """Reduce `tensor` in place over `group` (None: all ranks) and wait."""
     dist.all_reduce(tensor, op=op, group=group)
 
 
@@ -105,3 +105,10 @@ def _chunks(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
         by_kind.setdefault(kind, []).append(tensor)
         filled[kind] = filled.get(kind, 0) + num_bytes
     yield from by_kind.values()
+
+
+def stack_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the `tensor` of every rank of `group` (None: all ranks), stacked in their order; all must call it."""
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor, group=group)
+    return torch.stack(gathered)

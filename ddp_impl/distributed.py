@@ -31,6 +31,7 @@ from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
+from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.unused_parameters import find_tensors
 from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
@@ -123,7 +124,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.device = members[0].parameter.device
         self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
         self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
-        _check_sync_batch_norm(module, self.device_type)
+        check_sync_batch_norm(module, self.device_type)
 
         self.module = module
         self.dim = dim
@@ -583,10 +584,3 @@ class DistributedDataParallel(nn.Module, Joinable):
         if with_buffers:
             tensors += [local_tensor(buffer) for buffer in self.modules_buffers]
         broadcast_state(tensors, self.process_group, self.device, group_src)
-
-
-def _check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
-    if device_type == "cpu" and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
-        raise ValueError(
-            "SyncBatchNorm layers only work with GPU modules: torch's layer refuses CPU inputs. Use BatchNorm there"
-        )

@@ -18,7 +18,7 @@ TIERS = {
     "gradient_homes": 1,
     "collectives": 2,
     "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
-    "arguments": 3,
+    "arguments": 3, "sync_batch_norm": 3,
     "reducer": 4,
     "join": 5, "logging_data": 5,
     "distributed": 6,

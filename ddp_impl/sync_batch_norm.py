@@ -1,0 +1,156 @@
+"""Batch normalisation over the batches of all ranks, on any device: torch's own layer refuses to train on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddp_impl import collectives
+from ddp_impl.errors import ReductionError
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """`torch.nn.SyncBatchNorm`, made of ordinary operators and two collectives, so that every device has it.
+
+    In training mode mean and variance are those of all ranks' batches together: each rank normalises what it has, also
+    if that is nothing. Every rank of `process_group` must call forward and backward equally often; inside a join
+    context ask for `throw_on_early_termination`. In evaluation mode, or alone, it is `torch.nn.BatchNorm1d` and its
+    kin. Parameters, buffers and `state_dict` are torch's.
+    """
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+        """Return `module` with every batch normalisation in it replaced; parameters and buffers stay what they are."""
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            return cls._like(module, process_group)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
+        return module
+
+    @classmethod
+    def _like(cls, module: nn.modules.batchnorm._BatchNorm, process_group: dist.ProcessGroup | None) -> Self:
+        layer = cls(
+            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_group
+        )
+        layer._parameters.update(module._parameters)
+        layer._buffers.update(module._buffers)
+        return layer.train(module.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `input` of shape (rows, features, ...). Collective in training mode."""
+        uses_batch = self.training or self.running_mean is None
+        if not (self.training and dist.is_initialized() and dist.get_world_size(self._group) > 1):
+            return self._normalise_alone(input, uses_batch)
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        mean, variance, count = _statistics_of_all(input, self._group)
+        if self.track_running_stats:
+            self._track(mean, variance, count)
+        output: Tensor = _NormaliseOverRanks.apply(
+            input, self.weight, self.bias, mean, torch.rsqrt(variance + self.eps), count, self._group
+        )
+        return output
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        group: dist.ProcessGroup | None = self.process_group
+        return group
+
+    def _normalise_alone(self, rows: Tensor, uses_batch: bool) -> Tensor:
+        factor = self._count_batch() if self.training and self.track_running_stats else 0.0
+        keeps = not self.training or self.track_running_stats
+        mean, variance = (self.running_mean, self.running_var) if keeps else (None, None)
+        output: Tensor = F.batch_norm(rows, mean, variance, self.weight, self.bias, uses_batch, factor, self.eps)
+        return output
+
+    def _count_batch(self) -> float:
+        """Count one more batch; return its weight in the running statistics."""
+        if self.num_batches_tracked is None:
+            return self.momentum or 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else float(self.momentum)
+
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        factor = self._count_batch()
+        with torch.no_grad():
+            unbiased = variance * (count / (count - 1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
+    """Raise `ValueError` if `module` is on a CPU and has layers that normalise on accelerators only: torch's."""
+    for name, layer in module.named_modules():
+        if device_type == "cpu" and isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm):
+            raise ValueError(
+                f"SyncBatchNorm layers only work with GPU modules, but layer '{name}' is on a CPU, where torch's "
+                "cannot train: convert the module with ddp_impl.SyncBatchNorm.convert_sync_batchnorm, or use BatchNorm"
+            )
+
+
+def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, int]:
+    """Return mean and biased variance per feature over all ranks' rows, and how many values each feature has.
+
+    Each rank sends its own mean, sum of squared deviations and count: combining those loses no digits, as a
+    difference of large sums would. Raises `ReductionError` on every rank when all ranks together have one value.
+    """
+    with torch.no_grad():
+        values = rows.detach().movedim(1, 0).flatten(1)  # (features, values)
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        number = values.shape[1]
+        mean = values.mean(1) if number else values.new_zeros(values.shape[0])
+        deviations = (values - mean[:, None]).square().sum(1)
+        mine = torch.cat([mean, deviations, mean.new_tensor([number])])
+        everyone = collectives.stack_ranks(mine, group)
+        means, deviations, numbers = everyone.split([len(mean), len(mean), 1], dim=1)
+        count = int(numbers.sum())
+        if count < 2:
+            raise ReductionError(
+                f"SyncBatchNorm in training mode expects more than 1 value per feature over all ranks, got {count}"
+            )
+        mean = (means * numbers).sum(0) / count
+        variance = (deviations + numbers * (means - mean).square()).sum(0) / count
+        return mean, variance, count
+
+
+class _NormaliseOverRanks(torch.autograd.Function):
+    """Normalisation by statistics to which the rows of every rank contributed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: int,
+        group: dist.ProcessGroup | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(rows, weight, mean, scale)
+        ctx.count, ctx.group = count, group
+        normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
+        if weight is not None and bias is not None:
+            normal = normal * _per_feature(weight, rows) + _per_feature(bias, rows)
+        return normal.to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, mean, scale = ctx.saved_tensors
+        gradient = grads[0].to(mean.dtype)
+        normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
+        own_dims = [dim for dim in range(rows.dim()) if dim != 1]
+        for_bias, for_weight = gradient.sum(own_dims), (gradient * normal).sum(own_dims)
+        sums = torch.stack([for_bias, for_weight])
+        collectives.all_reduce_now(sums, ctx.group)
+        through_mean, through_scale = sums / ctx.count
+        factor = scale if weight is None else scale * weight
+        centred = gradient - _per_feature(through_mean, rows) - normal * _per_feature(through_scale, rows)
+        for_rows = (centred * _per_feature(factor, rows)).to(rows.dtype)
+        if weight is None:
+            return for_rows, None, None, None, None, None, None
+        return for_rows, for_weight.to(weight.dtype), for_bias.to(weight.dtype), None, None, None, None
+
+
+def _per_feature(vector: Tensor, rows: Tensor) -> Tensor:
+    return vector.view(1, -1, *[1] * (rows.dim() - 2))
