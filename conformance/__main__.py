@@ -1,0 +1,5 @@
+"""`python -m conformance` is `ddp-conformance`: for launchers that start modules."""
+
+from conformance.cli import main
+
+main(prog_name="ddp-conformance")
