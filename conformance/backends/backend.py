@@ -17,6 +17,24 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 
 from conformance.errors import BackendError
 
+#: What a backend may declare, and scenarios may list under `needs`, beyond what every DDP lives on: broadcast,
+#: all_reduce (SUM, MAX and MIN), all_gather, barrier, and new groups.
+CAPABILITIES = frozenset(
+    {
+        "all_gather_into_tensor",
+        "all_to_all",
+        "avg",
+        "bfloat16",
+        "coalesced",
+        "complex64",
+        "float16",
+        "gather_scatter",
+        "reduce_scatter",
+        "send_recv",
+        "sparse",
+    }
+)
+
 BUILT_IN = {"gloo": "conformance.backends.gloo:GLOO", "nccl": "conformance.backends.nccl:NCCL"}
 
 
@@ -24,12 +42,12 @@ BUILT_IN = {"gloo": "conformance.backends.gloo:GLOO", "nccl": "conformance.backe
 class Backend:
     """A c10d backend together with the devices that it serves.
 
-    `capabilities` are what scenarios may list under `needs`: operations beyond the all-reduce and broadcast that every
-    DDP lives on (`all_to_all`, `sparse`, `avg`, ...) and dtypes beyond float32 and float64. `max_world_size()` is None
-    for no limit; `unavailable()` is empty when the backend can be used here, else the reason; both run in the
-    controller and may touch the device. `device(rank)` and `create(store, rank, world_size, timeout)` run in a rank;
-    every rank must call `create`, which returns the connected group. `source` is the text by which another process
-    finds this value again: ranks look the backend up by it, because functions of a vendor's module need not pickle.
+    `capabilities`, of `CAPABILITIES`, are what scenarios may list under `needs`: operations beyond those that every DDP
+    lives on and dtypes beyond float32, float64 and integers. `max_world_size()` is None for no limit; `unavailable()`
+    is empty when the backend can be used here, else the reason; both run in the controller and may touch the device.
+    `device(rank)` and `create(store, rank, world_size, timeout)` run in a rank; every rank must call `create`, which
+    returns the connected group. `source` is the text by which another process finds this value again: ranks look the
+    backend up by it, because functions of a vendor's module need not pickle.
     """
 
     name: str

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import Store
 
-from conformance.backends.backend import Backend
+from conformance.backends.backend import CAPABILITIES, Backend
 
 #: Loopback only: runs must not depend on a host name that resolves, nor be reachable from outside.
 LOOPBACK = "127.0.0.1"
@@ -28,9 +28,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 GLOO = Backend(
     name="gloo",
     device_type="cpu",
-    capabilities=frozenset(
-        {"all_to_all", "reduce_scatter", "coalesced", "sparse", "avg", "send_recv", "float16", "bfloat16", "complex64"}
-    ),
+    capabilities=CAPABILITIES,
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=lambda rank: "cpu",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import Store
 
-from conformance.backends.backend import Backend
+from conformance.backends.backend import CAPABILITIES, Backend
 
 
 def _unavailable() -> str:
@@ -40,9 +40,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 NCCL = Backend(
     name="nccl",
     device_type="cuda",
-    capabilities=frozenset(
-        {"all_to_all", "reduce_scatter", "coalesced", "avg", "send_recv", "float16", "bfloat16", "complex64"}
-    ),
+    capabilities=CAPABILITIES - {"sparse"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

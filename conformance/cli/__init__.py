@@ -20,10 +20,12 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 COMMANDS = {
     "run": "conformance.cli.run:command",
     "list": "conformance.cli.listing:command",
+    "specification": "conformance.cli.specification:command",
     "replay": "conformance.cli.replay:command",
     "report": "conformance.cli.report:command",
     "verify": "conformance.cli.verify:command",
     "doctor": "conformance.cli.doctor:command",
+    "smoke": "conformance.cli.smoke:command",
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
 }
@@ -77,6 +79,7 @@ def main() -> None:
     ddp-conformance replay report/failures/x.json run one failure again
     ddp-conformance report html report -o x.html  a page of a finished report
     ddp-conformance doctor                        what this machine can run
+    ddp-conformance smoke --backend my_pkg:it     is a backend's adapter right? The first broken rung
     ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
 
     Ranks are processes of this machine that talk over the loopback interface; no port is used.

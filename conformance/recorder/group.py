@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from conformance.backends.backend import Backend
+from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
 from conformance.recorder.recorder import Recorder
 
@@ -26,9 +28,21 @@ class _Installation:
     made_default: bool = False
 
     def create(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
-        group = as_process_group(self.backend.create(store, rank, world_size, timeout), store)
+        created = self.backend.create(store, rank, world_size, timeout)
+        self._check(created, rank, world_size)
+        group = as_process_group(created, store)
         label, self.made_default = "" if self.made_default else "default", True
         return group if self.recorder is None else self.recorder.wrap(group, label)
+
+    def _check(self, created: object, rank: int, world_size: int) -> None:
+        """Raise `BackendError` unless the backend has made a group that knows its place."""
+        made = f"backend {self.backend.name!r}: create(store, {rank}, {world_size}, timeout) must return"
+        if not isinstance(created, dist.ProcessGroup | GroupBackend):
+            raise BackendError(f"{made} a c10d Backend or ProcessGroup; on rank {rank} it returned {created!r}")
+        place = (created.rank(), created.size())
+        if place != (rank, world_size):
+            came = f"rank {place[0]} of {place[1]}"
+            raise BackendError(f"{made} the group of rank {rank} of {world_size}; what came calls itself {came}")
 
 
 _installed: _Installation | None = None

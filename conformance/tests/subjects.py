@@ -14,6 +14,7 @@ from conformance.backends.gloo import GLOO
 
 NO_DRIVER = dataclasses.replace(GLOO, name="driverless", unavailable=lambda: "its driver is not loaded")
 TWO_RANKS = dataclasses.replace(GLOO, name="small", max_world_size=lambda: 2)
+MISSPELT = dataclasses.replace(GLOO, name="misspelt", capabilities=frozenset({"all-to-all"}))
 
 NOT_A_CLASS = 3
 

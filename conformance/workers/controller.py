@@ -9,7 +9,7 @@ from conformance.backends.backend import Backend
 from conformance.observation import Observation
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
-from conformance.workers.pool import Pool
+from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 
@@ -21,17 +21,28 @@ class Controller:
     thread.
     """
 
-    def __init__(self, backend: Backend, *, work_dir: Path | None = None, preload: tuple[str, ...] = ()) -> None:
-        """Start the zygote in the background.
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        work_dir: Path | None = None,
+        preload: tuple[str, ...] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+        zygote: ZygoteProcess | None = None,
+    ) -> None:
+        """Start the zygote in the background, unless one is lent: that one stays open.
 
         `work_dir` is where the private directory is made (the system's temporary directory by default). `preload` are
-        modules that the ranks should find imported, such as those that register further programs.
+        modules that the ranks should find imported, such as those that register further programs. Ranks may take
+        `start_timeout_s` seconds to connect.
         """
         self._backend = backend
         self._work_dir = work_dir
         self._preload = preload
+        self._start_timeout_s = start_timeout_s
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self._zygote = ZygoteProcess(work_dir, preload)
+        self._lent = zygote
+        self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do.
@@ -59,9 +70,13 @@ class Controller:
                 pool.close()
 
     def close(self) -> None:
-        """End all ranks and the zygote. None of them is left when this returns."""
+        """End all ranks and the zygote, if it is this controller's. None of them is left when this returns."""
+        if self._zygote is self._lent:
+            for pool in self._pools.values():
+                pool.close()
+        else:
+            self._zygote.close()
         self._pools.clear()
-        self._zygote.close()
 
     def __enter__(self) -> Controller:
         """Return the controller."""
@@ -75,8 +90,12 @@ class Controller:
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:
-            return Pool(self._zygote, self._backend, world_size, recorded=recorded)
+            return self._fork_pool(world_size, recorded)
         except ZygoteGoneError:  # somebody killed it; its pools died with it
             self.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload)
-            return Pool(self._zygote, self._backend, world_size, recorded=recorded)
+            return self._fork_pool(world_size, recorded)
+
+    def _fork_pool(self, world_size: int, recorded: bool) -> Pool:
+        timeout_s = self._start_timeout_s
+        return Pool(self._zygote, self._backend, world_size, recorded=recorded, start_timeout_s=timeout_s)

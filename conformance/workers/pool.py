@@ -35,9 +35,12 @@ START_TIMEOUT_S = 60.0
 class Pool:
     """`world_size` ranks with a connected default group, reused until something has gone wrong with them."""
 
-    def __init__(self, zygote: ZygoteProcess, backend: Backend, world_size: int, *, recorded: bool) -> None:
-        """Fork the ranks; `start` waits for them. Raises `ZygoteGoneError`."""
+    def __init__(
+        self, zygote: ZygoteProcess, backend: Backend, world_size: int, *, recorded: bool, start_timeout_s: float
+    ) -> None:
+        """Fork the ranks; `start` waits for them, for `start_timeout_s` seconds. Raises `ZygoteGoneError`."""
         self._zygote = zygote
+        self._start_timeout_s = start_timeout_s
         number, self._directory = zygote.new_pool()
         self._seats = tuple(
             Seat(number, rank, world_size, backend.source or backend.name, str(self._directory), recorded)
@@ -50,7 +53,7 @@ class Pool:
         """Wait until the ranks are connected to each other; returns why, if they are not. Repeated, it does nothing."""
         if self._started:
             return {}
-        messages, observations = self._gather(time.monotonic() + START_TIMEOUT_S)
+        messages, observations = self._gather(time.monotonic() + self._start_timeout_s)
         for rank, message in messages.items():
             assert isinstance(message, Ready), f"rank {rank} must report that it is ready, got {message!r}"
             if message.error is not None:

@@ -1,0 +1,86 @@
+"""`ddp-conformance smoke`: whether a backend's adapter is right, before anything is judged."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli import EXIT_FAILED
+from conformance.cli.console import make_console
+from conformance.cli.interrupt import interrupted_once
+
+if TYPE_CHECKING:
+    from conformance.smoke.breakage import Breakage
+    from conformance.smoke.ladder import Footing
+
+_STYLES = {"ok": "green", "undeclared": "yellow", "absent": "dim", "unclean": "yellow", "BROKEN": "bold red"}
+_INDENT = " " * 12
+
+
+@click.command("smoke", short_help="Climb from an import to one step, up to the first broken rung.")
+@click.option(
+    "--backend", default="gloo", show_default=True, help="gloo, nccl, the name of an installed one, or module:attr."
+)
+@click.option(
+    "--ddp", default="ddp_impl", show_default=True, help="DDP of the last step: ddp_impl, torch, or module:Class."
+)
+@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="Ranks.  [default: 3, or what is possible]")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a rung may take.",
+)
+def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -> None:
+    """Say in a minute whether a backend's adapter is right: the first broken rung, on which rank, and what to do.
+
+    \b
+    ddp-conformance smoke --backend my_pkg.adapter:BACKEND
+    ddp-conformance smoke --ddp my_pkg:MyDDP
+
+    Every rung is one small question with data that tell where each number came from. What a backend does not declare
+    is tried as well, and said; it never breaks the ladder. Exits with 1 at the first broken rung.
+    """
+    from conformance.smoke.ladder import Status, climb
+
+    console = make_console()
+    with interrupted_once():
+        for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s):
+            _print_footing(console, footing)
+    if footing.status is Status.BROKEN:
+        assert footing.breakage is not None
+        _print_breakage(console, footing.asks, footing.breakage)
+        click.get_current_context().exit(EXIT_FAILED)
+    console.print("Every rung holds. Next: ddp-conformance run" + _options(backend, ddp), highlight=False)
+
+
+def _options(backend: str, ddp: str) -> str:
+    given = (("--backend", backend, "gloo"), ("--ddp", ddp, "ddp_impl"))
+    return "".join(f" {option} {value}" for option, value, default in given if value != default)
+
+
+def _print_footing(console: Console, footing: Footing) -> None:
+    word = footing.status.value
+    text = footing.detail if word != "ok" else f"{footing.asks}{f' ({footing.detail})' if footing.detail else ''}"
+    duration = f"{footing.duration_ms:.0f} ms" if footing.duration_ms else ""
+    line = Text.assemble((f"{word:<12}", _STYLES[word]), f"{footing.rung:<24}{text}  ", (duration, "dim"))
+    console.print(line, soft_wrap=True)
+
+
+def _print_breakage(console: Console, asks: str, breakage: Breakage) -> None:
+    rows = (
+        ("asked", asks), ("expected", breakage.expected), ("came", breakage.came),
+        ("do", breakage.advice), ("evidence", breakage.evidence),
+    )  # fmt: skip
+    console.print()
+    for label, text in rows:
+        if text:
+            console.print(f"{label:<12}{textwrap.indent(text, _INDENT).lstrip()}", highlight=False, markup=False,
+                          soft_wrap=True)  # fmt: skip

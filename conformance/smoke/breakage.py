@@ -1,0 +1,188 @@
+"""What is wrong with a broken rung, said so that the engineer who wrote the backend knows where to look. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from conformance.checkers.facts import WrongFact, wrong_facts
+from conformance.checkers.fate import missing_from
+from conformance.explanation import ranks, shorten
+from conformance.fixtures.traced_blocks import read_block
+from conformance.observation import Facts, Observation
+from conformance.oracles.difference import kind, show
+
+_NUM_FRAMES = 6
+_TRACEBACK_LINES = 6
+_STDERR_LINES = 6
+_NUM_VALUES = 12
+#: Frames that every rank has on its stack and that say nothing about a backend.
+_OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Breakage:
+    """Why a rung does not hold: a sentence that names ranks, what was expected, what came, what to do, and evidence."""
+
+    summary: str
+    expected: str = ""
+    came: str = ""
+    advice: str = ""
+    evidence: str = ""
+
+
+def find_breakage(
+    observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, *, deadline_s: float, advice: str
+) -> Breakage | None:
+    """Return what is wrong with a run on all ranks, the gravest thing first; None when everything is as it must be."""
+    seen = [observations[rank] for rank in sorted(observations)]
+    if dead := [one for one in seen if one.fate.kind in ("killed", "exited")]:
+        return _died(dead, advice)
+    if raised := [one for one in seen if one.raised is not None]:
+        return _raised(raised, len(seen), advice)
+    if late := [one for one in seen if one.fate.kind in ("hung", "abandoned")]:
+        return _hung(late, observations, deadline_s, advice)
+    if declined := [one for one in seen if one.unsupported]:
+        return Breakage(f"{ranks(one.rank for one in declined)} declined: {declined[0].unsupported}", advice=advice)
+    wrong = wrong_facts(expected or {}, {one.rank: one.facts for one in seen})
+    return _wrong(wrong, expected or {}, observations, advice) if wrong else None
+
+
+def _died(dead: list[Observation], advice: str) -> Breakage:
+    first = dead[0]
+    return Breakage(
+        f"{ranks(one.rank for one in dead)} died in {_where(first)}: {first.fate}",
+        expected="every rank comes back",
+        came="; ".join(f"rank {one.rank} {one.fate}" for one in dead),
+        advice=advice,
+        evidence="\n".join(filter(None, (_stacks(dead), _stderr(first)))),
+    )
+
+
+def _raised(raised: list[Observation], num_ranks: int, advice: str) -> Breakage:
+    first = raised[0]
+    assert first.raised is not None
+    who = "every rank" if len(raised) == num_ranks > 1 else ranks(one.rank for one in raised)
+    explains_itself = "ConformanceError" in first.raised.bases
+    traceback = [] if explains_itself else [line for line in first.raised.traceback.splitlines() if line.strip()]
+    return Breakage(
+        f"{who} raised in {_where(first)}: {shorten(str(first.raised))}",
+        expected="no error",
+        came="; ".join(f"rank {one.rank}: {shorten(str(one.raised))}" for one in raised),
+        advice=advice,
+        evidence="\n".join(
+            [f"Rank {first.rank}'s traceback, its end:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
+        ),
+    )
+
+
+def _hung(late: list[Observation], observations: Mapping[int, Observation], deadline_s: float, advice: str) -> Breakage:
+    back = [rank for rank, one in observations.items() if one.fate.kind == "returned"]
+    where = f"back from {_where(late[0])} within {deadline_s:g} s"
+    if back or len(late) == 1:
+        summary = f"{ranks(one.rank for one in late)} did not come {where}"
+    else:
+        summary = f"no rank came {where}"
+    if back:
+        summary += f", {ranks(back)} did"
+    if (missing := missing_from(observations)) is not None:
+        collective, waiting, absent = missing
+        summary += f"; {collective.describe()} was issued by {ranks(waiting)} and never by {ranks(absent)}"
+    if odd := _odd_one_out(late):
+        summary += f"; {odd}"
+    return Breakage(
+        summary,
+        expected=f"every rank comes back within {deadline_s:g} s",
+        came="; ".join(f"rank {one.rank} is in {_where(one)}" for one in late),
+        advice=advice,
+        evidence=_stacks(late),
+    )
+
+
+def _wrong(
+    wrong: list[WrongFact], expected: Mapping[int, Facts], observations: Mapping[int, Observation], advice: str
+) -> Breakage:
+    first = wrong[0]
+    culprits = [fact.rank for fact in wrong if fact.name == first.name]
+    right = [rank for rank in observations if first.name in expected[rank] and rank not in culprits]
+    summary = f"{first.name}: wrong on {ranks(culprits)}" + (f", right on {ranks(right)}" if right else "")
+    facts = observations[first.rank].facts
+    if first.name not in facts:
+        return Breakage(summary, _values(expected[first.rank][first.name]), "nothing", advice)
+    came = facts[first.name]
+    reading = _reading(came, len(observations))
+    return Breakage(
+        summary,
+        expected=_values(expected[first.rank][first.name]),
+        came=f"{_values(came)} on rank {first.rank}{reading}",
+        advice=advice,
+    )
+
+
+def _where(observation: Observation) -> str:
+    """Return e.g. `broadcast #0 (4 x float32)` or `future.wait() after all_reduce #0 (...)`."""
+    last = observation.history[-1].describe() if observation.history else ""
+    phase = "" if observation.phase == "start" else observation.phase
+    return " after ".join(filter(None, (phase, last))) or "the program, before any collective"
+
+
+def _values(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() <= _NUM_VALUES:
+        numbers = ", ".join(_number(number) for number in value.to_dense().reshape(-1).tolist())
+        return f"[{numbers}] ({kind(value)})"
+    return show(value)
+
+
+def _number(number: Any) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def _reading(value: Any, world_size: int) -> str:
+    """Say whose block a wrong tensor holds, where it is one."""
+    if not isinstance(value, Tensor):
+        return ""
+    if (value == -1).all():
+        return ": what the tensor held before, nothing was written"
+    found = read_block(value, world_size)
+    if found is None:
+        return ""
+    source, destination = found
+    whose = f"rank {source}'s own block" if source == destination else f"rank {source}'s block for rank {destination}"
+    return f": {whose}"
+
+
+def _frames(observation: Observation) -> tuple[str, ...]:
+    """Return the innermost frames of the main thread, which faulthandler prints last and with the latest call first."""
+    lines = observation.stack.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(("Thread", "Current thread"))]
+    frames = [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
+    return tuple(line for line in frames if not any(part in line for part in _OUR_FRAMES))[:_NUM_FRAMES]
+
+
+def _odd_one_out(late: list[Observation]) -> str:
+    """Say which rank is in another place than all others, who are in one and the same; empty where there is none."""
+    places = [_frames(one) for one in late]
+    odd = [one for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
+    if len(late) < 3 or len(odd) != 1 or len(set(places)) != 2:
+        return ""
+    return f"rank {odd[0].rank} is not where the others are (see its stack)"
+
+
+def _stacks(observations: list[Observation]) -> str:
+    """Return every different stack once, with whose it is; the rarest comes first."""
+    owners: dict[tuple[str, ...], list[int]] = {}
+    for one in observations:
+        if frames := _frames(one):
+            owners.setdefault(frames, []).append(one.rank)
+    rarest_first = sorted(owners.items(), key=lambda item: len(item[1]))
+    return "\n".join(
+        f"Stack of {ranks(whose)}, the latest call first:\n" + "\n".join(frames) for frames, whose in rarest_first
+    )
+
+
+def _stderr(observation: Observation) -> str:
+    lines = observation.stderr.strip().splitlines()[-_STDERR_LINES:]
+    return f"Rank {observation.rank}'s stderr, its end:\n" + "\n".join(lines) if lines else ""

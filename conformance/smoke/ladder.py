@@ -1,0 +1,171 @@
+"""Climbs the smoke ladder on a backend and a DDP: one rung after the other, up to the first that breaks."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from conformance.backends.backend import CAPABILITIES, Backend, get_backend
+from conformance.errors import BackendError, SubjectError
+from conformance.programs.program import get_program
+from conformance.smoke.breakage import Breakage, find_breakage
+from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
+from conformance.subjects.subject import KNOWN, Subject, get_subject
+from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
+
+DEFAULT_DEADLINE_S = 30.0
+#: Two ranks cannot tell "my neighbour" from "everybody else".
+DEFAULT_WORLD_SIZE = 3
+
+_CREATE_ADVICE = (
+    "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
+    " world size, on every rank."
+)
+_ALONE = Rung("factory", "one rank alone gets a process group", _CREATE_ADVICE, "smoke_presence")
+_TOGETHER = Rung(
+    "rendezvous",
+    "all ranks get a process group that knows who they are",
+    f"{_CREATE_ADVICE} Ranks find each other through the store: what one sets, the others can wait for.",
+    "smoke_presence",
+)
+
+
+class Status(Enum):
+    """What became of a rung; only BROKEN ends the climb and fails."""
+
+    HOLDS = "ok"
+    UNDECLARED = "undeclared"  # it works, and nothing will be asked of it because the backend does not declare it
+    ABSENT = "absent"  # not declared, and refused with an error
+    UNCLEAN = "unclean"  # not declared, and instead of an error there is a wrong result, a hang or a death
+    BROKEN = "BROKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What was found on one rung. `breakage` says why it does not hold; `duration_ms` is that of all ranks together."""
+
+    rung: str
+    asks: str
+    status: Status
+    detail: str = ""
+    breakage: Breakage | None = None
+    duration_ms: float = 0.0
+
+
+def climb(
+    backend_name: str,
+    ddp_name: str,
+    *,
+    world_size: int | None = None,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    zygote: ZygoteProcess | None = None,
+) -> Iterator[Footing]:
+    """Yield one footing after the other; after a BROKEN one there is none.
+
+    Rungs that the backend does not declare are tried as well, and never break. Without `world_size`, three ranks climb,
+    or as many as the backend can serve. A rung may take `deadline_s` seconds. A lent `zygote` saves starting one.
+
+    Raises:
+        BackendError: the backend cannot serve the `world_size` that was asked for.
+
+    """
+    try:
+        backend = get_backend(backend_name)
+    except BackendError as error:
+        yield _broken("import", "the backend is found", f"{error}", "Mend the import, or the name after --backend.")
+        return
+    yield Footing("import", "the backend is found", Status.HOLDS, backend.source)
+    try:
+        subject = get_subject(ddp_name)
+    except SubjectError as error:
+        yield _broken("import DDP", "the DDP is found", f"{error}", "Mend the import, or the name after --ddp.")
+        return
+    yield Footing("import DDP", "the DDP is found", Status.HOLDS, subject.target)
+    yield (declared := _declaration(backend))
+    if declared.status is Status.BROKEN:
+        return
+    size = _world_size(backend, world_size)
+    with Controller(backend, start_timeout_s=deadline_s, zygote=zygote) as controller:
+        climber = _Climber(backend, controller, size, deadline_s)
+        for rung, ranks, ddp in climber.rungs(subject):
+            footing = climber.try_rung(rung, ranks, ddp)
+            yield footing
+            if footing.status is Status.BROKEN:
+                return
+
+
+class _Climber:
+    """Tries single rungs on the ranks of one controller."""
+
+    def __init__(self, backend: Backend, controller: Controller, world_size: int, deadline_s: float) -> None:
+        self._backend = backend
+        self._controller = controller
+        self._world_size = world_size
+        self._deadline_s = deadline_s
+
+    def rungs(self, subject: Subject) -> Iterator[tuple[Rung, int, Subject]]:
+        """Yield every rung with its number of ranks and the DDP that takes part: torch's own steps first."""
+        torch_ddp = KNOWN["torch"]
+        yield _ALONE, 1, torch_ddp
+        for rung in (_TOGETHER, *COLLECTIVES):
+            yield rung, self._world_size, torch_ddp
+        for ddp in dict.fromkeys((torch_ddp, subject)):
+            yield STEP, self._world_size, ddp
+
+    def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
+        scenario = rung.scenario(world_size, self._deadline_s)
+        expectation = get_program(scenario.program).expectation
+        assert expectation is not None, f"rung {rung.name} must know what it expects"
+        started = time.perf_counter()
+        observations = self._controller.run(scenario, subject)
+        duration_ms = (time.perf_counter() - started) * 1000
+        found = find_breakage(observations, expectation(scenario), deadline_s=self._deadline_s, advice=rung.advice)
+        declared = not rung.capability or rung.capability in self._backend.capabilities
+        name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
+        status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))
+        return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
+
+
+def _judge(rung: Rung, found: Breakage | None, declared: bool, refused: bool) -> tuple[Status, str]:
+    if declared:
+        return (Status.HOLDS, "") if found is None else (Status.BROKEN, found.summary)
+    if found is None:
+        return Status.UNDECLARED, f"works: add {rung.capability!r} to the capabilities to be judged by it"
+    if refused:
+        return Status.ABSENT, f"{rung.capability!r} is not declared, and refused with an error"
+    return Status.UNCLEAN, f"{rung.capability!r} is not declared; a clean error would be better: {found.summary}"
+
+
+def _declaration(backend: Backend) -> Footing:
+    asks = "the description is complete, and the backend can be used here"
+    for capability in sorted(backend.capabilities - CAPABILITIES):
+        near = difflib.get_close_matches(capability, CAPABILITIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
+        summary = f"capability {capability!r} means nothing to any scenario; {hint}"
+        return _broken("declaration", asks, summary, "Correct or remove it in the Backend's capabilities.")
+    try:
+        reason = backend.unavailable()
+    except Exception as error:
+        reason = f"unavailable() raised {type(error).__name__}: {error}"
+    if reason:
+        return _broken("declaration", asks, f"the backend cannot be used here: {reason}", "Provide what it lacks.")
+    limit = backend.max_world_size()
+    detail = f"{backend.device_type}, {'any number of' if limit is None else f'at most {limit}'} ranks"
+    return Footing("declaration", asks, Status.HOLDS, detail)
+
+
+def _world_size(backend: Backend, asked: int | None) -> int:
+    limit = backend.max_world_size()
+    if asked is None:
+        return DEFAULT_WORLD_SIZE if limit is None else min(limit, DEFAULT_WORLD_SIZE)
+    if limit is not None and asked > limit:
+        raise BackendError(f"backend {backend.name!r} serves at most {limit} rank(s) here, got world size {asked}")
+    return asked
+
+
+def _broken(rung: str, asks: str, summary: str, advice: str) -> Footing:
+    return Footing(rung, asks, Status.BROKEN, summary, Breakage(summary, advice=advice))

@@ -1,0 +1,230 @@
+"""The smoke ladder: it holds on gloo, and stops at the right rung with the right sentence on what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from conformance.cli import main
+from conformance.fixtures.traced_blocks import block, read_block, summands
+from conformance.history import Collective
+from conformance.observation import Fate, Observation, Raised
+from conformance.smoke.breakage import Breakage, find_breakage
+from conformance.smoke.ladder import Status, climb
+from conformance.workers.zygote_process import ZygoteProcess
+
+BROKEN = "conformance.fixtures.broken_backends"
+
+
+def smoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["smoke", *arguments])
+
+
+def footings(output: str) -> list[tuple[str, ...]]:
+    """Return status and rung of every line of the ladder."""
+    lines = output.split("\n\n")[0].splitlines()
+    return [(line[:12].strip(), line[12:36].strip()) for line in lines if line[:12].strip() and line[12:13].strip()]
+
+
+def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
+    result = smoke()
+    assert result.exit_code == 0, result.output
+    found = footings(result.output.partition("Every rung")[0])
+    assert [name for status, name in found if status == "ok"][-3:] == ["new_group", "step of torch", "step of ddp_impl"]
+    assert {status for status, _ in found} == {"ok"}
+    assert len(found) >= 25
+    assert "Every rung holds. Next: ddp-conformance run" in result.output
+
+
+def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
+    result = smoke("--backend", f"{BROKEN}:WRONG_SUM")
+    assert result.exit_code == 1, result.output
+    assert footings(result.output)[-1] == ("BROKEN", "all_reduce")
+    for line in (
+        "all_reduce SUM of float32: wrong on rank 1, right on ranks 0 and 2",
+        "asked       every rank gets the sum of what all ranks pass, in place",
+        "expected    [6, 9, 12, 15] (4 float32)",
+        "came        [7, 10, 13, 16] (4 float32) on rank 1",
+        "do          In allreduce, every rank's tensor must end up with the same sum",
+    ):
+        assert line in result.output
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
+    process = ZygoteProcess(tmp_path_factory.mktemp("zygote"), ())
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "rung", "summary", "came"),
+    [
+        (
+            "STUCK_BROADCAST",
+            "broadcast",
+            "no rank came back from broadcast #0 (4 x float32) within 2 s",
+            "rank 1 is in broadcast #0 (4 x float32)",
+        ),
+        (
+            "NO_FUTURE",
+            "futures",
+            "no rank came back from future.wait() after all_reduce #0 (4 x float32, sum) within 2 s",
+            "rank 0 is in future.wait() after all_reduce #0",
+        ),
+        (
+            "MISROUTED_ALL_TO_ALL",
+            "all_to_all",
+            "all_to_all_single, from rank 0: wrong on ranks 0, 1 and 2",
+            "[1010, 1011, 1012, 1013] (4 float32) on rank 0: rank 0's block for rank 1",
+        ),
+        (
+            "NO_GROUP_ON_RANK_1",
+            "rendezvous",
+            "rank 1 raised in rendezvous: BackendError: backend 'no_group_on_rank_1': create(store, 1, 3, timeout) must"
+            " return a c10d Backend or ProcessGroup; on rank 1 it returned None",
+            "",
+        ),
+        ("STUCK_FACTORY", "factory", "rank 0 did not come back from rendezvous within 2 s", "rank 0 is in rendezvous"),
+    ],
+)
+def test_a_broken_backend_stops_the_climb_at_its_rung(
+    zygote: ZygoteProcess, backend: str, rung: str, summary: str, came: str
+) -> None:
+    *held, last = climb(f"{BROKEN}:{backend}", "torch", deadline_s=2, zygote=zygote)
+    assert (last.rung, last.status) == (rung, Status.BROKEN)
+    assert {footing.status for footing in held} == {Status.HOLDS}
+    assert last.breakage is not None
+    assert last.breakage.summary.startswith(summary)
+    assert came in last.breakage.came
+    assert last.breakage.advice
+    if backend == "STUCK_BROADCAST":  # the others wait for the one that never takes part
+        first_stack = last.breakage.evidence.partition("Stack of ranks")[0]
+        assert first_stack.startswith("Stack of rank 1, the latest call first:")
+        assert "broken_backends.py" in first_stack
+
+
+def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
+    found = {one.rung: one for one in climb(f"{BROKEN}:MODEST", "torch", world_size=2, zygote=zygote)}
+    assert not any(one.status is Status.BROKEN for one in found.values())
+    assert found["all_reduce avg"].status is Status.UNDECLARED
+    assert found["all_reduce avg"].detail == "works: add 'avg' to the capabilities to be judged by it"
+    assert found["send/recv"].status is Status.ABSENT
+    assert found["all_to_all"].status is Status.UNCLEAN
+    assert "'all_to_all' is not declared; a clean error would be better: all_to_all_s" in found["all_to_all"].detail
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rung", "sentence"),
+    [
+        (["--backend", "glue"], "import", "unknown backend 'glue'; expected gloo, nccl"),
+        (["--backend", "nowhere:BACKEND"], "import", "cannot import nowhere: ModuleNotFoundError"),
+        (["--ddp", "ddp_imp"], "import DDP", "did you mean ddp_impl?"),
+        (
+            ["--backend", "conformance.tests.subjects:NO_DRIVER"],
+            "declaration",
+            "cannot be used here: its driver is not loaded",
+        ),
+        (
+            ["--backend", "conformance.tests.subjects:MISSPELT"],
+            "declaration",
+            "capability 'all-to-all' means nothing to any scenario; did you mean 'all_to_all'?",
+        ),
+    ],
+)
+def test_what_breaks_before_there_is_a_rank(arguments: list[str], rung: str, sentence: str) -> None:
+    result = smoke(*arguments)
+    assert result.exit_code == 1
+    assert footings(result.output)[-1] == ("BROKEN", rung)
+    assert sentence in result.output
+
+
+def test_more_ranks_than_the_backend_serves_are_a_mistake_in_the_question() -> None:
+    result = smoke("--backend", "conformance.tests.subjects:TWO_RANKS", "--world-size", "3")
+    assert result.exit_code == 2
+    assert "serves at most 2 rank(s) here, got world size 3" in result.stderr
+
+
+def test_blocks_tell_who_sent_them_to_whom() -> None:
+    for world_size in (2, 3, 12):
+        for source in range(world_size):
+            for destination in range(world_size):
+                values = block(source, destination, world_size)
+                assert read_block(values, world_size) == (source, destination)
+                assert read_block(values[:1], world_size) == (source, destination)
+    assert block(2, 1, 3).tolist() == [1210, 1211, 1212, 1213]
+    assert read_block(torch.full((4,), -1.0), 3) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int32])
+def test_sums_are_exact_in_every_dtype(dtype: torch.dtype) -> None:
+    total = torch.stack([summands(rank, dtype) for rank in range(16)]).sum(0)
+    assert total.to(torch.complex64).tolist() == [136, 152, 168, 184]
+
+
+ISSUED = Collective(0, "all_reduce", "default", ((4,),), ("float32",), "sum", phase="start", finished=False)
+
+
+def broken_by(*observations: Observation) -> Breakage:
+    expected = {one.rank: {"sum": torch.ones(2)} for one in observations}
+    seen = {one.rank: one for one in observations}
+    found = find_breakage(seen, expected, deadline_s=5, advice="look there")
+    assert found is not None
+    return found
+
+
+def test_nothing_is_broken_when_every_fact_is_as_expected() -> None:
+    fine = Observation(0, Fate("returned"), facts={"sum": torch.ones(2)})
+    assert find_breakage({0: fine}, {0: {"sum": torch.ones(2)}}, deadline_s=5, advice="") is None
+
+
+def test_a_death_is_said_before_the_hang_that_it_causes() -> None:
+    found = broken_by(
+        Observation(0, Fate("hung"), phase="start", history=(ISSUED,)),
+        Observation(1, Fate("killed", 11, "killed by SIGSEGV"), phase="start", history=(ISSUED,)),
+    )
+    assert found.summary == "rank 1 died in all_reduce #0 (4 x float32, sum): killed by SIGSEGV"
+
+
+def test_an_error_on_one_rank_names_it_and_the_place() -> None:
+    raised = Raised(
+        "RuntimeError", ("RuntimeError", "Exception"), "no route", "Traceback\n  File x\nRuntimeError: no route"
+    )
+    found = broken_by(
+        Observation(0, Fate("abandoned"), phase="start", history=(ISSUED,)),
+        Observation(1, Fate("raised"), raised=raised, phase="work.wait()", history=(ISSUED,)),
+    )
+    assert (
+        found.summary == "rank 1 raised in work.wait() after all_reduce #0 (4 x float32, sum): RuntimeError: no route"
+    )
+    assert found.advice == "look there"
+    assert "RuntimeError: no route" in found.evidence
+
+
+def test_a_rank_that_hangs_alone_is_told_from_those_that_came_back() -> None:
+    found = broken_by(
+        Observation(0, Fate("returned"), facts={"sum": torch.ones(2)}, history=(ISSUED,)),
+        Observation(1, Fate("hung"), phase="start", history=(ISSUED,)),
+    )
+    assert found.summary == "rank 1 did not come back from all_reduce #0 (4 x float32, sum) within 5 s, rank 0 did"
+
+
+def test_the_rank_that_is_elsewhere_is_named() -> None:
+    def at(place: str) -> str:
+        return f'Thread 0x1 (most recent call first):\n  File "{place}.py", line 3 in issue\n'
+
+    stuck = [
+        Observation(rank, Fate("hung"), phase="start", history=(ISSUED,), stack=at("other" if rank == 2 else "wait"))
+        for rank in range(4)
+    ]
+    found = broken_by(*stuck)
+    assert "; rank 2 is not where the others are (see its stack)" in found.summary
+    assert found.evidence.startswith('Stack of rank 2, the latest call first:\n  File "other.py"')
+
+
+def test_a_tensor_that_was_never_written_is_recognised() -> None:
+    found = broken_by(Observation(0, Fate("returned"), facts={"sum": torch.full((2,), -1.0)}))
+    assert found.came == "[-1, -1] (2 float32) on rank 0: what the tensor held before, nothing was written"
