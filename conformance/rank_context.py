@@ -100,7 +100,7 @@ class RankContext:
             loss.backward(**kwargs)
 
     def observe(self, name: str, value: Any) -> None:
-        """Report a fact. Tensors are detached, cloned and moved to the CPU at once, DTensors as the whole that they are.
+        """Report a fact. Tensors are detached, cloned and moved to the CPU at once, DTensors as their full tensor.
 
         Of a DTensor with shards all ranks must call it.
         """

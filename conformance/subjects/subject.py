@@ -70,6 +70,8 @@ KNOWN = {
 def get_subject(text: str) -> Subject:
     """Return the subject called `text`: `ddp_impl`, `torch`, or `module:Class`, having imported it once.
 
+    `module:attr` may also name a `Subject`, which says how it is called and what it claims.
+
     Raises:
         SubjectError: `text` is no name of that form, or see `load`. Better said before the run than by every rank.
 
@@ -79,6 +81,8 @@ def get_subject(text: str) -> Subject:
         subject = known[text]
     elif re.fullmatch(r"[\w.]+:[\w.]+", text):
         subject = Subject(text, text)
+        if isinstance(described := _attribute(subject), Subject):
+            subject = described
     else:
         near = difflib.get_close_matches(text, KNOWN, n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(KNOWN)}, or module:Class"
@@ -94,6 +98,13 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
         SubjectError: the module cannot be imported, has no such attribute, or the attribute cannot be called.
 
     """
+    found = _attribute(subject)
+    if not callable(found):
+        raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")
+    return found
+
+
+def _attribute(subject: Subject) -> object:
     module_name, _, attribute = subject.target.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -108,6 +119,4 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise SubjectError(f"DDP {subject.name!r}: {module_name} has no attribute {attribute}{hint}")
         found = getattr(found, part)
-    if not callable(found):
-        raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")
     return found

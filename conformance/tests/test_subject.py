@@ -8,7 +8,11 @@ import pytest
 from torch import nn
 
 from conformance.errors import SubjectError
-from conformance.subjects.subject import KNOWN, get_subject, load
+from conformance.rank_context import Unsupported
+from conformance.subjects import others
+from conformance.subjects.adapters.adapter import only
+from conformance.subjects.others import OTHERS
+from conformance.subjects.subject import CAPABILITIES, KNOWN, Subject, get_subject, load
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -47,3 +51,19 @@ def test_what_is_no_subject(text: str, says: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(SubjectError) as caught:
         get_subject(text)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: subject.name)
+def test_a_subject_of_another_project_is_described_by_a_value(subject: Subject) -> None:
+    (name,) = [name for name, value in vars(others).items() if value is subject]
+    assert get_subject(f"conformance.subjects.others:{name}") is subject
+    assert subject.capabilities < CAPABILITIES
+
+
+def test_what_another_ddp_lacks_is_refused_and_what_it_does_anyway_is_not() -> None:
+    assert only({"broadcast_buffers": True, "find_unused_parameters": False, "bucket_cap_mb": 1}, "bucket_cap_mb") == {
+        "bucket_cap_mb": 1
+    }
+    for asked in ({"broadcast_buffers": False}, {"static_graph": True}, {"bucket_cap_mb": 1}):
+        with pytest.raises(Unsupported, match=next(iter(asked))):
+            only(asked, "find_unused_parameters")

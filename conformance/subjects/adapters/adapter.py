@@ -1,0 +1,64 @@
+"""What the adapters of other people's DDPs share.
+
+An adapter gives a DDP the call that every subject has, and nothing that the DDP does not do. An option that the DDP
+does not have is refused as unsupported unless it asks for what happens anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from conformance.rank_context import Unsupported
+
+#: What options mean when they are not given; options that are not listed are off.
+_DEFAULTS = {"broadcast_buffers": True, "init_sync": True}
+
+
+def only(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the options called `names`, as far as they are given.
+
+    Raises:
+        Unsupported: another option asks for something; every rank raises it, since every rank is asked alike.
+
+    """
+    for name, value in options.items():
+        if name not in names and value is not None and value is not _DEFAULTS.get(name, False):
+            raise Unsupported(f"it has no option {name}")
+    return {name: options[name] for name in names if name in options}
+
+
+def group_of(options: Mapping[str, Any]) -> dist.ProcessGroup:
+    """Return the process group among `options`, the default group where there is none."""
+    group = options.get("process_group") or dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+class InPlace(nn.Module):
+    """A module that a DDP has changed in place, under the surface that wrappers have: `module`, forward, `no_sync`."""
+
+    def __init__(self, module: nn.Module, set_sync: Callable[[bool], None] | None = None) -> None:
+        """Put the surface around `module`; `set_sync` switches its reductions on and off, where it can."""
+        super().__init__()
+        self.module = module
+        self._set_sync = set_sync
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate on this rank; raises `Unsupported` where the DDP cannot."""
+        if self._set_sync is None:
+            raise Unsupported("it has no no_sync")
+        self._set_sync(False)
+        try:
+            yield
+        finally:
+            self._set_sync(True)

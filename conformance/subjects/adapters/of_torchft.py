@@ -1,0 +1,65 @@
+"""torchft's two DDPs, with a manager that knows of no failure.
+
+torchft's own `Manager` starts servers, and finds out which replicas are there before every step. What is judged here is
+the DDPs; so a stand-in reduces over the process group that the scenario gives, as the manager does while nobody fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from conformance.subjects.adapters.adapter import group_of, only
+
+
+class _Done:
+    """The handle of a reduction that is over."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._future.set_result(tensor)
+
+    def wait(self) -> bool:
+        """Return at once: it went well."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[Tensor]:
+        """Return a completed future."""
+        return self._future
+
+
+class SteadyManager:
+    """The part of `torchft.manager.Manager` that its DDPs use, where the quorum is always the whole group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Reduce over `group`."""
+        self._group = group
+
+    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> _Done:
+        """Replace `tensor` by its mean over the group, having waited for it; every rank must call it."""
+        dist.all_reduce(tensor, group=self._group)
+        tensor.div_(self._group.size())
+        return _Done(tensor)
+
+
+def managed(module: nn.Module, **options: Any) -> nn.Module:
+    """Return `torchft.ddp.DistributedDataParallel` around `module`; it always searches for unused parameters."""
+    from torchft.ddp import DistributedDataParallel
+
+    names = "broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view"
+    taken = only({**options, "find_unused_parameters": False}, "process_group", *names)
+    taken.pop("process_group", None)
+    wrapped: nn.Module = DistributedDataParallel(SteadyManager(group_of(options)), module, **taken)
+    return wrapped
+
+
+def pure(module: nn.Module, **options: Any) -> nn.Module:
+    """Return `torchft.ddp.PureDistributedDataParallel` around `module`."""
+    from torchft.ddp import PureDistributedDataParallel
+
+    only(options, "process_group")
+    wrapped: nn.Module = PureDistributedDataParallel(SteadyManager(group_of(options)), module)
+    return wrapped

@@ -1,0 +1,28 @@
+"""DDPs of other projects as subjects, each with what it claims: `--ddp conformance.subjects.others:REPLICATE`.
+
+Their libraries are imported by the ranks; those that are not torch's come with the extra `scoreboard`. What an adapter
+adds to a DDP, so that it can be called like torch's, is said in its module.
+"""
+
+from __future__ import annotations
+
+from conformance.subjects.subject import Subject
+
+_ADAPTERS = "conformance.subjects.adapters"
+
+REPLICATE = Subject(
+    "replicate",
+    f"{_ADAPTERS}.of_torch:replicate",
+    frozenset({"comm_hook", "find_unused_parameters", "gradient_as_bucket_view", "no_sync", "static_graph"}),
+)
+FSDP2_REPLICATE = Subject("fsdp2-replicate", f"{_ADAPTERS}.of_torch:replicate_with_fsdp", frozenset({"no_sync"}))
+TORCHFT = Subject(
+    "torchft",
+    f"{_ADAPTERS}.of_torchft:managed",
+    frozenset({"find_unused_parameters", "gradient_as_bucket_view", "no_sync"}),
+)
+TORCHFT_PURE = Subject("torchft-pure", f"{_ADAPTERS}.of_torchft:pure", frozenset())
+FAIRSCALE = Subject("fairscale-sharded", f"{_ADAPTERS}.of_fairscale:sharded", frozenset({"no_sync"}))
+DEEPSPEED = Subject("deepspeed-stage0", f"{_ADAPTERS}.of_deepspeed:stage_0", frozenset({"no_sync"}))
+
+OTHERS = (REPLICATE, FSDP2_REPLICATE, TORCHFT, TORCHFT_PURE, FAIRSCALE, DEEPSPEED)
