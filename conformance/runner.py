@@ -13,7 +13,7 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.fixtures.models import get_fixture
 from conformance.observation import Observation
-from conformance.programs.program import get_program
+from conformance.programs.program import get_program, preloads_of
 from conformance.report.environment import capture_environment
 from conformance.report.run_report import Outcome, Progress, RunReport, is_failure
 from conformance.scenario import Scenario, Step
@@ -51,7 +51,7 @@ def run(
     chosen = ordered(scenarios)
     check(chosen, backend)
     if controller is None:
-        with Controller(backend) as owned:
+        with Controller(backend, preload=preloads_of(chosen)) as owned:
             return _run(chosen, subject, backend, native, fail_fast, on_event, expect, owned)
     return _run(chosen, subject, backend, native, fail_fast, on_event, expect, controller)
 

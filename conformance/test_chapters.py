@@ -13,6 +13,7 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.chapters.chapter import load_scenarios
 from conformance.errors import ConformanceError
+from conformance.programs.program import preloads_of
 from conformance.report.failure import failure_text, replay_command
 from conformance.report.run_report import is_failure
 from conformance.runner import check, ordered, probe
@@ -38,8 +39,9 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     try:
         subject = get_subject(request.config.getoption("--ddp"))
         backend = get_backend(request.config.getoption("--ddp-backend"))
-        check(load_scenarios(), backend)
-        with Controller(backend) as controller:
+        chosen = _chosen(request)
+        check(chosen, backend)
+        with Controller(backend, preload=preloads_of(chosen)) as controller:
             probe(subject, 1, controller)
             yield ScenarioRunner(subject, backend, controller)
     except ConformanceError as error:
@@ -47,6 +49,13 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     if mistake:
         request.session.shouldfail = mistake  # every further test would say the same
         pytest.fail(mistake, pytrace=False)
+
+
+def _chosen(request: pytest.FixtureRequest) -> tuple[Scenario, ...]:
+    """Return the scenarios that this session runs."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    given = [each.params.get("scenario") for each in parameters if each is not None]
+    return tuple(each for each in given if isinstance(each, Scenario))
 
 
 def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:

@@ -8,7 +8,7 @@ not judged; an expected fact that was not observed is a failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,12 +27,16 @@ _PROGRAMS: dict[str, Program] = {}
 
 @dataclass
 class Program:
-    """A registered program; `invariants` names the checkers of the collective history that apply to it."""
+    """A registered program; `invariants` names the checkers of the collective history that apply to it.
+
+    `preload` are modules that take long to import: they are imported once, before ranks are forked.
+    """
 
     name: str
     body: Body
     invariants: tuple[str, ...] = ("same_collectives",)
     native_facts: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
     expectation: Expectation | None = field(default=None)
 
     def expects(self, expectation: Expectation) -> Expectation:
@@ -43,7 +47,11 @@ class Program:
 
 
 def program(
-    name: str, *, invariants: tuple[str, ...] = ("same_collectives",), native_facts: tuple[str, ...] = ()
+    name: str,
+    *,
+    invariants: tuple[str, ...] = ("same_collectives",),
+    native_facts: tuple[str, ...] = (),
+    preload: tuple[str, ...] = (),
 ) -> Callable[[Body], Program]:
     """Register the decorated function as program `name`.
 
@@ -52,7 +60,7 @@ def program(
 
     def register(body: Body) -> Program:
         assert name not in _PROGRAMS, f"two programs are called {name}"
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts)
+        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload)
         return _PROGRAMS[name]
 
     return register
@@ -68,6 +76,12 @@ def load_programs() -> Mapping[str, Program]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return _PROGRAMS
+
+
+def preloads_of(scenarios: Iterable[Scenario]) -> tuple[str, ...]:
+    """Return the modules that the programs of `scenarios` want imported before ranks are forked, each once."""
+    names = dict.fromkeys(scenario.program for scenario in scenarios)
+    return tuple(dict.fromkeys(module for name in names for module in get_program(name).preload))
 
 
 def get_program(name: str) -> Program:

@@ -232,7 +232,18 @@ def _forward(method: str, op: str, position: int) -> Callable[..., Any]:
 
     issue.__name__ = method
     issue.__doc__ = f"Record {op} and hand it on."
+    _keep_out_of_graphs(issue)
     return issue
+
+
+def _keep_out_of_graphs(function: Any) -> None:
+    """Let `function` and whatever it calls run as it is where C++ code calls it while `torch.compile` is at work.
+
+    Dynamo would capture a frame like any other. `torch.compiler.disable` says the same, but imports all of Dynamo.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 for _method, (_op, _position) in _COLLECTIVES.items():
