@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from conformance.cli import EXIT_FAILED
+from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
 from conformance.report.read import read_report, report_to_data
@@ -31,6 +32,7 @@ def command() -> None:
     ddp-conformance report trace report -o trace.json      collectives of failures, for ui.perfetto.dev
     ddp-conformance report merge a/report.json b/report.json -o report.json
     ddp-conformance report diff last-night report
+    ddp-conformance report scoreboard a b --into README.md
     """
 
 
@@ -198,6 +200,7 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
 
 
 command.add_command(verify)
+command.add_command(scoreboard)
 
 
 def _date(text: str) -> datetime.date:

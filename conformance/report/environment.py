@@ -8,6 +8,9 @@ import platform
 from typing import Any
 
 PACKAGES = ("ddp-conformance", "torch", "numpy", "pytest")
+#: Whose DDPs may be judged; listed where they are installed.
+SUBJECT_PACKAGES = ("deepspeed", "fairscale", "torchft-nightly")
+_ABSENT = "absent"
 
 
 def capture_environment() -> dict[str, Any]:
@@ -19,7 +22,11 @@ def capture_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cores": available_cores(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {
+            name: version
+            for name in (*PACKAGES, *SUBJECT_PACKAGES)
+            if (version := package_version(name)) != _ABSENT or name in PACKAGES
+        },
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "variables": {
             name: value
@@ -39,4 +46,4 @@ def package_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "absent"
+        return _ABSENT

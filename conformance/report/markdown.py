@@ -21,10 +21,10 @@ def markdown(report: StoredReport) -> str:
     """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains."""
     torch_version = report.package_version("torch")
     lines = [
-        f"### {'✅' if report.is_green else '❌'} ddp-conformance: {_text(headline(report))}",
+        f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
-        f"subject {_code(report.subject.name)}, backend {_code(report.backend)}, torch {_code(torch_version)}:"
-        f" {_text(verdict_counts(report.verdicts))}",
+        f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
+        f" {as_text(verdict_counts(report.verdicts))}",
         "",
         "| chapter | scenarios | subject | torch's DDP |",
         "|---|--:|---|---|",
@@ -44,7 +44,7 @@ def markdown(report: StoredReport) -> str:
 def _row(chapter: str, scenarios: list[StoredScenario]) -> str:
     native = Counter(one.native.verdict for one in scenarios if one.native is not None)
     cells = [
-        _text(chapter),
+        as_text(chapter),
         str(len(scenarios)),
         _cell(Counter(scenario.subject.verdict for scenario in scenarios)),
         _cell(native) if native else "-",
@@ -55,7 +55,7 @@ def _row(chapter: str, scenarios: list[StoredScenario]) -> str:
 def _cell(verdicts: Counter[Verdict]) -> str:
     verdict = combine(verdicts)
     count = f" {verdicts[verdict]}/{verdicts.total()}" if verdicts[verdict] != verdicts.total() else ""
-    return _text(verdict.value + count)
+    return as_text(verdict.value + count)
 
 
 def _failure(scenario: StoredScenario) -> str:
@@ -65,14 +65,14 @@ def _failure(scenario: StoredScenario) -> str:
         evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
     parts = [
         "\n<details><summary>",
-        f"{result.verdict.value} {_code(scenario.id)} {_code(result.summary)}",
+        f"{result.verdict.value} {as_code(scenario.id)} {as_code(result.summary)}",
         "</summary>\n",
     ]
     if scenario.expectation is not None:
         known = scenario.expectation
         parts.append(
-            f"\n{_text(known.status)}: {known.verdict.value} was expected:"
-            f" {_text(known.reason)} ({_text(known.issue)})\n"
+            f"\n{as_text(known.status)}: {known.verdict.value} was expected:"
+            f" {as_text(known.reason)} ({as_text(known.issue)})\n"
         )
     return "".join(parts) + (_fenced(evidence) if evidence else "") + "\n</details>\n"
 
@@ -84,11 +84,13 @@ def _fenced(text: str) -> str:
     return f"\n{fence}text\n{text}\n{fence}\n"
 
 
-def _code(text: str) -> str:
+def as_code(text: str) -> str:
+    """Return `text` as code, in which nothing is markup."""
     return f"<code>{html.escape(_one_line(text) or '?').replace('|', '&#124;')}</code>"
 
 
-def _text(text: str) -> str:
+def as_text(text: str) -> str:
+    """Return `text` so that nothing in it is markup."""
     return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", html.escape(_one_line(text), quote=False))
 
 

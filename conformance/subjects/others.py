@@ -26,3 +26,11 @@ FAIRSCALE = Subject("fairscale-sharded", f"{_ADAPTERS}.of_fairscale:sharded", fr
 DEEPSPEED = Subject("deepspeed-stage0", f"{_ADAPTERS}.of_deepspeed:stage_0", frozenset({"no_sync"}))
 
 OTHERS = (REPLICATE, FSDP2_REPLICATE, TORCHFT, TORCHFT_PURE, FAIRSCALE, DEEPSPEED)
+
+#: Subject name -> the distribution that it comes from, where it is neither torch nor this one.
+DISTRIBUTIONS = {
+    TORCHFT.name: "torchft-nightly",
+    TORCHFT_PURE.name: "torchft-nightly",
+    FAIRSCALE.name: "fairscale",
+    DEEPSPEED.name: "deepspeed",
+}

@@ -1,0 +1,37 @@
+"""`ddp-conformance report scoreboard`: several subjects' reports as one table."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import click
+
+from conformance.errors import ReportError
+from conformance.report.read import read_report
+from conformance.report.scoreboard import inserted, scoreboard
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("scoreboard", short_help="A table of several subjects.")
+@click.argument("reports", type=_FILE, nargs=-1, required=True)
+@click.option("--into", type=_FILE, metavar="FILE", help="Replace what FILE has between the scoreboard's markers.")
+@click.option("--date", default="", metavar="YYYY-MM-DD", help="When the reports were made.  [default: today]")
+def command(reports: tuple[Path, ...], into: Path | None, date: str) -> None:
+    """Make a Markdown table of the requirements that several DDPs keep.
+
+    The REPORTS must be of the same scenarios, each of another subject.
+    """
+    from conformance.subjects.others import DISTRIBUTIONS
+
+    packages = {"ddp_impl": "ddp-conformance", **DISTRIBUTIONS}
+    when = date or datetime.datetime.now(datetime.UTC).date().isoformat()
+    board = scoreboard([read_report(report) for report in reports], packages, when)
+    if into is None:
+        click.echo(board, nl=False)
+        return
+    try:
+        into.write_text(inserted(into.read_text(encoding="utf-8"), board), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot rewrite {into}: {error.strerror}") from error

@@ -1,0 +1,101 @@
+"""Several subjects side by side: how many requirements of each chapter each of them keeps, as a Markdown table."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from conformance.errors import ReportError
+from conformance.report.markdown import as_code, as_text
+from conformance.report.stored_report import StoredReport
+from conformance.verdict import Verdict
+
+BEGIN, END = "<!-- scoreboard -->", "<!-- end of scoreboard -->"
+
+
+def scoreboard(reports: Sequence[StoredReport], distributions: Mapping[str, str], date: str) -> str:
+    """Return a table of chapters and subjects whose cells count requirements by verdict.
+
+    `distributions` say which package a subject of some name comes from (torch, where they say nothing), `date` when the
+    reports were made. A requirement in which ranks hung or crashed counts as failed.
+
+    Raises:
+        ReportError: no report, two of one subject, or reports that did not run the same.
+
+    """
+    if not reports:
+        raise ReportError("a scoreboard takes at least one report")
+    for report in reports[1:]:
+        _check_comparable(reports[0], report)
+    if repeated := [name for name, count in Counter(one.subject.name for one in reports).items() if count > 1]:
+        raise ReportError(f"two reports judge {repeated[0]}; a scoreboard has one column for each subject")
+    first = reports[0]
+    rows = [
+        ["requirements of", *(as_code(report.subject.name) for report in reports)],
+        ["---"] * (len(reports) + 1),
+        ["version", *(as_text(_version(report, distributions)) for report in reports)],
+    ]
+    rows += [[as_text(chapter), *(_cell(report, chapter) for report in reports)] for chapter in _chapters(reports)]
+    rows.append(["**all**", *(_cell(report, "") for report in reports)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{_caption(first, date)}\n\n{table}\n"
+
+
+def inserted(page: str, board: str) -> str:
+    """Return `page` with `board` in the place between its markers; raises `ReportError` when it has none."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    if not pattern.search(page):
+        raise ReportError(f"there is no {BEGIN} ... {END} to put the scoreboard in")
+    return pattern.sub(lambda _: f"{BEGIN}\n{board}{END}", page, count=1)
+
+
+def _check_comparable(first: StoredReport, other: StoredReport) -> None:
+    for name, left, right in (
+        ("backend", first.backend, other.backend),
+        ("torch", first.package_version("torch"), other.package_version("torch")),
+        ("profile", first.selection.profile, other.selection.profile),
+        ("scenarios", f"{len(first.selection.ids)}", f"{len(other.selection.ids)}"),
+        ("selection", first.selection.ids, other.selection.ids),
+    ):
+        if left != right:
+            shown = f": {left} and {right}" if isinstance(left, str) else ""
+            raise ReportError(f"{first.subject.name} and {other.subject.name} were judged by different {name}{shown}")
+
+
+def _chapters(reports: Sequence[StoredReport]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chapter for report in reports for chapter in report.chapters))
+
+
+def _version(report: StoredReport, distributions: Mapping[str, str]) -> str:
+    package = distributions.get(report.subject.name, "torch")
+    return f"{package} {report.package_version(package)}".strip()
+
+
+def _cell(report: StoredReport, chapter: str) -> str:
+    """Return how many requirements of `chapter`, or of all chapters, came to which verdict."""
+    found: Counter[Verdict] = Counter()
+    for requirement in report.requirements:
+        if chapter in ("", requirement.chapter):
+            found[_counted(requirement.subject)] += 1
+    missing = "" if report.is_complete or chapter else f"<br>{_not_run(report)} scenarios not run"
+    return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict]) + missing
+
+
+def _not_run(report: StoredReport) -> int:
+    return report.totals.selected - len(report.scenarios)
+
+
+def _counted(verdict: Verdict) -> Verdict:
+    return Verdict.FAIL if verdict in (Verdict.HANG, Verdict.CRASH) else verdict
+
+
+def _caption(report: StoredReport, date: str) -> str:
+    profile = f"Profile {report.selection.profile}" if report.selection.profile else "A selection"
+    world_sizes = sorted({scenario.world_size for scenario in report.scenarios})
+    return (
+        f"{as_text(profile)}: {len(report.selection.ids)} scenarios at world size"
+        f" {', '.join(map(str, world_sizes)) or 'none'}, backend {as_code(report.backend)},"
+        f" torch {as_code(report.package_version('torch'))}; {as_text(date)}. Requirements are counted; one that"
+        " a single scenario shows to be broken is broken."
+    )
