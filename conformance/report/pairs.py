@@ -49,5 +49,5 @@ def _cell(found: Mapping[str, StoredScenario], one: str, other: str) -> str:
     if scenario is None:
         return "-"
     if scenario.subject.verdict is not Verdict.PASS:
-        return scenario.subject.verdict.value
+        return str(scenario.subject.verdict.value)
     return "refused" if any(note.name == "refused" for note in scenario.notes) else "works"

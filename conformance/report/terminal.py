@@ -29,16 +29,23 @@ STYLES = {
     Verdict.HARNESS_ERROR: "bold white on red",
 }
 
+#: Off a terminal, at least so much time passes between two lines about the progress of a run.
+SECONDS_BETWEEN_LINES = 15.0
+
 
 class ProgressBar:
     """A bar over the scenarios of a run, to be passed to the runner as `on_event`.
 
     The remaining time is what the scenarios so far took per unit of work, times the work left. Work is counted in
-    forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one.
+    forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one. Off a
+    terminal, in a CI log say, there is a line now and then instead, on standard error.
     """
 
     def __init__(self, console: Console, scenarios: tuple[Scenario, ...]) -> None:
-        """Prepare a bar; nothing is drawn before the first event, and nothing at all off a terminal."""
+        """Prepare a bar; nothing is drawn before the first event."""
+        self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
+        self._said = 0.0
+        self._total = len(scenarios)
         self._work_left = sum(map(work, scenarios))
         self._work_done = 0
         self._started = 0.0
@@ -81,6 +88,16 @@ class ProgressBar:
             description=f"world size {event.scenario.world_size}",
             verdicts=f"[red]{failures} failed[/]" if failures else "",
         )
+        self._said = self._said or self._started
+        if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            self._lines.print(self._line(event.done, failures))
+
+    def _line(self, done: int, failures: int) -> str:
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(self._work_done, 1) * self._work_left
+        remaining = f", about {_clock(left)} left" if self._work_left else ""
+        return f"{done} of {self._total} scenarios, {failures} failed, {_clock(elapsed)} elapsed{remaining}"
 
 
 def work(scenario: Scenario) -> int:
@@ -94,8 +111,11 @@ class _Remaining(bar.ProgressColumn):
         left = task.fields["left"]
         if left is None or task.completed < 5:  # too little to extrapolate from
             return Text("")
-        minutes, seconds = divmod(round(left), 60)
-        return Text(f"about {minutes}:{seconds:02d} left", style="cyan")
+        return Text(f"about {_clock(left)} left", style="cyan")
+
+
+def _clock(seconds: float) -> str:
+    return "{}:{:02d}".format(*divmod(round(seconds), 60))
 
 
 def print_report(

@@ -13,10 +13,11 @@ from rich.console import Console
 from conformance.errors import ReportError
 from conformance.report.failure import failure_text, replay_command, result_text
 from conformance.report.json_report import prepare_folder, report_to_json, write_report
-from conformance.report.run_report import Note, Outcome, RunReport, combine
-from conformance.report.terminal import print_report, work
+from conformance.report.run_report import Note, Outcome, Progress, RunReport, combine
+from conformance.report.terminal import ProgressBar, print_report, work
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, Chapter, Requirement
+from conformance.tests.reports_by_hand import outcome as by_hand
 from conformance.verdict import Finding, ScenarioResult, Verdict
 
 PASS, FAIL, UNSUPPORTED, UNKNOWN = Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.UNKNOWN
@@ -279,3 +280,21 @@ Let   A = 1
 Then  A is not 2.
 Replay  the command""",
         )
+
+
+def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [by_hand(f"gradients/GRAD-01/{number}", Verdict.PASS) for number in range(4)]
+    scenarios = tuple(outcome.scenario for outcome in outcomes)
+    clock = iter([100.0 + 6 * tick for tick in range(100)])  # six seconds from each look at it to the next
+    monkeypatch.setattr("conformance.report.terminal.time.monotonic", lambda: next(clock))
+    with ProgressBar(Console(file=io.StringIO()), scenarios) as progress:
+        for done, outcome in enumerate(outcomes, start=1):
+            progress(Progress(outcome.scenario, done, len(outcomes), outcome))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, *_ = lines = printed.err.splitlines()
+    assert 1 < len(lines) < len(outcomes)
+    assert first.startswith("2 of 4 scenarios, 0 failed, ")
+    assert first.endswith(" left")
