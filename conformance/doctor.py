@@ -100,6 +100,28 @@ def _accelerators() -> Symptom:
     return Symptom("accelerators", count > 0, detail, "without a GPU only --backend gloo runs", needed=False)
 
 
+def _plugins() -> Symptom:
+    """Load what installed packages bring; one that fails is named, and the others are loaded all the same."""
+    from conformance import plugins
+    from conformance.backends.backend import BUILT_IN, get_backend
+    from conformance.errors import ConformanceError
+    from conformance.subjects.subject import KNOWN, get_subject
+
+    sound, broken = [], []
+    for group, load, taken in ((plugins.BACKENDS, get_backend, BUILT_IN), (plugins.SUBJECTS, get_subject, KNOWN)):
+        for plugin in plugins.installed(group):
+            try:
+                if plugin.name in taken:
+                    raise ConformanceError(f"{plugin.name!r} is the name of a built-in one, which is taken instead")
+                load(plugin.name)
+            except ConformanceError as error:
+                broken.append(f"{plugin.name} (of {plugin.package}): {error}")
+            else:
+                sound.append(f"{plugin.name} (of {plugin.package})")
+    hint = "the named packages must mend their entry points; everything else works without them"
+    return Symptom("plugins", not broken, "; ".join([*broken, *sound]) or "none installed", hint, needed=False)
+
+
 def _two_ranks() -> Symptom:
     from conformance.backends.backend import get_backend
     from conformance.scenario import Scenario
@@ -121,5 +143,5 @@ def _two_ranks() -> Symptom:
 
 
 LOOKS: tuple[Callable[[], Symptom], ...] = (
-    _python, _tool, _torch, _cores, _temporary_folder, _shared_memory, _compiler, _accelerators, _two_ranks,
+    _python, _tool, _torch, _cores, _temporary_folder, _shared_memory, _compiler, _accelerators, _plugins, _two_ranks,
 )  # fmt: skip

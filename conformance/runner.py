@@ -137,7 +137,7 @@ def _run(
     return RunReport(
         subject=subject.name,
         subject_target=subject.target,
-        backend=backend.name,
+        backend=backend.source or backend.name,  # by which it is found again
         outcomes=tuple(outcomes),
         num_selected=len(scenarios),
         interrupted=interrupted,

@@ -15,6 +15,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import ProcessGroup, Store
 
+from conformance import plugins
 from conformance.errors import BackendError
 
 #: What a backend may declare, and scenarios may list under `needs`, beyond what every DDP lives on: broadcast,
@@ -61,23 +62,23 @@ class Backend:
 
 
 def get_backend(name: str) -> Backend:
-    """Return the backend called `name`: `gloo`, `nccl`, or `module:attr` for a `Backend` elsewhere.
+    """Return the backend called `name`: `gloo`, `nccl`, that of an installed package, or `module:attr` for any other.
 
-    Whether it can be used on this machine is not asked: see `Backend.unavailable`.
+    Packages declare theirs as entry points of the group `ddp_conformance.backends`; only the one that is asked for is
+    imported. Whether it can be used on this machine is not asked: see `Backend.unavailable`.
 
     Raises:
         BackendError: nothing of that name exists, its module cannot be imported, or it is no `Backend`.
 
     """
-    target = BUILT_IN.get(name, name)
+    target = BUILT_IN.get(name) or _installed_target(name) or name
     module_name, separator, attribute = target.partition(":")
     if not (separator and module_name and attribute):
-        raise BackendError(
-            f"unknown backend {name!r}; expected {', '.join(sorted(BUILT_IN))}, or module:attr naming a Backend"
-        )
+        known = dict.fromkeys((*sorted(BUILT_IN), *(plugin.name for plugin in plugins.installed(plugins.BACKENDS))))
+        raise BackendError(f"unknown backend {name!r}; expected {', '.join(known)}, or module:attr naming a Backend")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendError(f"backend {name!r}: cannot import {module_name}: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Backend):
@@ -86,3 +87,11 @@ def get_backend(name: str) -> Backend:
             f"backend {name!r}: {module_name}.{attribute} must be a conformance.backends.backend.Backend, {came}"
         )
     return dataclasses.replace(found, source=name)
+
+
+def _installed_target(name: str) -> str:
+    """Return what the installed backend of that name is; empty where there is none."""
+    found = plugins.named(plugins.BACKENDS, name)
+    if len(found) > 1:
+        raise BackendError(plugins.disagreement(found))
+    return found[0].target if found else ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from conformance import plugins
 from conformance.errors import SubjectError
 
 #: What scenarios may list under `needs` of a subject, beyond what every DDP must do.
@@ -68,9 +69,10 @@ KNOWN = {
 
 
 def get_subject(text: str) -> Subject:
-    """Return the subject called `text`: `ddp_impl`, `torch`, or `module:Class`, having imported it once.
+    """Return the subject called `text`, having imported it once.
 
-    `module:attr` may also name a `Subject`, which says how it is called and what it claims.
+    That is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or `module:Class`.
+    An entry point and `module:attr` may also name a `Subject`, which says how it is called and what it claims.
 
     Raises:
         SubjectError: `text` is no name of that form, or see `load`. Better said before the run than by every rank.
@@ -79,13 +81,14 @@ def get_subject(text: str) -> Subject:
     known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # written the long way: same report
     if text in known:
         subject = known[text]
-    elif re.fullmatch(r"[\w.]+:[\w.]+", text):
-        subject = Subject(text, text)
+    elif target := _installed_target(text) or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
+        subject = Subject(text, target)
         if isinstance(described := _attribute(subject), Subject):
             subject = described
     else:
-        near = difflib.get_close_matches(text, KNOWN, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(KNOWN)}, or module:Class"
+        names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
+        near = difflib.get_close_matches(text, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
         raise SubjectError(f"unknown DDP {text!r}; {hint}")
     load(subject)
     return subject
@@ -102,6 +105,14 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
     if not callable(found):
         raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")
     return found
+
+
+def _installed_target(name: str) -> str:
+    """Return what the installed DDP of that name is; empty where there is none."""
+    found = plugins.named(plugins.SUBJECTS, name)
+    if len(found) > 1:
+        raise SubjectError(plugins.disagreement(found))
+    return found[0].target if found else ""
 
 
 def _attribute(subject: Subject) -> object:

@@ -1,0 +1,41 @@
+"""Backends and DDPs that installed packages bring, found by entry point and imported only when they are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+BACKENDS = "ddp_conformance.backends"
+SUBJECTS = "ddp_conformance.subjects"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point: `name` is what people type, `target` is `module:attr`, `package` the distribution it is from."""
+
+    group: str
+    name: str
+    target: str
+    package: str
+
+
+def installed(group: str) -> tuple[Plugin, ...]:
+    """Return what installed packages declare in `group`, by name; imports none of it."""
+    found = {_plugin(group, entry) for entry in entry_points(group=group)}
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.target)))
+
+
+def named(group: str, name: str) -> tuple[Plugin, ...]:
+    """Return the plugins called `name`: more than one where packages disagree about who that is."""
+    return tuple(plugin for plugin in installed(group) if plugin.name == name)
+
+
+def disagreement(plugins: tuple[Plugin, ...]) -> str:
+    """Return why none of several plugins of one name can be taken."""
+    candidates = ", ".join(f"{plugin.target} (of {plugin.package})" for plugin in plugins)
+    return f"several installed packages call theirs {plugins[0].name!r}: {candidates}; name one as module:attr"
+
+
+def _plugin(group: str, entry: EntryPoint) -> Plugin:
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+    return Plugin(group, entry.name, entry.value, package)
