@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
 
+#: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
+LARGE_NUMEL = 32_768
+
 
 @dataclass(frozen=True, slots=True)
 class ManagedParameter:
@@ -28,13 +31,14 @@ class Bucket:
     reduced in another precision); `views[i]` has the shape of member i and, where the parameter is dense in memory
     without overlap, its strides: gradients then follow the parameter's layout without a copy. `pending` counts the
     gradients that this iteration still waits for. `holds_gradients`: the parameters' `.grad` are the views; `homeless`
-    are the places of members where that is not so now, but should be if some rank used the parameter. A sparse bucket
-    has one member and no storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
+    are the places of members where that is not so now, but should be if some rank used the parameter. `has_large`: it
+    pays to divide gradients while they are copied in. A sparse bucket has one member and no storage of its own. Of
+    DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
-        "_layouts", "distributed", "flat", "holds_gradients", "homeless", "index", "members", "parameters", "pending",
-        "sparse", "views", "warned_about_graph",
+        "_layouts", "distributed", "flat", "has_large", "holds_gradients", "homeless", "index", "members", "parameters",
+        "pending", "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +65,7 @@ class Bucket:
         self.flat = torch.zeros(length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
+        self.has_large = alike and not self.holds_gradients and any(layout.numel() >= LARGE_NUMEL for layout in layouts)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
 

@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.messages import enumerate_names
 
 
-def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str) -> list[int]:
-    """Copy the gradients of `bucket` into its flat tensor; return the places of those missing, which count as zero.
+def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str, *, divisor: int) -> list[int]:
+    """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
     `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
     gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
@@ -38,13 +38,18 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
             placed.append(place)
     if absent:
         torch._foreach_zero_(absent)
-    if sources:
-        if any(gradient.requires_grad for gradient in sources):
-            _warn_about_graph(bucket, here)
+    if any(gradient.requires_grad for gradient in sources):
+        _warn_about_graph(bucket, here)
+    divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
+    if divided:
+        _copy_divided(targets, sources, divisor)
+    elif sources:
         torch._foreach_copy_(targets, sources)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)
+    if divisor != 1 and not divided:
+        bucket.flat.div_(divisor)
     return missing
 
 
@@ -95,6 +100,20 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             targets.append(gradient)
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor: int) -> None:
+    """Divide on the way: one pass over large gradients less. Small ones are cheaper to copy and to divide together."""
+    small = []
+    for target, source in zip(targets, sources, strict=True):
+        if source.numel() >= LARGE_NUMEL:
+            torch.div(source, divisor, out=target)
+        else:
+            small.append((target, source))
+    if small:
+        small_targets = [target for target, _ in small]
+        torch._foreach_copy_(small_targets, [source for _, source in small])
+        torch._foreach_div_(small_targets, divisor)
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

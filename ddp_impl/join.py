@@ -60,7 +60,7 @@ class DDPJoinHook(JoinHook):
         if num_syncing:
             if self._own_gradients is None:
                 self._own_gradients = _put_gradients_aside(ddp)
-            ddp.reducer.shadow_iteration(ddp._divisor(num_syncing))
+            ddp.reducer.shadow_iteration()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks; this rank's own gradients are as it left them."""

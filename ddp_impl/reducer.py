@@ -206,7 +206,7 @@ class Reducer:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
 
     @torch.no_grad()
-    def shadow_iteration(self, divisor: int) -> None:
+    def shadow_iteration(self) -> None:
         """Take part in an iteration of ranks that still have data, contributing zeros.
 
         The averages are handed out here as well: an optimizer that is sharded over ranks
@@ -220,7 +220,7 @@ class Reducer:
             if bucket.index not in self._skipped:
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
-                self._start(bucket, nothing, divisor)
+                self._start(bucket, nothing)
         self._ask_usage()
         self._finalize()
 
@@ -417,24 +417,25 @@ class Reducer:
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
             return
+        divisor = self.divisor if self.comm_hook is None else 1  # hooks divide as they like
         if bucket.sparse:
             buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
+            if divisor != 1:
+                buffer.div_(divisor)
         else:
             buffer = bucket.flat
             # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
-            missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here())
+            missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here(), divisor=divisor)
             self.usage.unused.update(bucket.members[place].index for place in missing)
-        self._start(bucket, buffer, self.divisor)
+        self._start(bucket, buffer)
 
-    def _start(self, bucket: Bucket, buffer: Tensor, divisor: int) -> None:
-        """Set off the reduction of `buffer`, which holds the gradients of `bucket`."""
+    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Set off the reduction of `buffer`, which holds the gradients of `bucket`, divided unless a hook does that."""
         if not self._in_flight:
             self.telemetry.current.first_launch_ns = time.time_ns()
         if self.comm_hook is not None:
             self._in_flight[bucket.index] = (buffer, self._run_hook(bucket, buffer))
             return
-        if divisor != 1:
-            buffer.div_(divisor)
         self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
 
     def _run_hook(self, bucket: Bucket, buffer: Tensor) -> Future[Tensor]:
