@@ -143,6 +143,8 @@ def judge_selection(order: Order, ddp: str, backend_name: str, folder: Path, qui
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
     from conformance import runner
+    from conformance.report.html import html_page
+    from conformance.report.read import read_report
     from conformance.backends.backend import get_backend
     from conformance.subjects.subject import get_subject
 
@@ -159,10 +161,12 @@ def judge_selection(order: Order, ddp: str, backend_name: str, folder: Path, qui
             report = runner.run(scenarios, subject, backend, on_event=progress, **how)
         report = replace(report, assignment=assignment)
         path = write_report(report, catalogue, folder)
+        page = folder / "report.html"
+        page.write_text(html_page([read_report(path)]))
         if order.certified:
             write_checksums(folder)
     print_report(console, report, catalogue, folder, with_table=not quiet)
-    console.print(f"Report: {path}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.is_green else EXIT_FAILED
