@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "conformance.cli.verify:command",
     "doctor": "conformance.cli.doctor:command",
     "smoke": "conformance.cli.smoke:command",
+    "new": "conformance.cli.new:command",
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
 }
@@ -80,6 +81,7 @@ def main() -> None:
     ddp-conformance report html report -o x.html  a page of a finished report
     ddp-conformance doctor                        what this machine can run
     ddp-conformance smoke --backend my_pkg:it     is a backend's adapter right? The first broken rung
+    ddp-conformance new backend acme              a package to start from
     ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
 
     Ranks are processes of this machine that talk over the loopback interface; no port is used.
