@@ -15,15 +15,23 @@ from conformance.cli.console import make_console
 @click.option("--world-size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--rounds", type=click.IntRange(min=4), default=60, show_default=True, help="Steps per contestant.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the ratios to this JSON file too.")
-def command(ddp: str, backend: str, world_size: int, rounds: int, out: Path | None) -> None:
+@click.option("--compiled", is_flag=True, help="Compare both under torch.compile.")
+@click.option("--compiler", default="inductor", show_default=True, help="Backend of torch.compile, with --compiled.")
+def command(
+    ddp: str, backend: str, world_size: int, rounds: int, out: Path | None, compiled: bool, compiler: str
+) -> None:
     """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
 
     Contestants take turns; each round gives a ratio, and the median ratio is printed with its quartiles. Below 1 the
     DDP is faster than torch's. The line `torch itself` (torch's DDP against a second copy of itself) tells how far from
     1 noise alone gets.
 
+    With `--compiled`, `options` and `compared with` name values of `torch._dynamo.config.optimize_ddp`: graphs split at
+    bucket boundaries, or gradients averaged in the compiled backward (for which torch's DDP needs compiled autograd).
+
     \b
     ddp-conformance bench
+    ddp-conformance bench --compiled
     ddp-conformance bench --ddp my_pkg:MyDDP --world-size 4 --rounds 200
     """
     from rich.table import Table
@@ -32,9 +40,18 @@ def command(ddp: str, backend: str, world_size: int, rounds: int, out: Path | No
     from conformance.backends.backend import get_backend
 
     console = make_console()
-    console.print(f"{ddp} beside torch's DDP, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time")
+    how = f", both compiled with {compiler}" if compiled else ""
+    console.print(
+        f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
+    )
     ratios = bench.run(
-        ddp, get_backend(backend), world_size, rounds, out, lambda workload: console.print(f"measuring {workload} ...")
+        ddp,
+        get_backend(backend),
+        world_size,
+        rounds,
+        out,
+        lambda workload: console.print(f"measuring {workload} ..."),
+        compiler=compiler if compiled else None,
     )
     table = Table("workload", "options", "compared with", "median ratio", "quartiles")
     for ratio in ratios:

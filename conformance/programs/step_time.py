@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,31 +39,58 @@ def step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, in the same order.
 
     A contestant is [label, subject, options]. In each round every contestant takes one step (forward, backward,
-    optimiser, zero_grad), in an order that turns by one from round to round, so that what disturbs the machine disturbs
-    all alike. Times are from a barrier to the end of the step.
+    optimiser, zero_grad), in turn (`take_turns`). Times are from a barrier to the end of the step.
     """
     make, inputs = WORKLOADS[str(ctx.arguments["workload"])]
-    contestants = []
+    batch = inputs(torch.Generator().manual_seed(ctx.rank)).to(ctx.device)
+    contestants: list[tuple[str, Callable[[], float]]] = []
     for label, subject, options in ctx.arguments["contestants"]:
         torch.manual_seed(0)
         model = ctx.wrap_in(subject, make().to(ctx.device), **options)
-        contestants.append((label, model, torch.optim.SGD(model.parameters(), lr=2**-10)))
-    batch = inputs(torch.Generator().manual_seed(ctx.rank)).to(ctx.device)
-    seconds: dict[str, list[float]] = {label: [] for label, _, _ in contestants}
+        contestants.append((label, TimedStep(ctx, model, batch)))
+    take_turns(ctx, contestants)
+
+
+def take_turns(ctx: RankContext, contestants: Sequence[tuple[str, Callable[[], float]]]) -> None:
+    """Let every contestant take one step in each of `arguments["rounds"]` rounds; observe the seconds that they return.
+
+    The order turns by one from round to round, so that what disturbs the machine disturbs all alike.
+    """
+    seconds: dict[str, list[float]] = {label: [] for label, _ in contestants}
     for round_index in range(int(ctx.arguments["rounds"])):
         turn = round_index % len(contestants)
-        for label, model, optimizer in contestants[turn:] + contestants[:turn]:
-            seconds[label].append(_step(ctx, model, optimizer, batch))
+        for label, step in [*contestants[turn:], *contestants[:turn]]:
+            seconds[label].append(step())
     for label, values in seconds.items():
         ctx.observe(label, values)
 
 
-def _step(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
-    dist.barrier(ctx.process_group)
-    begin = time.perf_counter()
-    model(batch).float().square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if ctx.device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - begin
+class TimedStep:
+    """One contestant: each call is a training step, from a barrier to its end, and returns its seconds. Collective."""
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        model: nn.Module,
+        batch: Any,
+        *,
+        call: Callable[[Any], Any] | None = None,
+        backward: Callable[[Tensor], None] = Tensor.backward,
+    ) -> None:
+        """Train `model` on `batch`, through `call` (a compiled form of it) where given."""
+        self._ctx = ctx
+        self._call = model if call is None else call
+        self._backward = backward
+        self._batch = batch
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=2**-10)
+
+    def __call__(self) -> float:
+        """Take one step."""
+        dist.barrier(self._ctx.process_group)
+        begin = time.perf_counter()
+        self._backward(self._call(self._batch).float().square().mean())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._ctx.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - begin

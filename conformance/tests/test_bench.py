@@ -1,0 +1,70 @@
+"""The bench compares the right pairs, and compiled modules are compiled as their configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from conformance import bench
+from conformance.backends.backend import get_backend
+from conformance.errors import ConformanceError
+from conformance.subjects.subject import get_subject
+
+OURS = get_subject("ddp_impl")
+GLOO = get_backend("gloo")
+
+
+def facts_with(step_s: Mapping[str, float], graphs: int = 3) -> dict[int, dict[str, Any]]:
+    """Return what two ranks observed, of which rank 1 is always the slower one."""
+    facts: dict[int, dict[str, Any]] = {}
+    for rank in (0, 1):
+        facts[rank] = {label: [seconds * (1 + rank)] * 10 for label, seconds in step_s.items()}
+        facts[rank] |= {f"graphs/{label}": graphs for label in step_s}
+    return facts
+
+
+def test_every_reduction_is_compared_with_both_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_s = {
+        "ddp_optimizer": 2.0,
+        "python_reducer": 3.0,
+        "torch ddp_optimizer": 4.0,
+        "torch python_reducer": 8.0,
+        "torch again": 4.0,
+    }
+    monkeypatch.setattr(bench, "_run", lambda *_: facts_with(step_s))
+    ratios = bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
+    assert [(one.variant, one.reference, one.median) for one in ratios] == [
+        ("ddp_optimizer", "torch's ddp_optimizer", 0.5),
+        ("ddp_optimizer", "torch's python_reducer", 0.25),
+        ("python_reducer", "torch's ddp_optimizer", 0.75),
+        ("python_reducer", "torch's python_reducer", 0.375),
+        ("torch itself", "torch's ddp_optimizer", 1.0),
+    ]
+
+
+def test_a_reference_that_was_not_split_is_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["ddp_optimizer", "python_reducer", "torch ddp_optimizer", "torch python_reducer", "torch again"]
+    monkeypatch.setattr(bench, "_run", lambda *_: facts_with(dict.fromkeys(labels, 1.0), graphs=1))
+    with pytest.raises(ConformanceError, match=r"was to be split by torch's optimiser, but on rank 0 it compiled 1"):
+        bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
+
+
+def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_WARM_UP_ROUNDS", 0)
+    contestants = [
+        ["torch whole", "torch", "python_reducer"],  # this one first: it makes Dynamo inline torch's class for good
+        ["torch split", "torch", "ddp_optimizer"],
+        ["split", OURS.target, "ddp_optimizer"],
+        ["in graph", OURS.target, "python_reducer"],
+    ]
+    arguments = {"contestants": contestants, "compiler": "aot_eager"}
+    facts = bench._run("compiled_step_time", OURS, GLOO, "24 layers", 1, 1, arguments)
+    assert {label: facts[0][f"graphs/{label}"] for label, *_ in contestants} == {
+        "torch whole": 2,  # compiled autograd captures the backward as another one
+        "torch split": 6,
+        "split": 6,
+        "in graph": 1,
+    }
+    assert all(len(facts[0][label]) == 1 for label, *_ in contestants)
