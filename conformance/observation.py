@@ -51,7 +51,10 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one rank reports; `stack` and `stderr` are filled when the rank failed or hung."""
+    """Everything that one rank reports; `stack` and `stderr` are filled when the rank failed or hung.
+
+    `host` is where it ran, where ranks run on several.
+    """
 
     rank: int
     fate: Fate
@@ -65,3 +68,4 @@ class Observation:
     stack: str = ""
     stderr: str = ""
     duration_ns: int = 0
+    host: str = ""

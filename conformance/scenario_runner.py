@@ -164,7 +164,7 @@ def _rank_fate(observation: Observation) -> RankFate:
     history, raised = observation.history, observation.raised
     return RankFate(
         rank=observation.rank,
-        fate=str(raised or observation.fate),
+        fate=str(raised or observation.fate) + (f", on {observation.host}" if observation.host else ""),
         phase=observation.phase,
         last_collective=history[-1].describe() if history else "",
         stack=observation.stack or (raised.traceback if raised else ""),

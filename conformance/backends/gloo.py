@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -10,8 +11,9 @@ from torch._C._distributed_c10d import Store
 
 from conformance.backends.backend import CAPABILITIES, Backend
 
-#: Loopback only: runs must not depend on a host name that resolves, nor be reachable from outside.
-LOOPBACK = "127.0.0.1"
+#: Loopback only, unless the ranks are on several hosts: runs must not depend on a host name that resolves, nor be
+#: reachable from outside.
+LOOPBACK = "lo"
 
 
 def _unavailable() -> str:
@@ -20,7 +22,8 @@ def _unavailable() -> str:
 
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # as ranks have it from whoever forked them
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, world_size, options)
 

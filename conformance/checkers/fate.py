@@ -154,6 +154,7 @@ def _where(observation: Observation) -> str:
     phase = observation.phase or "an unknown phase"
     last = observation.history[-1] if observation.history else None
     step = f", step {last.step}" if last is not None and last.phase == phase and last.step >= 0 else ""
+    step += f", on {observation.host}" if observation.host else ""
     return f"in {phase if phase.startswith('an ') else f'phase {phase}'}{step}"
 
 
@@ -180,6 +181,8 @@ def _predicate(observation: Observation) -> str:
     if kind in DEAD:
         return f"{_death(observation)} {_where(observation)}"
     stopped = ", stopped by a signal" if "stopped" in observation.fate.detail else ""
+    if "unheard" in observation.fate.detail:
+        return f"was {_where(observation)} when it was last heard of; the link to its host is cut, or the host is down"
     return f"is {_where(observation)}{stopped}"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +17,7 @@ from conformance.cli.console import make_console
 from conformance.cli.expecting import expecting
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import selection_of, selection_options, subject_options
-from conformance.errors import ReportError, ScenarioError
+from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.expectations import Circumstances
 from conformance.report.environment import package_version
 from conformance.report.json_report import prepare_folder, write_report
@@ -25,6 +26,9 @@ from conformance.report.terminal import ProgressBar, print_report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
+
+if TYPE_CHECKING:
+    from conformance.workers.attached_controller import AttachedController
 
 
 @click.command("run", short_help="Judge a DDP and write the report.")
@@ -47,6 +51,9 @@ from conformance.spec.profile import in_profile
     help="Failures that are known, as TOML; an unexpected pass is a failure then.",
 )
 @click.option("--certified", is_flag=True, help="Run a whole --profile, so that `verify` can check the report.")
+@click.option(
+    "--attach", is_flag=True, help="Use the processes that torchrun, srun or mpirun has started, also on several hosts."
+)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 def command(
@@ -63,6 +70,7 @@ def command(
     shard: str,
     expectations: Path | None,
     certified: bool,
+    attach: bool,
     fail_fast: bool,
     quiet: bool,
 ) -> None:
@@ -78,6 +86,7 @@ def command(
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
+    torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
@@ -87,7 +96,8 @@ def command(
         refuse_to_certify(profile, selection, shard, expectations, no_native, fail_fast)
     context = click.get_current_context()
     order = Order(selection, profile, shard, certified, expectations, not no_native, fail_fast)
-    context.exit(judge_selection(order, ddp, backend, folder, quiet))
+    judge = judge_attached if attach else judge_selection
+    context.exit(judge(order, ddp, backend, folder, quiet))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +143,70 @@ def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...
     return chosen
 
 
-def judge_selection(order: Order, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
-    """Run what `order` says, print and write the report, and return the exit code."""
+def judge_attached(order: Order, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
+    """Do `judge_selection` in the first of the processes that a launcher has started, on ranks held by all of them.
+
+    All of them must call it.
+    """
+    selected = selected_by(order)
+
+    from conformance.backends.backend import get_backend
+    from conformance.programs.program import preloads_of
+    from conformance.workers.attached import attach
+    from conformance.workers.attached_place import place_of
+
+    place = place_of(os.environ)
+    try:
+        return attach(
+            place,
+            get_backend(backend_name),
+            preloads_of(selected),
+            lambda controller: judge_selection(order, ddp, backend_name, folder, quiet, controller),
+        )
+    except ConformanceError as error:
+        if place.index == 0:
+            raise
+        click.echo(str(error), err=True)  # nothing was asked wrongly here: the others are gone
+        return EXIT_FAILED
+
+
+def selected_by(order: Order) -> tuple[Scenario, ...]:
+    """Return the scenarios of all shards of `order`."""
     catalogue, everything = load_catalogue(), load_scenarios()
     of_profile = in_profile(order.profile, everything, catalogue) if order.profile else everything
-    selected = order.selection.apply(of_profile, catalogue)
+    return order.selection.apply(of_profile, catalogue)
+
+
+def judge_selection(
+    order: Order,
+    ddp: str,
+    backend_name: str,
+    folder: Path,
+    quiet: bool,
+    controller: AttachedController | None = None,
+) -> int:
+    """Run what `order` says, print and write the report, and return the exit code.
+
+    Ranks are this machine's, unless a `controller` of others is given.
+    """
+    catalogue, everything = load_catalogue(), load_scenarios()
+    selected = selected_by(order)
     scenarios = shard_of(selected, order.shard)
     prepare_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
     from conformance import runner
+    from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
     from conformance.report.read import read_report
-    from conformance.backends.backend import get_backend
     from conformance.subjects.subject import get_subject
 
     subject, backend = get_subject(ddp), get_backend(backend_name)
+    if controller is not None:
+        num_ranks = controller.num_ranks
+        backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(order.selection.world_sizes, backend)
-    how: dict[str, Any] = {"native": order.native, "fail_fast": order.fail_fast}
+    how: dict[str, Any] = {"native": order.native, "fail_fast": order.fail_fast, "controller": controller}
     if order.expectations is not None:
         circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
         how["expect"] = expecting(order.expectations, everything, circumstances)

@@ -82,7 +82,7 @@ class Pool:
             if message.fate.kind != "returned":
                 message = replace(message, stderr=tail(self._seats[rank]))
             observations[rank] = message
-        self._reusable = everybody_answered and _nothing_left_behind(observations, scenario.recorded)
+        self._reusable = everybody_answered and nothing_left_behind(observations, scenario.recorded)
         return dict(sorted(observations.items()))
 
     @property
@@ -169,7 +169,7 @@ def _failed(message: FromRank) -> bool:
     return message.raised is not None or bool(message.unsupported)
 
 
-def _nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
+def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
     """Whether ranks that all answered came to the same end, with clean hands and no collective short of a rank.
 
     A collective that nobody waited for does no harm once all ranks have issued it: it will complete, and cannot be

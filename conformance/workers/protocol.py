@@ -54,7 +54,8 @@ class Seat:
     """The place of one rank: all that a forked process must know to become it.
 
     `backend` is what `get_backend` is asked for; `directory` is private to the pool and holds the rendezvous file and
-    the ranks' files; without `recorded` the default group is the backend's own, with nothing in between.
+    the ranks' files; without `recorded` the default group is the backend's own, with nothing in between. Ranks of
+    several hosts meet in a TCP store, at `meeting` (host, port, prefix); `device_index` counts within a host.
     """
 
     pool: int
@@ -63,6 +64,8 @@ class Seat:
     backend: str
     directory: str
     recorded: bool = True
+    meeting: tuple[str, int, str] | None = None
+    device_index: int | None = None
 
     def file(self, kind: str) -> str:
         """Path of this rank's file of that kind: `flight`, `stack` or `output`."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from conformance.backends.backend import get_backend
 from conformance.errors import SubjectError
@@ -74,11 +74,11 @@ class Rank:
         self._recorder = Recorder(self._before_collective)
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
-        self._device = torch.device(backend.device(seat.rank))
+        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
         self._group = init_process_group(
             backend,
             self._recorder if seat.recorded else None,
-            store=FileStore(f"{seat.directory}/rendezvous", seat.world_size),
+            store=_meeting_place(seat),
             rank=seat.rank,
             world_size=seat.world_size,
             timeout=_GROUP_TIMEOUT,
@@ -159,6 +159,13 @@ def _as_bytes(observation: Observation) -> bytes:
     except Exception as error:  # a fact of a type that cannot travel, such as a tensor that knows its process group
         raised = Raised.of(error, traceback.format_exc())
         return dumps(replace(observation, fate=Fate("raised", detail=f"raised {raised}"), raised=raised, facts={}))
+
+
+def _meeting_place(seat: Seat) -> Store:
+    if seat.meeting is None:
+        return FileStore(f"{seat.directory}/rendezvous", seat.world_size)
+    host, port, prefix = seat.meeting
+    return PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
 
 
 def _arrange_process(seat: Seat) -> None:

@@ -53,8 +53,13 @@ class ZygoteGoneError(Exception):
 class ZygoteProcess:
     """A zygote and the private directory that it shares with its ranks."""
 
-    def __init__(self, work_dir: Path | None, preload: tuple[str, ...]) -> None:
-        """Start the zygote and return at once; the first `new_pool` waits until it has imported everything."""
+    def __init__(
+        self, work_dir: Path | None, preload: tuple[str, ...], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the zygote and return at once; the first `new_pool` waits until it has imported everything.
+
+        `environment` has variables for the ranks that take precedence over the usual ones.
+        """
         try:
             self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
         except OSError as error:
@@ -80,7 +85,7 @@ class ZygoteProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(os.environ, self.directory),
+                env={**_environment(os.environ, self.directory), **(environment or {})},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # the terminal's Ctrl-C is for the controller
             )
@@ -93,7 +98,7 @@ class ZygoteProcess:
             ConformanceError: it could not.
 
         """
-        self._await_ready()
+        self.await_ready()
         number = next(self._pool_numbers)
         directory = self.directory / f"pool{number}"
         directory.mkdir()
@@ -156,7 +161,8 @@ class ZygoteProcess:
             self._process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
+        """Wait until everything is imported; raises `ConformanceError` when it could not be."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not (self._ready or self._failure):
             if not self._connection.poll(max(0.0, deadline - time.monotonic())):

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Two hosts of two ranks each, made of network namespaces with a link between them: judges the chapters that are named
+# (gradients, where none are) on all four ranks by torchrun. With CUT=seconds the link is cut so long after the start.
+#
+#     sudo bash ci/two_hosts.sh                              # chapter gradients
+#     sudo bash ci/two_hosts.sh accumulation --world-size 4  # arguments of `ddp-conformance run`
+#     sudo CUT=20 bash ci/two_hosts.sh gradients             # a hang that names both sides, and an end
+#
+# Needs Linux, root, and `ip`. REPORT=folder is where the report goes.
+
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -n "${VIRTUAL_ENV:-}" ] || source ci/environment.sh
+REPORT="${REPORT:-report}"
+[ $# -gt 0 ] || set -- gradients
+
+NAME="ddpc$$"           # of this run's namespaces: several runs may share a machine
+NETWORK="10.77.$(($$ % 250))"
+FIRST="${NAME}a" SECOND="${NAME}b"
+
+clean_up() {
+    trap - EXIT
+    kill "${SECOND_PID:-}" "${CUTTER_PID:-}" 2> /dev/null || true
+    wait 2> /dev/null || true
+    ip netns del "$FIRST" 2> /dev/null || true
+    ip netns del "$SECOND" 2> /dev/null || true
+}
+trap clean_up EXIT
+
+ip netns add "$FIRST"
+ip netns add "$SECOND"
+ip link add "${NAME}0" netns "$FIRST" type veth peer name "${NAME}1" netns "$SECOND"
+ip -n "$FIRST" addr add "$NETWORK.1/24" dev "${NAME}0"
+ip -n "$SECOND" addr add "$NETWORK.2/24" dev "${NAME}1"
+for namespace in "$FIRST" "$SECOND"; do
+    ip -n "$namespace" link set lo up
+done
+ip -n "$FIRST" link set "${NAME}0" up
+ip -n "$SECOND" link set "${NAME}1" up
+
+# host NAMESPACE HOSTNAME NODE ARGUMENTS...: one torchrun, on a host of that name.
+host() {
+    local namespace="$1" hostname="$2" node="$3"
+    shift 3
+    ip netns exec "$namespace" unshare --uts bash -c 'hostname "$0"; exec "$@"' "$hostname" \
+        python -m torch.distributed.run --nnodes 2 --node-rank "$node" --nproc-per-node 2 \
+        --master-addr "$NETWORK.1" --master-port 29500 \
+        -m conformance run --attach --report "$REPORT" "$@"
+}
+
+if [ -n "${CUT:-}" ]; then
+    { sleep "$CUT"; echo "The link is cut."; ip -n "$SECOND" link set "${NAME}1" down; } &
+    CUTTER_PID=$!
+fi
+
+status=0
+host "$SECOND" host-b 1 "$@" &
+SECOND_PID=$!
+host "$FIRST" host-a 0 "$@" || status=$?
+second_status=0
+wait "$SECOND_PID" || second_status=$?
+echo "host-a ended with $status, host-b with $second_status."
+exit "$status"

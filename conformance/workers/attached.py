@@ -1,0 +1,46 @@
+"""Runs scenarios on ranks that torchrun, srun or mpirun has placed, on one host or several."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from torch._C._distributed_c10d import Store
+
+from conformance.backends.backend import Backend
+from conformance.workers.attached_agent import Agent
+from conformance.workers.attached_controller import AttachedController
+from conformance.workers.attached_place import Door, Place, interface_of, knock, meet
+
+Lead = Callable[[AttachedController], int]
+
+
+def attach(place: Place, backend: Backend, preload: tuple[str, ...], lead: Lead) -> int:
+    """Hold this process's rank until the run is over; in the leading process, call `lead` beside that.
+
+    Every process that the launcher has started must call it. Returns what `lead` returns, and 0 in the other processes.
+
+    Raises:
+        ConformanceError: the processes did not find each other, or the controller was lost.
+
+    """
+    store = meet(place)
+    if place.index != 0:
+        _serve(place, store, preload)
+        return 0
+    door = Door(place, store)
+    own = threading.Thread(target=_serve, args=(place, store, preload), daemon=True)
+    own.start()
+    with contextlib.closing(door):
+        connections = [door.admit() for _ in range(place.num_processes)]
+    try:
+        with AttachedController(backend, connections, door.address) as controller:
+            return lead(controller)
+    finally:
+        own.join()
+
+
+def _serve(place: Place, store: Store, preload: tuple[str, ...]) -> None:
+    connection, address = knock(store)
+    Agent(connection, place, preload, {"GLOO_SOCKET_IFNAME": interface_of(address)}).serve()

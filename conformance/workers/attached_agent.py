@@ -1,0 +1,206 @@
+"""Holds one rank on the host where torchrun, srun or mpirun has started it.
+
+The agent is not the rank: it forks one from a zygote of its own, as the controller of a single machine does, so that it
+survives whatever becomes of the rank and can say what that was. It does what the controller says and nothing else; when
+the controller is silent for too long the agent says what its rank was doing, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+from conformance.errors import ConformanceError
+from conformance.observation import Fate, Observation, Raised
+from conformance.workers.attached_place import Place
+from conformance.workers.attached_protocol import (
+    BEAT_S,
+    LOST_S,
+    Answer,
+    Beat,
+    Forget,
+    Goodbye,
+    Hello,
+    Hurry,
+    Order,
+    Ping,
+    ToAgent,
+)
+from conformance.workers.autopsy import death, describe, examine_living, tail
+from conformance.workers.flight_record import LastSeen, read_flight
+from conformance.workers.pool import EOF_GRACE_S, START_TIMEOUT_S
+from conformance.workers.protocol import FromRank, Seat, receive, send
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: Of a rank's collectives so many travel with every beat; the controller needs them only when the link is cut.
+_BEATEN_COLLECTIVES = 32
+
+
+class Dismissed(Exception):  # noqa: N818 - how an agent ends, not an error
+    """The controller has said goodbye, or is gone."""
+
+
+class Post:
+    """One rank of this host: its seat, process and connection."""
+
+    def __init__(self, zygote: ZygoteProcess, seat: Seat) -> None:
+        """Fork the rank."""
+        number, directory = zygote.new_pool()
+        self.seat = replace(seat, pool=number, directory=str(directory))
+        (self.pid,), (self.connection,) = zygote.fork((self.seat,))
+        self.open = True  # whether more can be read from the rank
+        self.ready = False
+
+
+class Agent:
+    """Serves a controller over `connection` with ranks forked on this host."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        place: Place,
+        preload: tuple[str, ...],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start the zygote and say hello; ranks use the device of `place` and get `environment`."""
+        self._connection = connection
+        self._host = place.host
+        self._local_index = place.local_index
+        self._zygote = ZygoteProcess(None, preload, environment)
+        self._zygote.await_ready()
+        self._posts: dict[int, Post] = {}
+        self._heard_at = self._beaten_at = time.monotonic()
+        self._beaten: LastSeen | None = None
+        self._orders: list[Order | Forget] = []
+        send(connection, Hello(place.index, place.host))
+
+    def serve(self) -> None:
+        """Do what the controller says until it says goodbye.
+
+        Raises:
+            ConformanceError: nothing was heard of the controller for too long.
+
+        """
+        try:
+            while True:
+                while not self._orders:
+                    self._listen(self._connection, timeout_s=BEAT_S)
+                order = self._orders.pop(0)
+                if isinstance(order, Forget):
+                    self._forget(order.pool)
+                else:
+                    self._carry_out(order)
+        except (Dismissed, EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        finally:
+            self._zygote.close()
+
+    def _carry_out(self, order: Order) -> None:
+        post = self._posts.get(order.pool)
+        observation = None
+        if post is None:
+            post = self._posts[order.pool] = Post(self._zygote, replace(order.seat, device_index=self._local_index))
+            observation = self._start(order, post)
+        if observation is None:
+            started = time.monotonic()
+            with contextlib.suppress(OSError):  # it has just died; waiting will find out of what
+                send(post.connection, order.task)
+            message = self._await(order, post, started + order.deadline_s)
+            assert isinstance(message, Observation)
+            observation = replace(message, duration_ns=message.duration_ns or int((time.monotonic() - started) * 1e9))
+            if post.ready and observation.fate.kind != "returned":
+                observation = replace(observation, stderr=tail(post.seat))
+        send(self._connection, Answer(order.number, replace(observation, host=self._host), post.ready))
+
+    def _start(self, order: Order, post: Post) -> Observation | None:
+        """Wait until the rank is connected to the others; returns why it is not."""
+        message = self._await(order, post, time.monotonic() + START_TIMEOUT_S)
+        if isinstance(message, Observation):
+            return message
+        if message.error is None:
+            return None
+        post.ready = False
+        fate = Fate("raised", detail=f"raised {message.error}")
+        return replace(describe(post.seat, fate), raised=message.error)
+
+    def _await(self, order: Order, post: Post, deadline: float) -> FromRank:
+        """Return what the rank sends, or an observation of why it does not; `post.ready` says which."""
+        post.ready = False
+        kind = "hung"
+        while True:
+            self._zygote.update()
+            if post.open and post.connection.poll(0):
+                try:
+                    message: FromRank = receive(post.connection)
+                except (EOFError, OSError):
+                    post.open = False
+                    deadline = min(deadline, time.monotonic() + EOF_GRACE_S)
+                    continue
+                except Exception as error:  # what a rank observed may be of types that only it can import
+                    message = Observation(post.seat.rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
+                post.ready = True
+                return message
+            if (status := self._zygote.exit_status(post.seat)) is not None:
+                return describe(post.seat, death(status))
+            if self._zygote.gone:
+                lost = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
+                return describe(post.seat, lost)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return examine_living(self._zygote, {post.seat: post.pid}, kind)[post.seat.rank]
+            sources = [*([post.connection] if post.open else ()), *self._zygote.sources]
+            for hurry in self._listen(self._connection, *sources, timeout_s=min(BEAT_S, left_s), beat=(order, post)):
+                if hurry.number == order.number:
+                    kind = "abandoned"
+                    deadline = min(deadline, time.monotonic() + hurry.patience_s)
+
+    def _listen(self, *sources: Connection, timeout_s: float, beat: tuple[Order, Post] | None = None) -> list[Hurry]:
+        """Wait until one of `sources` has something, put orders aside, and say that this agent is there."""
+        wait(sources, timeout_s)
+        hurries = []
+        while self._connection.poll(0):
+            message: ToAgent = receive(self._connection)
+            self._heard_at = time.monotonic()
+            if isinstance(message, Goodbye):
+                raise Dismissed
+            if isinstance(message, Hurry):
+                hurries.append(message)
+            elif not isinstance(message, Ping):
+                self._orders.append(message)
+        now = time.monotonic()
+        if now - self._heard_at > LOST_S:
+            raise ConformanceError(self._last_words(beat))
+        if now - self._beaten_at >= BEAT_S:
+            self._beaten_at = now
+            send(self._connection, self._beat(*beat) if beat is not None else Beat())
+        return hurries
+
+    def _beat(self, order: Order, post: Post) -> Beat:
+        seen = read_flight(post.seat.file("flight"))
+        seen = replace(seen, collectives=seen.collectives[-_BEATEN_COLLECTIVES:])
+        if seen == self._beaten:
+            return Beat(order.number)
+        self._beaten = seen
+        return Beat(order.number, seen)
+
+    def _last_words(self, beat: tuple[Order, Post] | None) -> str:
+        silence = f"nothing was heard of the controller for {LOST_S:g} s: its host is down or the link to it is cut"
+        if beat is None:
+            return f"{self._host}: {silence}; no scenario was running here"
+        order, post = beat
+        seen = read_flight(post.seat.file("flight"))
+        last = seen.collectives[-1].describe() if seen.collectives else "none yet"
+        return (
+            f"{self._host}: {silence}. Rank {post.seat.rank} of {order.task.scenario['id']} is in phase {seen.phase},"
+            f" its last collective {last}"
+        )
+
+    def _forget(self, pool: int) -> None:
+        post = self._posts.pop(pool, None)
+        if post is not None:
+            self._zygote.signal(post.seat, signal.SIGKILL)
+            post.connection.close()

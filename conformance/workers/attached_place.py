@@ -1,0 +1,124 @@
+"""Where a process stands that torchrun, srun or mpirun has started, and how all of them find the one that leads."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from conformance.errors import ConformanceError
+
+#: How long processes wait for each other at the start; a cluster may start them minutes apart.
+MEETING_TIMEOUT_S = 300.0
+_KEY = "ddp_conformance/controller"
+_SIOCGIFADDR = 0x8915
+
+#: For each launcher the variables that hold rank, world size and rank within the host.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of `num_processes` processes, and where they meet."""
+
+    index: int
+    num_processes: int
+    local_index: int
+    host: str
+    master: str
+
+
+def place_of(variables: Mapping[str, str]) -> Place:
+    """Read this process's place from the launcher's environment variables.
+
+    Raises:
+        ConformanceError: no launcher has set its variables, or nobody has said where to meet.
+
+    """
+    for names in _LAUNCHERS.values():
+        if all(name in variables for name in names):
+            index, num_processes, local_index = (int(variables[name]) for name in names)
+            break
+    else:
+        raise ConformanceError(
+            "--attach is for processes that torchrun, srun or mpirun has started; none of them has set"
+            f" {', '.join(names[0] for names in _LAUNCHERS.values())} here"
+        )
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
+        raise ConformanceError(f"set {' and '.join(missing)}, so that the {num_processes} processes can meet")
+    return Place(index, num_processes, local_index, socket.gethostname(), variables["MASTER_ADDR"])
+
+
+def meet(place: Place) -> Store:
+    """Return the c10d store that all processes share; every one of them must call it."""
+    os.environ.update(RANK=str(place.index), WORLD_SIZE=str(place.num_processes))  # as torchrun would have
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_TIMEOUT_S)))
+    assert isinstance(store, Store)
+    return store
+
+
+class Door:
+    """Where the controller listens: a socket for the agents' connections, and the secret that lets them in."""
+
+    def __init__(self, place: Place, store: Store) -> None:
+        """Listen on the leading host's address and tell everybody through `store`."""
+        self._secret = secrets.token_bytes(32)
+        self._socket = socket.create_server((place.master, 0))
+        self._socket.settimeout(MEETING_TIMEOUT_S)
+        address, port = self._socket.getsockname()[:2]
+        self.address = str(address)
+        store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
+
+    def admit(self) -> Connection:
+        """Wait for one agent; raises `ConformanceError` when none comes."""
+        try:
+            accepted, _ = self._socket.accept()
+        except TimeoutError as error:
+            raise ConformanceError(f"a process did not join within {MEETING_TIMEOUT_S:g} s") from error
+        connection = Connection(accepted.detach())
+        deliver_challenge(connection, self._secret)
+        answer_challenge(connection, self._secret)
+        return connection
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._socket.close()
+
+
+def knock(store: Store) -> tuple[Connection, str]:
+    """Connect to the controller; returns the connection and this host's address on the way to it."""
+    address, port, secret = json.loads(store.get(_KEY))
+    joined = socket.create_connection((address, port), timeout=MEETING_TIMEOUT_S)
+    joined.settimeout(None)
+    own_address = str(joined.getsockname()[0])
+    connection = Connection(joined.detach())
+    answer_challenge(connection, bytes.fromhex(secret))
+    deliver_challenge(connection, bytes.fromhex(secret))
+    return connection, own_address
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has the IPv4 `address`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"
