@@ -1,0 +1,98 @@
+"""The onboarding page, followed word for word in an empty folder, and what `new` refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import conformance
+from conformance.errors import ConformanceError
+from conformance.starters.starter import KINDS, Starter, StarterError
+
+PAGE = Path(conformance.__file__).parent.parent / "docs" / "onboarding.md"
+#: Words with which a command begins: other indented blocks show output.
+COMMANDS = ("ddp-conformance ", "cd ", "pytest", "python -m pip ")
+
+
+def commands_of(page: str) -> list[str]:
+    """Return the lines of indented blocks that are commands, in their order."""
+    blocks = re.findall(r"(?:^\n)((?:    .*\n)+)", page, re.MULTILINE)
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip().startswith(COMMANDS)]
+
+
+def test_the_page_followed_word_for_word_ends_in_a_passing_run(tmp_path: Path) -> None:
+    commands = commands_of(PAGE.read_text())
+    assert commands[0] == "ddp-conformance new backend acme"
+    assert commands[-1].startswith("ddp-conformance run ")
+    assert commands[-1].endswith(" --backend acme")
+    site = tmp_path / "site"
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(site),
+        # The page installs into the reader's environment; here that is a folder, with nothing fetched.
+        "PIP_TARGET": str(site), "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1",
+    }  # fmt: skip
+    for leftover in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST"):
+        environment.pop(leftover, None)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    script = "set -eux\n" + "\n".join(commands)
+    ended = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Every rung holds." in ended.stdout
+    report = (folder / "acme" / "report" / "report.json").read_text()
+    assert '"backend": "acme"' in report
+    assert "ddp_impl keeps every requirement that was exercised." in ended.stdout
+
+
+def test_the_test_that_comes_with_a_ddp_passes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Starter("subject", "fleet-foot").write(tmp_path)
+    root = tmp_path / "fleet-foot"
+    monkeypatch.syspath_prepend(str(root))
+    runpy.run_path(str(root / "tests" / "test_fleet_foot.py"))["test_every_rung_holds"]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_has_no_blanks_left_and_keeps_the_name(tmp_path: Path, kind: str) -> None:
+    files = Starter(kind, "my-own").write(tmp_path)
+    assert {path.relative_to(tmp_path).parts[0] for path in files} == {"my-own"}
+    assert tmp_path / "my-own" / "tests" / "test_my_own.py" in files
+    assert len(files) == 5
+    for path in files:
+        text = path.read_text()
+        assert "{{" not in text
+        if path.suffix == ".py":
+            compile(text, path, "exec")
+    assert 'my-own = "my_own.' in (tmp_path / "my-own" / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("9lives", "cannot be the name of a package"),
+        ("../up", "cannot be the name of a package"),
+        ("lambda", "cannot be the name of a package"),
+        ("torch", "a module torch exists already and would be hidden"),
+        ("taken", "exists already; nothing is overwritten"),
+    ],
+)
+def test_what_cannot_be_written(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(StarterError, match=re.escape(says)):
+        Starter("backend", name).write(tmp_path)
+    assert issubclass(StarterError, ConformanceError)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_only_commands_of_the_page_are_run() -> None:
+    page = (
+        "Text `ddp-conformance doctor`.\n\n    ddp-conformance new backend x\n    cd x\n\n    BROKEN      something\n\n"
+    )
+    assert commands_of(page) == ["ddp-conformance new backend x", "cd x"]
