@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "conformance.cli.run:command",
     "list": "conformance.cli.listing:command",
     "specification": "conformance.cli.specification:command",
+    "explore": "conformance.cli.explore:command",
     "replay": "conformance.cli.replay:command",
     "report": "conformance.cli.report:command",
     "verify": "conformance.cli.verify:command",

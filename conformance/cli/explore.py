@@ -1,0 +1,86 @@
+"""`ddp-conformance explore`: random trainings, shrunk to the simplest that fails."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import click
+
+from conformance.cli import EXIT_FAILED
+from conformance.cli.console import make_console
+from conformance.cli.interrupt import interrupted_once
+from conformance.cli.options import subject_options
+from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.json_report import prepare_folder
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
+
+
+@click.command("explore", short_help="Try random trainings; show the simplest that fails.")
+@subject_options
+@click.option("--examples", type=click.IntRange(min=1), default=200, show_default=True, help="How many trainings.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="No longer than this.")
+@click.option("--seed", type=int, default=None, help="Draw the same trainings again.  [default: another one each time]")
+@click.option(
+    "--world-size", "world_sizes", type=click.IntRange(min=1), multiple=True, default=(1, 2, 3, 4), show_default=True,
+    metavar="N", help="Only trainings of N ranks.",
+)  # fmt: skip
+@click.option(
+    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True,
+    metavar="FOLDER", help="Where the failing scenario goes.",
+)  # fmt: skip
+def command(
+    ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seed: int | None,
+    world_sizes: tuple[int, ...], folder: Path,
+) -> None:  # fmt: skip
+    """Draw models, options, schedules, dtypes and world sizes at random, and judge each training against the truth.
+
+    Of a failure the simplest form is looked for and kept as a scenario file, for `ddp-conformance replay`.
+
+    \b
+    ddp-conformance explore
+    ddp-conformance explore --ddp my_pkg:MyDDP --examples 1000 --seconds 1200
+    ddp-conformance explore --seed 7 --world-size 2
+    """
+    prepare_folder(folder)
+    seed = random.randrange(2**32) if seed is None else seed
+
+    from conformance import runner
+    from conformance.backends.backend import get_backend
+    from conformance.exploration import REQUIREMENT, explore
+    from conformance.report.run_report import Outcome
+    from conformance.scenario_runner import ScenarioRunner
+    from conformance.subjects.subject import get_subject
+    from conformance.workers.controller import Controller
+
+    subject, backend_value = get_subject(ddp), get_backend(backend)
+    smallest = Scenario("explored", (REQUIREMENT,), "train", world_size=max(world_sizes))
+    runner.check([smallest], backend_value)
+    console = make_console()
+
+    def say(outcome: Outcome) -> None:
+        status.update(f"{outcome.result.verdict.value}  {outcome.scenario.model}, world size "
+                      f"{outcome.scenario.world_size}, {len(outcome.scenario.options)} options")  # fmt: skip
+
+    console.print(f"seed {seed}", highlight=False)
+    with interrupted_once(), Controller(backend_value) as controller, console.status("starting ranks") as status:
+        runner.probe(subject, smallest.world_size, controller)
+        ranks = ScenarioRunner(subject, backend_value, controller, native=not no_native)
+        found = explore(ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds, on_outcome=say)
+    if found.failure is not None:
+        path = failure_path(folder, found.failure.scenario)
+        path.write_text(found.failure.scenario.dumps())
+        again = replay_command(found.failure.scenario, subject.name, backend_value.source or backend_value.name, folder)
+        console.print(
+            failure_text(found.failure, backend, load_catalogue(), again), highlight=False, markup=False, soft_wrap=True
+        )
+        if not found.always_fails:
+            console.print("It did not fail each time: replay it with --times.")
+    console.print(
+        f"{found.num_judged} trainings judged, {found.num_not_judged} could not be; seed {found.seed}. "
+        + ("All are right." if found.failure is None else "Above is the simplest that is wrong."),
+        highlight=False,
+    )
+    if found.failure is not None or not found.num_judged:
+        click.get_current_context().exit(EXIT_FAILED)
