@@ -20,7 +20,7 @@ from conformance.errors import ScenarioError
 SCHEMA_VERSION = 1
 
 ZERO_GRAD = ("none", "zeros", "keep")
-FAULT_KINDS = ("kill", "stop", "exit", "segfault", "raise")
+FAULT_KINDS = ("kill", "stop", "loop", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
 

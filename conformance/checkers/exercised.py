@@ -10,7 +10,14 @@ from conformance.scenario import Fault
 from conformance.verdict import Finding
 
 #: Kinds of faults -> the fates that show that one fired, where the rank did not live to report it.
-_TRACES = {"kill": DEAD, "exit": DEAD, "segfault": DEAD, "stop": ("hung",), "raise": ("raised",)}
+_TRACES = {
+    "kill": DEAD,
+    "exit": DEAD,
+    "segfault": DEAD,
+    "stop": ("hung",),
+    "loop": ("hung",),
+    "raise": ("raised",),
+}
 
 
 @checker("exercised")

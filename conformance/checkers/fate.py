@@ -54,7 +54,8 @@ def no_hang(evidence: Evidence) -> Finding:
     summary = f"{ranks(absent)} {_is(absent)} missing from {collective.describe()}{of_group}; " + "; ".join(
         _whereabouts(evidence.observations[rank]) for rank in absent
     )
-    lets = [f"A = {collective.describe()}{of_group}, issued by {ranks(waiting)}"]
+    issuers = _by_host([evidence.observations[rank] for rank in waiting])
+    lets = [f"A = {collective.describe()}{of_group}, issued by {issuers}"]
     others = [evidence.observations[rank] for rank in absent]
     lets += [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(others, "B")]
     thens = [f"A waits for {label}, {_state(one)}." for label, one in _labelled(others, "B")]
@@ -107,9 +108,10 @@ def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, l
     """Return the first collective that some rank of its group never issued: it, who issued it, and who did not.
 
     Ranks of a group are those that issued anything in it, and all ranks in the default group. Of several groups the one
-    counts whose collective was issued first. None where nobody is missing.
+    counts whose missing ranks wait in none of the others (who waits for a rank that waits tells nothing of the cause),
+    or else the one whose collective was issued first. None where nobody is missing.
     """
-    found = []
+    found: list[tuple[Collective, list[int], list[int]]] = []
     for group in sorted({one.group for seen in observations.values() for one in seen.history}):
         issued = {rank: _in_group(seen, group) for rank, seen in observations.items()}
         members = [rank for rank in issued if issued[rank] or group == "default"]
@@ -119,7 +121,8 @@ def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, l
         absent = sorted(rank for rank in members if reached[rank] < first_missing)
         if waiting and absent:
             found.append((issued[waiting[0]][first_missing], waiting, absent))
-    return min(found, key=lambda case: case[0].started_ns, default=None)
+    held_up = {rank for _, waiting, _ in found for rank in waiting}
+    return min(found, key=lambda case: (not held_up.isdisjoint(case[2]), case[0].started_ns), default=None)
 
 
 def _in_group(observation: Observation, group: str) -> dict[int, Collective]:
@@ -137,6 +140,14 @@ def _labelled(observations: list[Observation], first: str = "A") -> list[tuple[s
 
 def _ranks(observations: list[Observation]) -> list[int]:
     return [one.rank for one in observations]
+
+
+def _by_host(observations: list[Observation]) -> str:
+    """Return e.g. `ranks 0 and 1 on host-a, rank 2 on host-b`; without the hosts where there is only one."""
+    hosts: dict[str, list[int]] = {}
+    for one in observations:
+        hosts.setdefault(one.host, []).append(one.rank)
+    return ", ".join(ranks(numbers) + (f" on {host}" if host else "") for host, numbers in hosts.items())
 
 
 def _is(numbers: list[int]) -> str:
@@ -182,7 +193,8 @@ def _predicate(observation: Observation) -> str:
         return f"{_death(observation)} {_where(observation)}"
     stopped = ", stopped by a signal" if "stopped" in observation.fate.detail else ""
     if "unheard" in observation.fate.detail:
-        return f"was {_where(observation)} when it was last heard of; the link to its host is cut, or the host is down"
+        last = f"was {_where(observation)} when last heard of" if observation.phase else "has not been heard of"
+        return f"{last}, because {observation.host} is down or the link to it is cut"
     return f"is {_where(observation)}{stopped}"
 
 

@@ -88,6 +88,18 @@ def test_only_the_members_of_a_group_can_be_missing() -> None:
     assert "of group 1; rank 1 is in phase backward" in _check("no_hang", *hung).summary
 
 
+def test_a_rank_that_waits_in_another_group_is_not_the_missing_one() -> None:
+    together = (collective(0, group="group 1"),)
+    hung = [
+        ended(0, "hung", (*together, collective(1, group="group 1", started_ns=9))),
+        ended(1, "hung", together),
+        ended(2, "hung", (collective(0, started_ns=5),)),  # waits for both, and has done so for longer
+    ]
+    found = missing_from({one.rank: one for one in hung})
+    assert found is not None
+    assert (found[0].group, found[1], found[2]) == ("group 1", [0], [1])
+
+
 def test_a_hang_in_which_nobody_is_missing() -> None:
     finding = _check("no_hang", ended(0, "hung", gradients(4), stack="wait"), ended(1, "hung", gradients(4)))
     assert finding.verdict is Verdict.HANG

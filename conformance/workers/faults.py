@@ -62,9 +62,15 @@ def _raise(fault: Fault) -> NoReturn:
     raise InjectedError(f"injected on rank {fault.rank} at {fault.at} (occurrence {fault.occurrence})")
 
 
+def _loop(fault: Fault) -> NoReturn:
+    while True:  # a rank that is busy, not stopped: it can be asked for its stack, and uses a processor
+        pass
+
+
 _FIRE: dict[str, Callable[[Fault], object]] = {
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),
+    "loop": _loop,
     "exit": lambda fault: os._exit(EXIT_CODE),
     "segfault": lambda fault: ctypes.string_at(0),
     "raise": _raise,
