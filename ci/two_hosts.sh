@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Two hosts of two ranks each, made of network namespaces with a link between them: judges the chapters that are named
-# (gradients, where none are) on all four ranks by torchrun. With CUT=seconds the link is cut so long after the start.
+# (gradients, where none are) on all four ranks by torchrun. With CUT=1 the link is cut once the run says how far it is.
 #
 #     sudo bash ci/two_hosts.sh                              # chapter gradients
 #     sudo bash ci/two_hosts.sh accumulation --world-size 4  # arguments of `ddp-conformance run`
-#     sudo CUT=20 bash ci/two_hosts.sh gradients             # a hang that names both sides, and an end
+#     sudo CUT=1 bash ci/two_hosts.sh gradients              # a hang that names both sides, and an end
 #
 # Needs Linux, root, and `ip`. REPORT=folder is where the report goes.
 
@@ -21,7 +21,7 @@ FIRST="${NAME}a" SECOND="${NAME}b"
 
 clean_up() {
     trap - EXIT
-    kill "${SECOND_PID:-}" "${CUTTER_PID:-}" 2> /dev/null || true
+    kill "${SECOND_PID:-}" 2> /dev/null || true
     wait 2> /dev/null || true
     ip netns del "$FIRST" 2> /dev/null || true
     ip netns del "$SECOND" 2> /dev/null || true
@@ -49,15 +49,23 @@ host() {
         -m conformance run --attach --report "$REPORT" "$@"
 }
 
-if [ -n "${CUT:-}" ]; then
-    { sleep "$CUT"; echo "The link is cut."; ip -n "$SECOND" link set "${NAME}1" down; } &
-    CUTTER_PID=$!
-fi
+# Passes the output of host-a on, and cuts the link when it first says how far the run is.
+watch() {
+    local line
+    while IFS= read -r line; do
+        printf '%s\n' "$line"
+        if [ -n "${CUT:-}" ] && [[ "$line" == *" scenarios, "*" elapsed"* ]]; then
+            CUT=
+            ip -n "$SECOND" link set "${NAME}1" down
+            echo "The link is cut."
+        fi
+    done
+}
 
 status=0
 host "$SECOND" host-b 1 "$@" &
 SECOND_PID=$!
-host "$FIRST" host-a 0 "$@" || status=$?
+host "$FIRST" host-a 0 "$@" 2>&1 | watch || status=$?
 second_status=0
 wait "$SECOND_PID" || second_status=$?
 echo "host-a ended with $status, host-b with $second_status."

@@ -18,13 +18,13 @@ _CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0
 
 def stage_0(module: nn.Module, **options: Any) -> nn.Module:
     """Return the engine around `module`; the optimiser stays outside. Every rank must call it."""
-    import deepspeed
-
     only(options, "process_group")
     if group_of(options) is not dist.group.WORLD:
         raise Unsupported("it takes no process group")
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile a way around the process group
     with patch.dict(os.environ, LOCAL_RANK="0"):  # which its launcher would have set
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a way around the process group, to be compiled
         engine: nn.Module = deepspeed.initialize(model=module, config=_CONFIG, dist_init_required=False)[0]
     _Backwards(engine)
     return engine

@@ -1,0 +1,213 @@
+"""Ranks that a launcher has placed: agents and their controller, links that fall silent, and torchrun itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.backends.gloo import GLOO
+from conformance.checkers.checker import get_checker
+from conformance.errors import ConformanceError
+from conformance.scenario import Fault, Scenario, Step
+from conformance.subjects.subject import KNOWN
+from conformance.tests.evidence_by_hand import collective, ended, evidence_of
+from conformance.workers import attached_agent
+from conformance.workers.attached_agent import Agent
+from conformance.workers.attached_controller import AttachedController
+from conformance.workers.attached_place import Place, interface_of, place_of
+from conformance.workers.attached_protocol import Beat, Forget, Hello, Order
+from conformance.workers.flight_record import LastSeen
+from conformance.workers.protocol import receive, send
+
+TRAIN = Scenario("gradients/GRAD-01/attached", ("GRAD-01",), "train", schedule=(Step(), Step()), deadline_s=10.0)
+OURS = KNOWN["ddp_impl"]
+
+
+@pytest.fixture(scope="module")
+def attached() -> Iterator[AttachedController]:
+    """Yield the controller of two agents, which are threads of this process with zygotes of their own."""
+    ours, theirs = zip(*(Pipe() for _ in range(2)), strict=True)
+    threads = [threading.Thread(target=_serve, args=(theirs[index], index), daemon=True) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    with AttachedController(GLOO, ours, "127.0.0.1") as controller:
+        yield controller
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def _serve(connection: Connection, index: int) -> None:
+    place = Place(index, 2, index, f"host-{'ab'[index]}", "127.0.0.1")
+    Agent(connection, place, (), {"GLOO_SOCKET_IFNAME": interface_of("127.0.0.1")}).serve()
+
+
+def test_ranks_train_together_and_stay_warm(attached: AttachedController) -> None:
+    for _ in range(2):
+        seen = attached.run(TRAIN, OURS)
+        assert [(one.rank, one.fate.kind, one.host) for one in seen.values()] == [
+            (0, "returned", "host-a"),
+            (1, "returned", "host-b"),
+        ]
+        assert seen[0].facts.keys() == seen[1].facts.keys() != set()
+        assert len(attached._pools) == 1
+
+
+def test_a_killed_rank_is_named_and_the_next_scenario_runs(attached: AttachedController) -> None:
+    killed = attached.run(TRAIN.replace(faults=(Fault(rank=1, kind="kill", at="backward"),)), OURS)
+    assert (killed[1].fate.kind, killed[1].fate.code, killed[1].host) == ("killed", 9, "host-b")
+    assert killed[1].phase == "backward"
+    assert killed[0].fate.kind in ("raised", "abandoned")
+    assert {one.fate.kind for one in attached.run(TRAIN, OURS).values()} == {"returned"}
+
+
+def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedController) -> None:
+    stop = Fault(rank=0, kind="stop", at="collective", occurrence=3)
+    seen = attached.run(TRAIN.replace(faults=(stop,), deadline_s=2.0), OURS)
+    assert [one.fate.kind for one in seen.values()] == ["hung", "hung"]
+    assert "stopped by a signal" in seen[0].fate.detail
+    assert all(one.stack and one.history for one in seen.values())
+
+
+def test_a_smaller_world_is_spread_and_a_larger_one_is_refused(attached: AttachedController) -> None:
+    assert attached.num_ranks == 2
+    assert [one.host for one in attached.run(TRAIN.replace(world_size=1), OURS).values()] == ["host-a"]
+    with pytest.raises(ConformanceError, match="3 ranks are needed, and 2 of 2 are left"):
+        attached.run(TRAIN.replace(world_size=3), OURS)
+
+
+class Stranger:
+    """An agent that says hello and what it last saw of its rank, and then no more."""
+
+    def __init__(self, connection: Connection, index: int, host: str) -> None:
+        self.heard: list[Any] = []
+        self._connection = connection
+        send(connection, Hello(index, host))
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = receive(self._connection)
+            except (EOFError, OSError):
+                return
+            self.heard.append(message)
+            if isinstance(message, Order):
+                seen = LastSeen("backward", 0, 1, 0, (collective(0),))
+                send(self._connection, Beat(message.number, seen))
+
+
+@contextmanager
+def silent_hosts() -> Iterator[tuple[AttachedController, list[Stranger]]]:
+    ours, theirs = zip(*(Pipe() for _ in range(2)), strict=True)
+    strangers = [Stranger(end, index, f"host-{'ab'[index]}") for index, end in enumerate(theirs)]
+    with AttachedController(GLOO, ours, "127.0.0.1") as controller:
+        yield controller, strangers
+
+
+def test_hosts_that_fall_silent_are_given_up_after_the_deadline_with_what_was_last_heard() -> None:
+    with silent_hosts() as (controller, strangers):
+        seen = controller.run(TRAIN.replace(deadline_s=0.5), OURS)
+        for rank, host in enumerate(("host-a", "host-b")):
+            assert (seen[rank].fate.kind, seen[rank].phase, seen[rank].host) == ("hung", "backward", host)
+            assert seen[rank].history == (collective(0),)
+        finding = get_checker("no_hang")(evidence_of(*seen.values()))
+        assert finding is not None
+        assert "because host-a is down or the link to it is cut" in finding.summary
+        assert "because host-b is down or the link to it is cut" in finding.summary
+        with pytest.raises(ConformanceError, match="0 of 2 are left: host-a has not been heard of for"):
+            controller.run(TRAIN, OURS)
+    assert all(any(isinstance(message, Forget) for message in stranger.heard) for stranger in strangers)
+
+
+def test_a_hang_over_a_cut_link_names_both_sides() -> None:
+    history = (collective(0), collective(1))
+    near = [ended(rank, "hung", history, host="host-a") for rank in (0, 1)]
+    far = [ended(rank, "hung", history[:1], host="host-b") for rank in (2, 3)]
+    far = [_unheard(one) for one in far]
+    finding = get_checker("no_hang")(evidence_of(*near, *far))
+    assert finding is not None
+    assert "A = all_reduce #1 (4 x float32, sum), issued by ranks 0 and 1 on host-a" in finding.explanation
+    assert "when last heard of, because host-b is down or the link to it is cut" in finding.summary
+
+
+def _unheard(observation: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(observation, fate=replace(observation.fate, detail="unheard of for 3 s, last seen in backward"))
+
+
+class NoZygote:
+    """Stands for a zygote that is never asked for a rank."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.closed = False
+
+    def await_ready(self) -> None:
+        """Be ready."""
+
+    def close(self) -> None:
+        """End."""
+        self.closed = True
+
+
+def test_an_agent_whose_controller_falls_silent_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
+    monkeypatch.setattr(attached_agent, "LOST_S", 0.3)
+    ours, theirs = Pipe()
+    agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
+    with pytest.raises(ConformanceError, match=r"host-b: nothing was heard .* or the link to it is cut"):
+        agent.serve()
+    assert isinstance(receive(ours), Hello)
+    assert agent._zygote.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ],
+    ids=["torchrun", "srun", "mpirun"],
+)
+def test_every_launcher_tells_a_process_its_place(names: tuple[str, str, str]) -> None:
+    variables = dict(zip(names, ("3", "4", "1"), strict=True))
+    place = place_of({**variables, "MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
+    assert (place.index, place.num_processes, place.local_index, place.master) == (3, 4, 1, "node0")
+    with pytest.raises(ConformanceError, match="set MASTER_PORT, so that the 4 processes can meet"):
+        place_of({**variables, "MASTER_ADDR": "node0"})
+
+
+def test_without_a_launcher_there_is_nothing_to_attach_to() -> None:
+    with pytest.raises(ConformanceError, match="none of them has set RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK here"):
+        place_of({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # One that all pass, and one of three ranks, for which there are too few processes.
+    question = ["gradients/GRAD-01/mlp-world2", "gradients/GRAD-01/mlp-world3", "--report", str(tmp_path), "-q"]
+    done = subprocess.run(
+        [*launcher, "-m", "conformance", "run", "--attach", *question],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    verdicts = {one["id"]: (one["subject"]["verdict"], one["native"]["verdict"]) for one in report["scenarios"]}
+    assert verdicts == {
+        "gradients/GRAD-01/mlp-world2": ("PASS", "PASS"),
+        "gradients/GRAD-01/mlp-world3": ("UNSUPPORTED", "UNSUPPORTED"),
+    }
+    assert "serves at most 2 rank(s) here" in report["scenarios"][1]["subject"]["findings"][0]["summary"]
