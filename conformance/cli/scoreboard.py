@@ -25,8 +25,11 @@ def command(reports: tuple[Path, ...], into: Path | None, date: str) -> None:
     """
     from conformance.subjects.others import DISTRIBUTIONS
 
+    try:
+        when = datetime.date.fromisoformat(date) if date else datetime.datetime.now(datetime.UTC).date()
+    except ValueError as error:
+        raise ReportError(f"--date must be a date such as 2027-06-30, got {date!r}") from error
     packages = {"ddp_impl": "ddp-conformance", **DISTRIBUTIONS}
-    when = date or datetime.datetime.now(datetime.UTC).date().isoformat()
     board = scoreboard([read_report(report) for report in reports], packages, when)
     if into is None:
         click.echo(board, nl=False)

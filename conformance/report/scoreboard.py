@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from conformance.verdict import Verdict
 BEGIN, END = "<!-- scoreboard -->", "<!-- end of scoreboard -->"
 
 
-def scoreboard(reports: Sequence[StoredReport], distributions: Mapping[str, str], date: str) -> str:
+def scoreboard(reports: Sequence[StoredReport], distributions: Mapping[str, str], date: datetime.date) -> str:
     """Return a table of chapters and subjects whose cells count requirements by verdict.
 
     `distributions` say which package a subject of some name comes from (torch, where they say nothing), `date` when the
@@ -34,7 +35,7 @@ def scoreboard(reports: Sequence[StoredReport], distributions: Mapping[str, str]
     rows = [
         ["requirements of", *(as_code(report.subject.name) for report in reports)],
         ["---"] * (len(reports) + 1),
-        ["version", *(as_text(_version(report, distributions)) for report in reports)],
+        ["version", *(as_code(_version(report, distributions)) for report in reports)],
     ]
     rows += [[as_text(chapter), *(_cell(report, chapter) for report in reports)] for chapter in _chapters(reports)]
     rows.append(["**all**", *(_cell(report, "") for report in reports)])
@@ -78,7 +79,7 @@ def _cell(report: StoredReport, chapter: str) -> str:
     for requirement in report.requirements:
         if chapter in ("", requirement.chapter):
             found[_counted(requirement.subject)] += 1
-    missing = "" if report.is_complete or chapter else f"<br>{_not_run(report)} scenarios not run"
+    missing = "" if report.is_complete or chapter else f"<br>{_not_run(report)} scenarios did not run"
     return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict]) + missing
 
 
@@ -90,12 +91,12 @@ def _counted(verdict: Verdict) -> Verdict:
     return Verdict.FAIL if verdict in (Verdict.HANG, Verdict.CRASH) else verdict
 
 
-def _caption(report: StoredReport, date: str) -> str:
+def _caption(report: StoredReport, date: datetime.date) -> str:
     profile = f"Profile {report.selection.profile}" if report.selection.profile else "A selection"
     world_sizes = sorted({scenario.world_size for scenario in report.scenarios})
     return (
         f"{as_text(profile)}: {len(report.selection.ids)} scenarios at world size"
         f" {', '.join(map(str, world_sizes)) or 'none'}, backend {as_code(report.backend)},"
-        f" torch {as_code(report.package_version('torch'))}; {as_text(date)}. Requirements are counted; one that"
+        f" torch {as_code(report.package_version('torch'))}; {date.isoformat()}. Requirements are counted; one that"
         " a single scenario shows to be broken is broken."
     )

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Judges several projects' DDPs by the same scenarios and puts the table into a page, README.md by default. Takes half an
+# hour or more. Their libraries get an environment of their own: nothing else of the project needs them.
+#
+#     bash ci/scoreboard.sh              # the core profile at world size 2
+#     PAGE=board.md bash ci/scoreboard.sh --profile core --world-size 4
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$ROOT"
+[ $# -gt 0 ] || set -- --profile core --world-size 2
+
+OWN="$ROOT/.cache/scoreboard"
+REPORTS="$OWN/reports"
+[ -x "$OWN/bin/python" ] || python -m venv "$OWN"
+install() {
+    "$OWN/bin/python" -m pip install --quiet --disable-pip-version-check --constraint ci/constraints.txt "$@"
+}
+install setuptools --editable .
+install --no-build-isolation --editable ".[scoreboard]"  # DeepSpeed's build asks for the torch that is there
+
+boards=()
+for subject in ddp_impl torch REPLICATE FSDP2_REPLICATE TORCHFT TORCHFT_PURE FAIRSCALE DEEPSPEED; do
+    case "$subject" in
+        ddp_impl | torch) ddp="$subject" ;;
+        *) ddp="conformance.subjects.others:$subject" ;;
+    esac
+    # Exit code 1 says that a requirement is broken, which is what the table is to show.
+    "$OWN/bin/python" -m conformance run "$@" --ddp "$ddp" --no-native --quiet --report "$REPORTS/$subject" || [ $? -eq 1 ]
+    boards+=("$REPORTS/$subject")
+done
+ddp-conformance report scoreboard "${boards[@]}" --into "${PAGE:-README.md}"
