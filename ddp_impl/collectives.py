@@ -6,6 +6,8 @@ Every function here must be called by all ranks of the group, in the same order.
 from __future__ import annotations
 
 import json
+import statistics
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -58,6 +60,27 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
             pieces = flat.split([tensor.numel() for tensor in chunk])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
             torch._foreach_copy_([tensor.data for tensor in chunk], shaped)
+
+
+def time_all_reduces(
+    sizes_bytes: Sequence[int], group: dist.ProcessGroup, device: torch.device, num_rounds: int = 3
+) -> list[tuple[int, float, float]]:
+    """Return for each size (bytes, seconds of an all-reduce, seconds until its call returned), medians over rounds."""
+    samples = []
+    for size in sizes_bytes:
+        tensor = torch.zeros(size // 4, device=device)
+        seconds, launches = [], []
+        for _ in range(num_rounds + 1):
+            begin = time.perf_counter()
+            work = all_reduce_sum(tensor, group)
+            launches.append(time.perf_counter() - begin)
+            work.wait()
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        # The first one waits for ranks that are late, and may open connections.
+        samples.append((size, statistics.median(seconds[1:]), statistics.median(launches[1:])))
+    return samples
 
 
 def broadcast_order(order: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:

@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -63,7 +63,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         broadcast_buffers: deprecated form of `forward_sync_buffers`; False also keeps buffers out of `init_sync`.
         init_sync: compare the modules of all ranks and copy rank 0's parameters and buffers to all.
         process_group: whose ranks to average over; the default group if None.
-        bucket_cap_mb: MiB of gradients per all-reduce; 25, with a first bucket of 1, if None.
+        bucket_cap_mb: MiB of gradients per all-reduce; 25, with a first bucket of 1, if None. "auto": chosen after
+            three iterations, from measured times of computation and communication.
         find_unused_parameters: allow parameters without a gradient, which may differ between ranks and steps.
         check_reduction: deprecated, has no effect.
         gradient_as_bucket_view: let gradients live in the communication buckets.
@@ -94,7 +95,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: float | Literal["auto"] | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -571,6 +572,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         options = self._options
         return {
             "bucket caps": [options.caps.first_bytes, options.caps.cap_bytes, *options.caps.per_bucket_bytes],
+            "bucket_cap_mb": "auto" if options.caps.measured else "",
             "find_unused_parameters": options.find_unused_parameters,
             "static_graph": options.static_graph,
             "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,

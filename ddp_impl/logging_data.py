@@ -45,6 +45,9 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
         "num_buckets_reduced": reducer.num_buckets_reduced,
         "can_set_static_graph": int(reducer.usage.looks_static),
     }
+    if reducer.caps.measured:
+        data["auto_bucket_caps"] = f"{reducer.caps.first_bytes}, {reducer.caps.cap_bytes}"
+        data["bucket_cap_bytes"] = reducer.caps.cap_bytes
     if reducer.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes
         data["rebuilt_per_bucket_param_indices"] = indices

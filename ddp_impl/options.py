@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,13 @@ class BucketCaps:
     `per_bucket_bytes`, when given, is the cap of bucket 0, 1, ... in launch order; its last entry serves all further
     buckets. Otherwise the first bucket closes at `first_bytes` (small, so that communication starts early) and every
     other at `cap_bytes`. A bucket closes once it has reached its cap: one parameter larger than the cap fits alone.
+    `measured`: these are where to start from, and better ones may be chosen after some iterations (`auto_buckets`).
     """
 
     first_bytes: int
     cap_bytes: int
     per_bucket_bytes: tuple[int, ...] = ()
+    measured: bool = False
 
     def cap_of(self, bucket_index: int) -> int:
         """Return the cap in bytes of the `bucket_index`-th bucket."""
@@ -34,17 +36,21 @@ class BucketCaps:
         return self.first_bytes if bucket_index == 0 else self.cap_bytes
 
     @staticmethod
-    def from_mb(cap_mb: float | None, cap_mb_list: Sequence[float] | None) -> BucketCaps:
-        """Build caps from the constructor's arguments, in MiB.
+    def from_mb(cap_mb: float | Literal["auto"] | None, cap_mb_list: Sequence[float] | None) -> BucketCaps:
+        """Build caps from the constructor's arguments, in MiB; "auto" are the default ones, to be improved on.
 
         Raises `ValueError` for a cap that is not a positive number (torch accepts 0 and negative caps and then puts
         every parameter into a bucket of its own; we keep that meaning for 0 only).
         """
+        if cap_mb == "auto":
+            if cap_mb_list:
+                raise ValueError('bucket_cap_mb="auto" chooses the caps that bucket_cap_mb_list gives; leave one out')
+            return replace(BucketCaps.from_mb(None, None), measured=True)
         for cap in [cap_mb, *(cap_mb_list or ())]:
             if cap is None:
                 continue
             if isinstance(cap, bool) or not isinstance(cap, (int, float)):
-                raise TypeError(f"bucket_cap_mb is a number of MiB; got {cap!r} ({type(cap).__name__})")
+                raise TypeError(f'bucket_cap_mb is a number of MiB or "auto"; got {cap!r} ({type(cap).__name__})')
             if not cap >= 0:
                 raise ValueError(f"bucket_cap_mb must be >= 0 MiB; got {cap}")
         if cap_mb_list:

@@ -24,6 +24,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 
 from ddp_impl import collectives, messages
+from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
 from ddp_impl.errors import ReductionError
@@ -36,7 +37,7 @@ from ddp_impl.gradient_homes import (
 )
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out
 from ddp_impl.optimizer_in_backward import step_parameters
-from ddp_impl.options import ReducerOptions
+from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
 from ddp_impl.telemetry import Telemetry
@@ -80,6 +81,9 @@ class Reducer:
         self.specs = [_spec_of(member, member.name in options.delayed) for member in self.members]
         self._walk = GraphWalk([member.parameter for member in self.members])
         self._learnt: list[int] | None = None  # static graph: how often each gradient arrives per iteration
+        self.caps = options.caps
+        self._ready_ns: list[int] = []  # when those of `order` did
+        self._num_to_learn_from = self._num_iterations_to_learn_from()
         self._learns_order = True
         # Walking the graph finds unused parameters early, so that they hold up no bucket. It is skipped while none is
         # unused: should one be, the end of the backward finds it, and walks begin.
@@ -124,8 +128,24 @@ class Reducer:
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
         order = collectives.broadcast_order(self.order, len(self.members), self.group, self.device)
-        self._adopt(plan_for_order(self.specs, order, self.options.caps))
+        if self.options.caps.measured:
+            self.caps = self._choose_caps()
+        self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
+
+    def _choose_caps(self) -> BucketCaps:
+        """Return the caps that rank 0's measurements recommend. All ranks must call it."""
+        cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
+        begin_ns = self.telemetry.last.backward_start_ns
+        ready_s = {index: (ns - begin_ns) / 1e9 for index, ns in zip(self.order, self._ready_ns, strict=True)}
+        choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
+        chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
+        first_bytes, cap_bytes = collectives.broadcast_order(chosen, 2, self.group, self.device)
+        return BucketCaps(first_bytes, cap_bytes, measured=True)
+
+    def _num_iterations_to_learn_from(self) -> int:
+        # A static graph is learnt in its first iteration; the next one counts on it.
+        return NUM_PROFILED if self.options.caps.measured and not self.options.static_graph else 1
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
@@ -194,9 +214,11 @@ class Reducer:
         self.divisor = dist.get_world_size(group)
         self.state.rank = dist.get_rank(group)
         self.usage.forget_agreements()
-        self.order = []
+        self.order, self._ready_ns = [], []
         self._learnt = None
+        self._num_to_learn_from = self._num_iterations_to_learn_from()
         self._learns_order = True
+        self.caps = self.options.caps
         self._walk_pays = False
         self.has_rebuilt_buckets = False
         # New storage, too: an abandoned collective may still be writing into the old one.
@@ -289,8 +311,11 @@ class Reducer:
             else:
                 self._counts[index] += 1
             if index not in self._seen:
+                if not self._seen:
+                    self.order, self._ready_ns = [], []
                 self._seen.add(index)
                 self.order.append(index)
+                self._ready_ns.append(time.time_ns())
             if not bucket.pending:
                 self._bucket_full(bucket)
         elif left > 1:
@@ -481,7 +506,8 @@ class Reducer:
         for future in self.post_backward_futures:
             future.wait()
         self.post_backward_futures.clear()
-        self._learns_order = False
+        self._num_to_learn_from -= 1
+        self._learns_order = self._num_to_learn_from > 0
         self._walk_pays = (
             self.options.find_unused_parameters and not self.options.static_graph and bool(self.usage.unused)
         )

@@ -12,7 +12,7 @@ import ddp_impl
 ROOT = Path(ddp_impl.__file__).parent
 TIERS = {
     "messages": 0,
-    "errors": 0, "reducer_state": 0, "bucket_plan": 0, "options": 0, "telemetry": 0,
+    "errors": 0, "reducer_state": 0, "bucket_plan": 0, "auto_buckets": 0, "options": 0, "telemetry": 0,
     "bucket": 1, "unused_parameters": 1, "mixed_precision": 1, "parameter_swap": 1, "gradients": 1,
     "tensor_parallel": 1,
     "gradient_homes": 1,
@@ -24,7 +24,7 @@ TIERS = {
     "distributed": 6,
     "installation": 7, "replicated_view": 7, "__main__": 8, "__init__": 8, "startup": 8,
 }  # fmt: skip
-WITHOUT_TORCH = {"errors", "messages", "reducer_state", "bucket_plan", "telemetry"}
+WITHOUT_TORCH = {"errors", "messages", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
 COLLECTIVES = {"all_reduce", "broadcast", "all_gather", "all_gather_object", "barrier", "reduce_scatter", "all_to_all"}
 
 
