@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# A night's run: everything on one backend, the difference from last night, a badge, and a page to look at.
+#
+#     bash ci/nightly.sh                 # gloo
+#     bash ci/nightly.sh nccl            # a machine with GPUs
+#     LAST=folder bash ci/nightly.sh     # last night's report folder; without it there is nothing to compare
+#
+# NIGHT=folder is where this night's report goes (default: nightly). Ends with 1 when the DDP does not conform or when
+# something has regressed since last night.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$ROOT"
+
+BACKEND="${1:-gloo}"
+[ $# -eq 0 ] || shift
+NIGHT="${NIGHT:-nightly}"
+
+status=0
+ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT" "$@" || status=$?
+[ "$status" -le 1 ] || exit "$status"  # a mistake in the question, or interrupted: there is nothing to compare
+
+for kind in badge:badge.svg junit:junit.xml markdown:summary.md; do
+    ddp-conformance report "${kind%%:*}" "$NIGHT" --out "$NIGHT/${kind#*:}"
+done
+if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
+    ddp-conformance report diff "$LAST" "$NIGHT" | tee "$NIGHT/diff.txt" || status=1
+else
+    echo "No report of last night to compare with."
+fi
+exit "$status"
