@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for report.json and one scenario file per failure.",
 )
-@click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level and those below it.")
+@click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
     "--expectations",

@@ -10,12 +10,13 @@ from conformance.spec.catalogue import LEVELS, Catalogue, hint
 
 
 def in_profile(profile: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
-    """Return the scenarios of a profile in their order: those of its level and of every level below it.
+    """Return the scenarios of a profile in their order.
 
-    A scenario belongs to the level of the requirement that its id names. Raises `SpecificationError` for a profile that
-    does not exist.
+    Profile full includes core. The others (compiled, parallel, gpu) are about something that a DDP may well be used
+    without: each holds its own level alone. A scenario belongs to the level of the requirement that its id names.
+    Raises `SpecificationError` for a profile that does not exist.
     """
     if profile not in LEVELS:
         raise SpecificationError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
-    levels = LEVELS[: LEVELS.index(profile) + 1]
+    levels = ("core", "full") if profile == "full" else (profile,)
     return tuple(one for one in scenarios if catalogue.requirement(one.id.split("/")[1]).level in levels)

@@ -11,11 +11,13 @@ from click.testing import CliRunner
 
 from conformance import certification
 from conformance.certification import changed_files, objections, verify, write_checksums
+from conformance.chapters.chapter import load_scenarios
 from conformance.cli import main
 from conformance.errors import ReportError, SpecificationError
 from conformance.report.json_report import CHECKSUMS
 from conformance.report.run_report import Assignment
 from conformance.report.stored_report import StoredExpectation, StoredReport
+from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
 from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, UNKNOWN, UNSUPPORTED, outcome, stored
 from conformance.verdict import Verdict
@@ -144,7 +146,15 @@ def test_a_scenario_without_a_verdict_on_the_subject_is_a_gap(tmp_path: Path, ve
         verify(tmp_path, PROFILES)
 
 
-def test_a_profile_includes_the_levels_below() -> None:
+def test_profiles_beyond_full_stand_for_themselves() -> None:
+    scenarios, catalogue = load_scenarios(), load_catalogue()
+    for level, chapters in {
+        "compiled": {"graph_split", "traced_reducer", "fusion"}, "parallel": {"tensor_parallel"},
+    }.items():  # fmt: skip
+        assert {one.chapter for one in in_profile(level, scenarios, catalogue)} == chapters
+
+
+def test_profile_full_includes_core() -> None:
     scenarios = [outcome(f"{chapter.name}/{one.id}/x", PASS).scenario for chapter in CATALOGUE.chapters
                  for one in chapter.requirements]  # fmt: skip
     ids = [one.id for one in scenarios]

@@ -52,8 +52,8 @@ class CompiledCalls:
 
     def __init__(self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps) -> None:
         """Take what DDP averages, the names it ignores, and the caps of its buckets."""
-        self.fusion = Fusion.CONCAT
         self._reduction: Reduction | None = None
+        self._fusion: Fusion | None = None
         self._averaged = averaged
         self._ignored = ignored
         self._caps = caps
@@ -79,9 +79,37 @@ class CompiledCalls:
         self._reduction = value
 
     @property
+    def fusion(self) -> Fusion:
+        """How in-graph averages are fused. Unless it was set, Inductor's list of passes for DDP decides, as in torch.
+
+        `torch._inductor.config._fuse_ddp_communication_passes` names a pass that concatenates (its default) or one that
+        coalesces; naming neither leaves one collective per gradient. Equal on every rank.
+        """
+        if self._fusion is not None:
+            return self._fusion
+        import torch._inductor.config as inductor
+
+        passes = [str(each) for each in inductor._fuse_ddp_communication_passes]
+        for fusion, name in ((Fusion.CONCAT, "concat"), (Fusion.COALESCED, "coalesced")):
+            if any(name in each for each in passes):
+                return fusion
+        return Fusion.NONE
+
+    @fusion.setter
+    def fusion(self, value: Fusion | None) -> None:
+        self._fusion = value
+
+    @property
     def can_average_in_graph(self) -> bool:
-        """Whether all gradients are dense and none of them is to be reduced after the others."""
-        return not any(spec.sparse or spec.delayed for spec in self._averaged.specs)
+        """Whether all gradients are dense, none is to be reduced after the others, and nobody looks at local ones.
+
+        A hook on a parameter sees its local gradient, as in eager mode, only if the average comes after it.
+        """
+        averaged = self._averaged
+        return not (
+            any(spec.sparse or spec.delayed for spec in averaged.specs)
+            or any(parameter._backward_hooks for parameter in averaged.parameters)
+        )
 
     @property
     def splits(self) -> list[SplitPlan]:
@@ -113,7 +141,8 @@ class CompiledCalls:
         if compiler is None:
             return module
         reduction = self._reduction_now(in_graph)
-        key = _Key(compiler, reduction, self.fusion, None if in_graph is None else in_graph.wire_dtype)
+        fusion = Fusion.NONE if in_graph is None else self.fusion
+        key = _Key(compiler, reduction, fusion, None if in_graph is None else in_graph.wire_dtype)
         if in_graph is not None:
             self._reducer_for(in_graph)  # the group may be another one than when it was compiled
         for known, _, call in self._compiled:
