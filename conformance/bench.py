@@ -30,6 +30,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 #: What decides who averages the gradients of a compiled module (`torch._dynamo.config.optimize_ddp`); torch's default
 #: is the first.
 REDUCTIONS = ("ddp_optimizer", "python_reducer")
+_AUTO = "auto buckets"
 _WARM_UP_ROUNDS = 5
 _DEADLINE_S = 600.0
 
@@ -52,14 +53,18 @@ def measure(
 ) -> tuple[Ratio, ...]:
     """Compare `subject` with torch's DDP on one workload.
 
-    For each variant: the ratio to torch's DDP with the same options and with its defaults; last, torch's DDP against
-    itself. Raises `ConformanceError` when a rank did not finish.
+    For each variant: the ratio to torch's DDP with the same options and with its defaults; where the subject chooses
+    bucket caps by itself, the ratio to itself with default caps; last, torch's DDP against itself.
+
+    Raises `ConformanceError` when a rank did not finish.
     """
     contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}]]
     for variant, options in VARIANTS.items():
         contestants.append([variant, subject.target, dict(options)])
         if options:
             contestants.append([f"torch {variant}", "torch", dict(options)])
+    if chooses_caps := "auto_buckets" in subject.capabilities:
+        contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
     facts = _run("step_time", subject, backend, workload, world_size, rounds, {"contestants": contestants})
     seconds = _step_seconds(facts, contestants)
     ratios = []
@@ -69,6 +74,8 @@ def measure(
                 _ratio(workload, variant, "torch, same options", seconds[variant], seconds[f"torch {variant}"])
             )
         ratios.append(_ratio(workload, variant, "torch's default", seconds[variant], seconds["torch"]))
+    if chooses_caps:
+        ratios.append(_ratio(workload, _AUTO, "its default", seconds[_AUTO], seconds["default"]))
     ratios.append(_ratio(workload, "torch itself", "torch's default", seconds["torch again"], seconds["torch"]))
     return tuple(ratios)
 

@@ -50,6 +50,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _caps()
     yield from _models()
     yield from _own_collectives()
+    yield from _auto()
 
 
 def _what() -> Iterator[Scenario]:
@@ -172,4 +173,29 @@ def _own_collectives() -> Iterator[Scenario]:
         yield _scenario(
             "BUCKET-13", f"{slug}-b-everywhere", "routed_activations", 2, options=options,
             arguments={"ranks_with_b": [0, 1]}, needs=("all_to_all",), deadline_s=5.0,
+        )  # fmt: skip
+
+
+def _auto() -> Iterator[Scenario]:
+    steps = (Step(),) * 6  # caps are chosen after three
+    for slug, options in (
+        ("", {}),
+        ("-view", {"gradient_as_bucket_view": True}),
+        ("-unused", _FIND),
+        ("-static", {"static_graph": True}),
+    ):
+        for model in ("many_small_layers", "mixed_dtypes"):
+            yield _scenario(
+                "BUCKET-15", f"{model.replace('_', '-')}{slug}", "train", 2, model=model, schedule=steps,
+                options={"bucket_cap_mb": "auto", **options}, needs=("auto_buckets",),
+            )  # fmt: skip
+    accumulating = (Step(), Step(local_backwards=1), Step(synchronised=False, optimizer=False), *steps)
+    yield _scenario(
+        "BUCKET-15", "accumulating", "train", 3, schedule=accumulating, options={"bucket_cap_mb": "auto"},
+        needs=("auto_buckets",),
+    )  # fmt: skip
+    for world_size in (1, 2, 4):
+        yield _scenario(
+            "BUCKET-16", "slow-rank", "auto_caps", world_size, model="many_small_layers", schedule=steps,
+            options={"bucket_cap_mb": "auto"}, needs=("auto_buckets", "logging_data"),
         )  # fmt: skip

@@ -20,6 +20,7 @@ from conformance.errors import SubjectError
 #: What scenarios may list under `needs` of a subject, beyond what every DDP must do.
 CAPABILITIES = frozenset(
     {
+        "auto_buckets",
         "bucket_cap_mb_list",
         "cast_forward_inputs",
         "comm_hook",
@@ -59,11 +60,11 @@ class Subject:
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
     # Its mixed precision has no such settings: torch's configuration lists them as things to come. A view of
-    # parameters as replicated tensors was proposed for it, and dropped.
+    # parameters as replicated tensors was proposed for it, and dropped. Its bucket caps are numbers.
     "torch": Subject(
         "torch",
         "torch.nn.parallel:DistributedDataParallel",
-        CAPABILITIES - {"cast_forward_inputs", "full_precision_modules", "replicated_parameters"},
+        CAPABILITIES - {"auto_buckets", "cast_forward_inputs", "full_precision_modules", "replicated_parameters"},
     ),
 }
 
