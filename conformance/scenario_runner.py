@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from conformance.backends.backend import Backend
+from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.fixtures.models import get_fixture
 from conformance.judge import judge
 from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
 from conformance.programs.program import Program, get_program
 from conformance.report.run_report import NATIVE, Note, Outcome
-from conformance.scenario import Scenario
+from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import Subject, get_subject
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
 NUM_KEPT_COLLECTIVES = 40
+
+#: Of the dtypes, those that a backend must declare.
+_DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
 
 
 class Ranks(Protocol):
@@ -151,9 +155,22 @@ class ScenarioRunner:
         limit = self.backend.max_world_size()
         if limit is not None and scenario.world_size > limit:
             return f"backend {self.backend.name} serves at most {limit} rank(s) here"
-        if missing := sorted(set(scenario.needs) - self.backend.capabilities - subject.capabilities):
+        if missing := sorted(needs_of(scenario) - self.backend.capabilities - subject.capabilities):
             return f"neither {self.backend.name} nor {subject.name} declares {', '.join(missing)}"
         return ""
+
+
+def needs_of(scenario: Scenario) -> frozenset[str]:
+    """Return what a scenario needs: what it lists, and what follows from its model and from the dtypes that it names.
+
+    Backends declare dtypes and sparse gradients, so that no chapter must think of them.
+    """
+    named = [scenario.dtype]
+    for value in scenario.arguments.values():
+        named += value if isinstance(value, list) else [value]
+    dtypes = {name for name in named if isinstance(name, str) and name in _DECLARED_DTYPES}
+    sparse = {"sparse"} if get_fixture(scenario.model).sparse else set()
+    return frozenset({*scenario.needs, *dtypes, *sparse})
 
 
 def _pool(scenario: Scenario) -> tuple[int, bool]:

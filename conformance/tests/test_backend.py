@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch._C._distributed_c10d import FileStore
 from conformance.backends.backend import get_backend
 from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
+from conformance.scenario import Scenario
+from conformance.scenario_runner import needs_of
 
 
 def test_gloo_is_known_and_usable() -> None:
@@ -57,3 +60,21 @@ def test_gloo_connects_over_loopback(tmp_path: Path) -> None:
     tensor = torch.ones(2)
     group.allreduce([tensor]).wait()
     assert torch.equal(tensor, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        ({}, set()),
+        ({"dtype": "bfloat16"}, {"bfloat16"}),
+        ({"model": "complex", "dtype": "complex64"}, {"complex64"}),
+        ({"model": "sparse_embedding"}, {"sparse"}),
+        ({"arguments": {"dtypes": ["float64", "float16"]}}, {"float16"}),
+        (
+            {"arguments": {"param_dtype": "bfloat16", "rate": 3}, "needs": ("mixed_precision",)},
+            {"bfloat16", "mixed_precision"},
+        ),
+    ],
+)
+def test_what_a_scenario_needs_follows_from_its_dtypes_and_model(fields: dict[str, Any], needs: set[str]) -> None:
+    assert needs_of(Scenario("a/A-01/x", ("A-01",), "train", **fields)) == needs
