@@ -51,7 +51,10 @@ def no_hang(evidence: Evidence) -> Finding:
         return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(hung)))
     collective, waiting, absent = missing
     of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
-    summary = f"{ranks(absent)} {_is(absent)} missing from {collective.describe()}{of_group}; " + "; ".join(
+    # Who is cut off may have issued it without our hearing of that.
+    unheard = all("unheard" in evidence.observations[rank].fate.detail for rank in absent)
+    missing_from_it = "not known to have joined" if unheard else "missing from"
+    summary = f"{ranks(absent)} {_is(absent)} {missing_from_it} {collective.describe()}{of_group}; " + "; ".join(
         _whereabouts(evidence.observations[rank]) for rank in absent
     )
     issuers = _by_host([evidence.observations[rank] for rank in waiting])

@@ -139,6 +139,7 @@ def test_a_hang_over_a_cut_link_names_both_sides() -> None:
     finding = get_checker("no_hang")(evidence_of(*near, *far))
     assert finding is not None
     assert "A = all_reduce #1 (4 x float32, sum), issued by ranks 0 and 1 on host-a" in finding.explanation
+    assert finding.summary.startswith("ranks 2 and 3 are not known to have joined all_reduce #1")
     assert "when last heard of, because host-b is down or the link to it is cut" in finding.summary
 
 

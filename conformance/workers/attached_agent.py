@@ -36,6 +36,8 @@ from conformance.workers.pool import EOF_GRACE_S, START_TIMEOUT_S
 from conformance.workers.protocol import FromRank, Seat, receive, send
 from conformance.workers.zygote_process import ZygoteProcess
 
+#: What a rank does is said sooner than that the agent is there: a link may be cut in the next moment.
+_BUSY_BEAT_S = 0.05
 #: Of a rank's collectives so many travel with every beat; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
@@ -153,7 +155,9 @@ class Agent:
             if left_s <= 0:
                 return examine_living(self._zygote, {post.seat: post.pid}, kind)[post.seat.rank]
             sources = [*([post.connection] if post.open else ()), *self._zygote.sources]
-            for hurry in self._listen(self._connection, *sources, timeout_s=min(BEAT_S, left_s), beat=(order, post)):
+            for hurry in self._listen(
+                self._connection, *sources, timeout_s=min(_BUSY_BEAT_S, left_s), beat=(order, post)
+            ):
                 if hurry.number == order.number:
                     kind = "abandoned"
                     deadline = min(deadline, time.monotonic() + hurry.patience_s)
@@ -174,7 +178,7 @@ class Agent:
         now = time.monotonic()
         if now - self._heard_at > LOST_S:
             raise ConformanceError(self._last_words(beat))
-        if now - self._beaten_at >= BEAT_S:
+        if now - self._beaten_at >= (BEAT_S if beat is None else _BUSY_BEAT_S):
             self._beaten_at = now
             send(self._connection, self._beat(*beat) if beat is not None else Beat())
         return hurries

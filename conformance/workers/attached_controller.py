@@ -136,7 +136,7 @@ class AttachedController:
         """Return agents at equal distances, so that few ranks still are on several hosts."""
         living = [agent for agent in self._agents if not agent.lost]
         if world_size > len(living):
-            lost = "; ".join(f"{agent.host} {agent.lost}" for agent in self._agents if agent.lost)
+            lost = "; ".join(dict.fromkeys(f"{agent.host} {agent.lost}" for agent in self._agents if agent.lost))
             raise ConformanceError(
                 f"{world_size} ranks are needed, and {len(living)} of {len(self._agents)} are left: {lost}"
             )
