@@ -14,6 +14,8 @@ _INDUCTOR_DEADLINE_S = 150.0
 
 #: Every vector, and every layer of the small models, is a bucket of its own.
 EACH_ALONE: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+#: The layers of a `compiled_case` fill a bucket each.
+ONE_MIB: dict[str, Any] = {"bucket_cap_mb": 1}
 FIND: dict[str, Any] = {"find_unused_parameters": True}
 VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
 STATIC: dict[str, Any] = {"static_graph": True}

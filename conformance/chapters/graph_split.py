@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters._compiled import EACH_ALONE, FIND, STATIC, VIEW, CompiledScenarios
+from conformance.chapters._compiled import EACH_ALONE, FIND, ONE_MIB, STATIC, VIEW, CompiledScenarios
 from conformance.scenario import Scenario, Step
 
 _make = CompiledScenarios("graph_split", "split", "callable")
@@ -30,7 +30,7 @@ def _train(requirement: str, slug: str, world_size: int = 2, model: str = "mlp",
 
 
 def _case(requirement: str, case: str, slug: str = "", world_size: int = 2, **rest: Any) -> Scenario:
-    rest.setdefault("options", EACH_ALONE)
+    rest.setdefault("options", ONE_MIB)
     name = case.replace("_", "-") + (f"-{slug}" if slug else "")
     return _make.written(requirement, name, "compiled_case", world_size, case=case, **rest)
 
@@ -45,14 +45,14 @@ def _training() -> Iterator[Scenario]:
     for way in ("wrapper", "in_place", "before", "function"):
         slug = way.replace("_", "-")
         yield _case("SPLIT-02", "plain", slug, compile_={"way": way}, num_captured=[4, 4])
-    yield _case("SPLIT-02", "plain", "default-caps", num_captured=[1, 1], options={})
+    yield _case("SPLIT-02", "plain", "default-caps", num_captured=[2, 2], options={})
     yield _case("SPLIT-02", "plain", "inner", compile_={"way": "inner"}, num_captured=[1, 1])
     for backend in ("eager", "aot_eager", "callable", "watched"):
         slug = backend.replace("_", "-")
         yield _case("SPLIT-03", "plain", slug, compile_={"backend": backend}, options=VIEW).replace(
             requirements=("SPLIT-03", "SPLIT-25")
         )
-        yield _train("SPLIT-03", f"train-{slug}", compile_={"backend": backend}, options=_SMALL)
+        yield _train("SPLIT-03", f"train-{slug}", compile_={"backend": backend})
     yield _case("SPLIT-03", "plain", "inductor-cut", compile_={"backend": "inductor"})
 
 
@@ -94,20 +94,20 @@ def _features() -> Iterator[Scenario]:
     for slug, steps in (("local", ["sync", "local local", "local sync"]), ("first", ["local sync", "sync"]),
                         ("inside", ["forward_inside sync", "backward_inside", "sync"])):  # fmt: skip
         arguments = {"steps": [step.split() for step in steps], "zero_grad": "none", "flags": False}
-        yield _make.compiled("SPLIT-11", slug, "accumulation", arguments=arguments, options=EACH_ALONE)
+        yield _make.compiled("SPLIT-11", slug, "accumulation", arguments=arguments)
     yield _train("SPLIT-11", "schedule", schedule=(Step(local_backwards=2), Step(zero_grad="keep"), Step()))
     yield _make.compiled("SPLIT-12", "drifting", "buffer_sync")
-    yield _train("SPLIT-12", "batch-norm", model="batchnorm_mlp", options=_SMALL)
+    yield _train("SPLIT-12", "batch-norm", model="batchnorm_mlp")
     yield _case("SPLIT-12", "buffer")
     uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
     for suffix, options in (("", {}), ("-view", VIEW)):
         yield _make.compiled("SPLIT-13", f"by-rank{suffix}", "unused_parameters", options={**FIND, **options},
                              arguments={"uses": uses})  # fmt: skip
     yield _train("SPLIT-13", "branches", model="two_heads", options=FIND)
-    yield _train("SPLIT-14", "static", options={**STATIC, **_SMALL}, schedule=(Step(),) * 3)
+    yield _train("SPLIT-14", "static", options=STATIC, schedule=(Step(),) * 3)
     yield _case("SPLIT-14", "checkpoint", "static", options=STATIC)
     for aspect, answer in (("raw", "sum"), ("order", "average")):
-        yield _make.compiled("SPLIT-15", f"calls-{aspect}", "hook_calls", options=EACH_ALONE,
+        yield _make.compiled("SPLIT-15", f"calls-{aspect}", "hook_calls",
                              arguments={"answer": answer, "judge": [aspect]})  # fmt: skip
     for hook in ("fp16", "bf16"):
         yield _make.compiled("SPLIT-15", hook, "ready_made_hook", arguments={"hook": hook, "gradients": "small"})
@@ -152,20 +152,20 @@ def _graphs() -> Iterator[Scenario]:
     for case in ("external", "passes_input_on", "dict", "dataclass"):
         yield _case("SPLIT-23", case)
     for structure in ("tuple", "named_tuple", "nested", "nested_dataclass"):
-        yield _make.compiled("SPLIT-23", structure.replace("_", "-"), "outputs", options=EACH_ALONE,
-                             arguments={"structure": structure})  # fmt: skip
+        slug = structure.replace("_", "-")
+        yield _make.compiled("SPLIT-23", slug, "outputs", arguments={"structure": structure})
     for case in ("shared", "in_place", "sizes", "no_grad", "method"):
         yield _case("SPLIT-24", case)
     yield _case("SPLIT-24", "in_place", "aot", compile_=_AOT)
-    yield _case("SPLIT-24", "plain", "frozen", frozen=["a.weight", "b.bias"])
-    yield _train("SPLIT-25", "view", options={**VIEW, **_SMALL}, schedule=(Step(),) * 3)
+    yield _case("SPLIT-24", "plain", "frozen", frozen=["a.layer.weight", "b.layer.bias"])
+    yield _train("SPLIT-25", "view", options=VIEW, schedule=(Step(),) * 3)
     whole = {"reduction": "whole"}
     yield _case("SPLIT-26", "plain", compile_=whole, num_captured=[1, 1])
     yield _train("SPLIT-26", "whole", compile_=whole, options=_SMALL, judged={"num_captured": [1, 1]})
 
 
 def _neighbours() -> Iterator[Scenario]:
-    for slug, rest in (("default-caps", {}), ("each-alone", {"options": EACH_ALONE}), ("bare", {"bare": True})):
+    for slug, rest in (("default-caps", {}), ("one-mib", {"options": ONE_MIB}), ("bare", {"bare": True})):
         scenario = _make.written("SPLIT-28", slug, "compiled_neighbours", **rest)
         yield scenario.replace(requirements=("SPLIT-27", "SPLIT-28"))
     yield _make.written("SPLIT-27", "settings-aot", "compiled_neighbours", compile_=_AOT)

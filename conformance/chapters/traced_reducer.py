@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters._compiled import EACH_ALONE, FIND, STATIC, VIEW, CompiledScenarios
+from conformance.chapters._compiled import EACH_ALONE, FIND, ONE_MIB, STATIC, VIEW, CompiledScenarios
 from conformance.scenario import Scenario, Step
 
 _make = CompiledScenarios("traced_reducer", "in_graph", "watched")
@@ -20,7 +20,7 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _case(requirement: str, case: str, slug: str = "", world_size: int = 2, **rest: Any) -> Scenario:
-    rest.setdefault("options", EACH_ALONE)
+    rest.setdefault("options", ONE_MIB)
     name = case.replace("_", "-") + (f"-{slug}" if slug else "")
     return _make.written(requirement, name, "compiled_case", world_size, case=case, **rest)
 

@@ -32,13 +32,27 @@ class Outputs:
     second: Tensor
 
 
+class Weighty(nn.Module):
+    """A layer with 1 MiB of parameters, the least that every DDP makes a bucket of; little of it takes part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(_WIDTH, _WIDTH)
+        self.ballast = nn.Parameter(torch.ones(2**18))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of the inputs' width."""
+        output: Tensor = self.layer(inputs) + self.ballast[:_WIDTH]
+        return output
+
+
 class Three(nn.Module):
     """Three layers `a`, `b`, `c`, a lone weight and a constant, put together by one of `CASES`."""
 
     def __init__(self, case: str) -> None:
         super().__init__()
         self.case = case
-        self.a, self.b, self.c = (nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
+        self.a, self.b, self.c = (Weighty() for _ in range(3))
         self.weight = nn.Parameter(torch.ones(_WIDTH, _WIDTH))
         self.constant = torch.full((_WIDTH,), 2.0)
         self.seen: Tensor
