@@ -5,21 +5,28 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from conformance.backends.backend import CAPABILITIES, Backend, get_backend
+from conformance.chapters.chapter import load_scenarios
 from conformance.errors import BackendError, SubjectError
 from conformance.programs.program import get_program
+from conformance.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
+from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject, get_subject
+from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 DEFAULT_DEADLINE_S = 30.0
 #: Two ranks cannot tell "my neighbour" from "everybody else".
 DEFAULT_WORLD_SIZE = 3
+
+#: Nobody has promised anything: no long wait for it.
+_UNDECLARED_DEADLINE_S = 5.0
 
 _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
@@ -96,6 +103,8 @@ def climb(
             yield footing
             if footing.status is Status.BROKEN:
                 return
+        for capability in sorted(SUBJECT_CAPABILITIES - subject.capabilities):
+            yield from climber.try_undeclared(capability, subject)
 
 
 class _Climber:
@@ -128,6 +137,34 @@ class _Climber:
         name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
         status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))
         return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
+
+    def try_undeclared(self, capability: str, subject: Subject) -> Iterator[Footing]:
+        """Yield what becomes of the first scenario that needs a capability that `subject` does not declare, if any.
+
+        That a DDP fails where it has promised nothing is right; that it works is worth knowing.
+        """
+        claiming = replace(subject, capabilities=subject.capabilities | {capability})
+        declared = claiming.capabilities | self._backend.capabilities
+        for scenario in load_scenarios():
+            if capability in scenario.needs and scenario.world_size == 2 and needs_of(scenario) <= declared:
+                patient = scenario.replace(
+                    deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S)
+                )
+                runner = ScenarioRunner(claiming, self._backend, self._controller, native=False)
+                result = runner.run(patient).result
+                yield Footing(
+                    capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
+                    duration_ms=result.duration_ms,
+                )  # fmt: skip
+                return
+
+
+def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:
+    if verdict is Verdict.PASS:
+        return Status.UNDECLARED, f"works: add {capability!r} to the capabilities of the DDP to be judged by it"
+    if verdict in (Verdict.HANG, Verdict.CRASH):
+        return Status.UNCLEAN, f"{capability!r} is not declared; an error would be better than a {verdict.value}"
+    return Status.ABSENT, f"{capability!r} is not declared, and does not work ({verdict.value})"
 
 
 def _judge(rung: Rung, found: Breakage | None, declared: bool, refused: bool) -> tuple[Status, str]:

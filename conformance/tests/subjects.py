@@ -11,10 +11,15 @@ from typing import Any
 from torch import nn
 
 from conformance.backends.gloo import GLOO
+from conformance.subjects.subject import CAPABILITIES, Subject
 
 NO_DRIVER = dataclasses.replace(GLOO, name="driverless", unavailable=lambda: "its driver is not loaded")
 TWO_RANKS = dataclasses.replace(GLOO, name="small", max_world_size=lambda: 2)
 MISSPELT = dataclasses.replace(GLOO, name="misspelt", capabilities=frozenset({"all-to-all"}))
+#: torch's DDP, of which two things are not declared: one works, the other it has not.
+MODEST_DDP = Subject(
+    "modest", "torch.nn.parallel:DistributedDataParallel", CAPABILITIES - {"no_sync", "replicated_parameters"}
+)
 
 NOT_A_CLASS = 3
 

@@ -17,6 +17,7 @@ from conformance.smoke.ladder import Status, climb
 from conformance.workers.zygote_process import ZygoteProcess
 
 BROKEN = "conformance.fixtures.broken_backends"
+SUBJECTS = "conformance.tests.subjects"
 
 
 def smoke(*arguments: str) -> Result:
@@ -115,6 +116,14 @@ def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
     assert found["send/recv"].status is Status.ABSENT
     assert found["all_to_all"].status is Status.UNCLEAN
     assert "'all_to_all' is not declared; a clean error would be better: all_to_all_s" in found["all_to_all"].detail
+
+
+def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -> None:
+    found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:MODEST_DDP", world_size=2, zygote=zygote)}
+    assert found["no_sync"].status is Status.UNDECLARED
+    assert found["no_sync"].detail == "works: add 'no_sync' to the capabilities of the DDP to be judged by it"
+    assert found["replicated_parameters"].status is Status.ABSENT
+    assert "join" not in found, "it is declared"
 
 
 @pytest.mark.parametrize(
