@@ -4,7 +4,7 @@
 #
 #     sudo bash ci/two_hosts.sh                              # chapter gradients
 #     sudo bash ci/two_hosts.sh accumulation --world-size 4  # arguments of `ddp-conformance run`
-#     sudo CUT=1 bash ci/two_hosts.sh gradients              # a hang that names both sides, and an end
+#     sudo CUT=1 bash ci/two_hosts.sh training --world-size 4  # a hang that names both sides, and an end
 #
 # Needs Linux, root, and `ip`. REPORT=folder is where the report goes.
 
@@ -60,6 +60,10 @@ watch() {
             echo "The link is cut."
         fi
     done
+    if [ -n "${CUT:-}" ]; then
+        echo "The run was over before it said how far it was, so that no link was cut; choose a longer one."
+        return 1
+    fi
 }
 
 status=0
