@@ -70,7 +70,7 @@ def _print_footing(console: Console, footing: Footing) -> None:
     word = footing.status.value
     text = footing.detail if word != "ok" else f"{footing.asks}{f' ({footing.detail})' if footing.detail else ''}"
     duration = f"{footing.duration_ms:.0f} ms" if footing.duration_ms else ""
-    line = Text.assemble((f"{word:<12}", _STYLES[word]), f"{footing.rung:<24}{text}  ", (duration, "dim"))
+    line = Text.assemble((f"{word:<12}", _STYLES[word]), f"{footing.rung:<30}{text}  ", (duration, "dim"))
     console.print(line, soft_wrap=True)
 
 

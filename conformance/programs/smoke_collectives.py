@@ -16,7 +16,7 @@ from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 #: The last rank comes to the barrier this much later than the others: who does not wait for it has left by then.
-LATE_S = 0.02
+LATE_S = 0.1
 _REDUCED_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 

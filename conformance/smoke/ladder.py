@@ -161,7 +161,7 @@ class _Climber:
 
 def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:
     if verdict is Verdict.PASS:
-        return Status.UNDECLARED, f"works: add {capability!r} to the capabilities of the DDP to be judged by it"
+        return Status.UNDECLARED, f"its first scenario passes: declare {capability!r} for the DDP to be judged by it"
     if verdict in (Verdict.HANG, Verdict.CRASH):
         return Status.UNCLEAN, f"{capability!r} is not declared; an error would be better than a {verdict.value}"
     return Status.ABSENT, f"{capability!r} is not declared, and does not work ({verdict.value})"

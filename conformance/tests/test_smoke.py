@@ -27,7 +27,7 @@ def smoke(*arguments: str) -> Result:
 def footings(output: str) -> list[tuple[str, ...]]:
     """Return status and rung of every line of the ladder."""
     lines = output.split("\n\n")[0].splitlines()
-    return [(line[:12].strip(), line[12:36].strip()) for line in lines if line[:12].strip() and line[12:13].strip()]
+    return [(line[:12].strip(), line[12:42].strip()) for line in lines if line[:12].strip() and line[12:13].strip()]
 
 
 def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
@@ -83,6 +83,12 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
             "[1010, 1011, 1012, 1013] (4 float32) on rank 0: rank 0's block for rank 1",
         ),
         (
+            "EMPTY_BARRIER",
+            "barrier",
+            "stayed in the barrier until every rank had entered it: wrong on rank",
+            "False on rank",
+        ),
+        (
             "NO_GROUP_ON_RANK_1",
             "rendezvous",
             "rank 1 raised in rendezvous: BackendError: backend 'no_group_on_rank_1': create(store, 1, 3, timeout) must"
@@ -121,7 +127,7 @@ def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
 def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:MODEST_DDP", world_size=2, zygote=zygote)}
     assert found["no_sync"].status is Status.UNDECLARED
-    assert found["no_sync"].detail == "works: add 'no_sync' to the capabilities of the DDP to be judged by it"
+    assert found["no_sync"].detail == "its first scenario passes: declare 'no_sync' for the DDP to be judged by it"
     assert found["replicated_parameters"].status is Status.ABSENT
     assert "join" not in found, "it is declared"
 
