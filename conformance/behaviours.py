@@ -31,8 +31,8 @@ def load_behaviours(file: Path = BEHAVIOURS_FILE) -> tuple[Behaviour, ...]:
     found = []
     for number, row in enumerate(rows, start=1):
         try:
-            lists = {key: tuple(row.pop(key)) for key in ("sources", "requirements")}
-            behaviour = Behaviour(**row, **lists)
+            sources, requirements = tuple(row.pop("sources")), tuple(row.pop("requirements"))
+            behaviour = Behaviour(**row, sources=sources, requirements=requirements)
         except (KeyError, TypeError) as error:
             raise SpecificationError(f"{file.name}, row {number}: {error}") from error
         if behaviour.section not in SECTIONS:

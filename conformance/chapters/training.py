@@ -50,6 +50,7 @@ def _training(
         model=model,
         world_size=world_size,
         options=options or {},
+        needs=("no_sync",) if recipe.get("accumulate", 1) > 1 else (),
         arguments=recipe,
         seed=world_size,
         deadline_s=_DEADLINE_S,

@@ -136,7 +136,7 @@ class _Referring(nn.Module):
     def forward(self, inputs: Tensor, with_spare: bool) -> Any:
         """Return an RRef of rows of 2, which this process owns; the rows themselves where there is no RPC."""
         output = self.inner(inputs, with_spare)
-        return dist.rpc.RRef(output) if dist.rpc.api._is_current_rpc_agent_set() else output
+        return dist.rpc.RRef(output) if dist.rpc.api._is_current_rpc_agent_set() else output  # type: ignore[attr-defined]
 
 
 @contextmanager
