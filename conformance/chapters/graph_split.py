@@ -96,7 +96,7 @@ def _features() -> Iterator[Scenario]:
         arguments = {"steps": [step.split() for step in steps], "zero_grad": "none", "flags": False}
         yield _make.compiled("SPLIT-11", slug, "accumulation", arguments=arguments)
     yield _train("SPLIT-11", "schedule", schedule=(Step(local_backwards=2), Step(zero_grad="keep"), Step()))
-    yield _make.compiled("SPLIT-12", "drifting", "buffer_sync")
+    yield _members("SPLIT-12", [[0, 1], [0, 1]], 2, buffer=True)
     yield _train("SPLIT-12", "batch-norm", model="batchnorm_mlp")
     yield _case("SPLIT-12", "buffer")
     uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
@@ -127,10 +127,10 @@ def _mixed(requirement: str, dtype: str) -> Scenario:
                           judged={"num_captured": [0, 99]})  # fmt: skip
 
 
-def _members(requirement: str, phases: list[list[int]], world_size: int) -> Scenario:
+def _members(requirement: str, phases: list[list[int]], world_size: int, **arguments: Any) -> Scenario:
     course = [[members, ["step", "step"]] for members in phases]
     return _make.compiled(requirement, f"{len(phases)}-phases", "membership", world_size,
-                          arguments={"phases": course}, judged={"num_captured": [1, 1]})  # fmt: skip
+                          arguments={"phases": course, **arguments}, judged={"num_captured": [1, 1]})  # fmt: skip
 
 
 def _graphs() -> Iterator[Scenario]:
@@ -143,9 +143,8 @@ def _graphs() -> Iterator[Scenario]:
     for way in ("wrapper", "in_place", "before"):
         order = {"way": way, "fullgraph": True}
         yield _case("SPLIT-20", "plain", f"full-{way.replace('_', '-')}", compile_=order, num_captured=[4, 4])
-    for case in ("checkpoint", "cond"):
-        for backend in ("callable", "watched"):
-            yield _case("SPLIT-21", case, backend, compile_={"backend": backend})
+    for case, backend in (("checkpoint", "callable"), ("checkpoint", "watched"), ("cond", "callable")):
+        yield _case("SPLIT-21", case, backend, compile_={"backend": backend})
     for case in ("graph_break", "begins_without_parameters"):
         yield _case("SPLIT-22", case)
         yield _case("SPLIT-22", case, "default-caps", options={})
