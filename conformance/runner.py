@@ -99,7 +99,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
     if not all(_died_in_constructor(observation) for observation in observations):
         return
     first = min(observations, key=lambda observation: observation.rank)
-    remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return an nn.Module."
+    remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
     if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
         remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."
     raise SubjectError(
