@@ -10,7 +10,8 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--ddp` and `--ddp-backend`."""
+    """Add `--ddp`, `--ddp-backend` and `--ddp-no-native`."""
     group = parser.getgroup("ddp-conformance", "conformance of a DistributedDataParallel")
     group.addoption("--ddp", default="ddp_impl", metavar="NAME", help="DDP under test: ddp_impl, torch or module:Class")
     group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")
+    group.addoption("--ddp-no-native", action="store_true", help="leave out torch's own DDP, which runs beside it")

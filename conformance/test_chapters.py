@@ -43,7 +43,7 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
         check(chosen, backend)
         with Controller(backend, preload=preloads_of(chosen)) as controller:
             probe(subject, 1, controller)
-            yield ScenarioRunner(subject, backend, controller)
+            yield ScenarioRunner(subject, backend, controller, native=not request.config.getoption("--ddp-no-native"))
     except ConformanceError as error:
         mistake = str(error)
     if mistake:
