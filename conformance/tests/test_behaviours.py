@@ -1,0 +1,97 @@
+"""The rows of a complete DDP: each is held by requirements that exist, and the printed page has them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance.behaviours import Behaviour, load_behaviours
+from conformance.chapters.chapter import load_scenarios
+from conformance.chapters.pairs import REQUIREMENTS, slug_of
+from conformance.errors import SpecificationError
+from conformance.report.behaviours import behaviours_page
+from conformance.report.pairs import pairs_page
+from conformance.report.run_report import Note
+from conformance.report.specification import specification_pages
+from conformance.spec.catalogue import load_catalogue
+from conformance.tests.reports_by_hand import FAIL, HANG, PASS, outcome, stored
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("row", load_behaviours(), ids=lambda row: row.name)
+def test_every_row_has_requirements_with_scenarios(row: Behaviour) -> None:
+    catalogue = load_catalogue()
+    assert row.requirements, f"no requirement holds a DDP to {row.name!r}"
+    for requirement in row.requirements:
+        assert requirement in catalogue
+    covered = {one for scenario in load_scenarios() for one in scenario.requirements}
+    assert set(row.requirements) <= covered
+
+
+def test_names_of_rows_are_used_once() -> None:
+    names = [row.name for row in load_behaviours()]
+    assert len(names) == len(set(names))
+
+
+def test_a_row_with_a_misspelt_key_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.toml"
+    file.write_text('[[behaviour]]\nsection = "systems"\nname = "x"\npromise = ""\nsources = []\nrequirement = []\n')
+    with pytest.raises(SpecificationError, match=r"rows.toml, row 1: 'requirements'"):
+        load_behaviours(file)
+    file.write_text('[[behaviour]]\nsection = "other"\nname = "x"\npromise = ""\nsources = []\nrequirements = []\n')
+    with pytest.raises(SpecificationError, match="row 1: section is 'other', expected systems or reports"):
+        load_behaviours(file)
+
+
+def test_a_cell_counts_what_came_to_the_worst_verdict(tmp_path: Path) -> None:
+    row = Behaviour("systems", "averages", "The mean.", ("pytorch/pytorch#1",), ("GRAD-01", "GRAD-02"))
+    report = stored(
+        tmp_path,
+        outcome("gradients/GRAD-01/a", PASS, native=PASS),
+        outcome("gradients/GRAD-02/b", FAIL, native=PASS),
+        outcome("buckets/BUCKET-01/c", HANG, native=HANG),
+    )
+    (line,) = [line for line in behaviours_page([row], [report]).splitlines() if line.startswith("| averages")]
+    assert line.endswith("| GRAD-01, GRAD-02 | FAIL 1 of 2 | PASS |")
+    assert "[#1](https://github.com/pytorch/pytorch/issues/1)" in line
+
+
+def test_a_pair_works_or_is_refused_or_has_its_verdict(tmp_path: Path) -> None:
+    refused = (Note("refused", 1, "1, where the pair is refused"),)
+    report = stored(
+        tmp_path,
+        outcome("pairs/GRAD-01/a+b-world2", PASS),
+        dataclasses.replace(outcome("pairs/GRAD-01/a+c-world2", PASS), notes=refused),
+        outcome("pairs/GRAD-02/b+c-world2", HANG),
+        outcome("pairs/GRAD-01/a-alone-world2", PASS),
+    )
+    lines = pairs_page([report], ["a", "b", "c", "d"]).splitlines()
+    assert lines[-4:] == [
+        "| 1 a |  |  |  |",
+        "| 2 b | works |  |  |",
+        "| 3 c | refused | HANG |  |",
+        "| 4 d | - | - | - |",
+    ]
+    assert any(line.startswith("3 pairs on") for line in lines)
+
+
+def test_the_printed_pages_are_those_of_today() -> None:
+    page = (DOCS / "behaviours.md").read_text()
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
+    for row in load_behaviours():
+        assert f" | {row.promise} | " in lines[row.name]
+        assert f" | {', '.join(row.requirements)} | " in lines[row.name]
+    table = (DOCS / "pairs.md").read_text()
+    for requirement in REQUIREMENTS:
+        assert re.search(rf"^\| \d+ {slug_of(requirement)} \|", table, re.MULTILINE)
+
+
+def test_the_specification_in_the_documentation_is_that_of_today() -> None:
+    pages = specification_pages(load_catalogue(), load_scenarios())
+    printed = {file.name: file.read_text() for file in (DOCS / "specification").glob("*.md")}
+    stale = sorted(name for name in pages.keys() | printed.keys() if pages.get(name) != printed.get(name))
+    assert not stale, f"{', '.join(stale)}: run ddp-conformance specification"
