@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+#: Between two ranks only: the other ranks of the group know nothing of it.
+_POINT_TO_POINT = ("send", "recv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +17,7 @@ class Collective:
     `shapes` and `dtypes` describe the tensors passed in; `reduce_op` is `sum`, `avg`, ... or empty; `root` is the root
     rank or -1; `phase` is what the program was doing (`construct`, `forward`, `backward`, ...); `step` counts the
     program's steps (-1 before the first); `sync` tells whether the program was outside `no_sync`; `finished` whether
-    somebody waited for it and it completed.
+    somebody waited for it and it completed; `members` are the ranks of the group, empty where nobody knows them.
     """
 
     index: int
@@ -29,6 +33,7 @@ class Collective:
     finished: bool = True
     started_ns: int = 0
     duration_ns: int = 0
+    members: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -51,3 +56,18 @@ class Collective:
         dtypes = "/".join(dict.fromkeys(self.dtypes)) or "no tensor"
         reduce_op = f", {self.reduce_op}" if self.reduce_op else ""
         return f"{self.op} #{self.index} ({self.numel} x {dtypes}{reduce_op})"
+
+
+def by_member(histories: Mapping[int, Iterable[Collective]], group: str) -> dict[int, dict[int, Collective]]:
+    """Return, for every rank of `group`, what it issued there by index; point-to-point operations are no collectives.
+
+    A rank belongs to a group if it has issued anything there, or if one that has issued something names it as a member;
+    all belong to the default group.
+    """
+    issued = {rank: [one for one in history if one.group == group] for rank, history in histories.items()}
+    named = {rank for history in issued.values() for one in history for rank in one.members}
+    return {
+        rank: {one.index: one for one in history if one.op not in _POINT_TO_POINT}
+        for rank, history in issued.items()
+        if history or rank in named or group == "default"
+    }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.explanation import block, let_then, ranks, shorten
-from conformance.history import Collective
+from conformance.history import Collective, by_member
 from conformance.observation import Observation, Raised
 from conformance.verdict import Finding, Verdict
 
@@ -110,26 +110,21 @@ def leaves_no_trace(evidence: Evidence) -> Finding:
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:
     """Return the first collective that some rank of its group never issued: it, who issued it, and who did not.
 
-    Ranks of a group are those that issued anything in it, and all ranks in the default group. Of several groups the one
-    counts whose missing ranks wait in none of the others (who waits for a rank that waits tells nothing of the cause),
-    or else the one whose collective was issued first. None where nobody is missing.
+    Of several groups the one counts whose missing ranks wait in none of the others (who waits for a rank that waits
+    tells nothing of the cause), or else the one whose collective was issued first. None where nobody is missing.
     """
     found: list[tuple[Collective, list[int], list[int]]] = []
-    for group in sorted({one.group for seen in observations.values() for one in seen.history}):
-        issued = {rank: _in_group(seen, group) for rank, seen in observations.items()}
-        members = [rank for rank in issued if issued[rank] or group == "default"]
-        reached = {rank: max(issued[rank], default=-1) for rank in members}
+    histories = {rank: seen.history for rank, seen in observations.items()}
+    for group in sorted({one.group for history in histories.values() for one in history}):
+        issued = by_member(histories, group)
+        reached = {rank: max(collectives, default=-1) for rank, collectives in issued.items()}
         first_missing = min(reached.values()) + 1
-        waiting = sorted(rank for rank in members if first_missing in issued[rank])
-        absent = sorted(rank for rank in members if reached[rank] < first_missing)
+        waiting = sorted(rank for rank in issued if first_missing in issued[rank])
+        absent = sorted(rank for rank in issued if reached[rank] < first_missing)
         if waiting and absent:
             found.append((issued[waiting[0]][first_missing], waiting, absent))
     held_up = {rank for _, waiting, _ in found for rank in waiting}
     return min(found, key=lambda case: (not held_up.isdisjoint(case[2]), case[0].started_ns), default=None)
-
-
-def _in_group(observation: Observation, group: str) -> dict[int, Collective]:
-    return {one.index: one for one in observation.history if one.group == group and one.op not in ("send", "recv")}
 
 
 def _is_ours(raised: Raised | None) -> bool:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown
 from conformance.explanation import let_then
-from conformance.history import Collective
+from conformance.history import Collective, by_member
 from conformance.observation import Observation
 from conformance.verdict import Finding
 
-#: Between two ranks only: the other ranks of the group know nothing of it.
-_POINT_TO_POINT = ("send", "recv")
 #: Reductions, which is what gradients are sent by.
 _REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
                "reduce_scatter_tensor_coalesced")  # fmt: skip
@@ -54,9 +52,8 @@ def same_collectives(evidence: Evidence) -> Finding:
     name = "same_collectives"
     whole = evidence.all_returned
     for group in _groups(evidence):
-        histories = {one.rank: _collectives(one, group) for one in evidence.by_rank}
-        members = [rank for rank, history in histories.items() if history or group == "default"]
-        first, *others = members
+        histories = by_member({one.rank: one.history for one in evidence.by_rank}, group)
+        first, *others = histories
         for other in others:
             pair = (evidence.observations[first], evidence.observations[other])
             if found := _first_mismatch(histories[first], histories[other], whole):
@@ -169,11 +166,6 @@ def no_broadcast_in_forward(evidence: Evidence) -> Finding:
 
 def _groups(evidence: Evidence) -> list[str]:
     return list(dict.fromkeys(collective.group for one in evidence.by_rank for collective in one.history))
-
-
-def _collectives(observation: Observation, group: str) -> dict[int, Collective]:
-    """Return a rank's collectives in `group` by index: of a rank that died only the last ones may be known."""
-    return {one.index: one for one in observation.history if one.group == group and one.op not in _POINT_TO_POINT}
 
 
 def _matching(collective: Collective) -> tuple[object, ...]:

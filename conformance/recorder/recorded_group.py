@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import _world
 
 if TYPE_CHECKING:
     from conformance.recorder.recorder import Flight
@@ -71,6 +72,7 @@ class Journal(Protocol):
         dtypes: tuple[str, ...],
         reduce_op: str = "",
         root: int = -1,
+        members: tuple[int, ...] = (),
     ) -> Flight:
         """Record a collective just before it is issued."""
 
@@ -158,6 +160,7 @@ class RecordedGroup(dist.ProcessGroup):
         self._label = label
         self._name = ""
         self._description = ""
+        self._members: tuple[int, ...] = ()
         self._coalescing: list[Flight] | None = None
         self._recent: deque[RecordedWork] = deque(maxlen=_NUM_KEPT)
         for device in inner._device_types:
@@ -213,7 +216,8 @@ class RecordedGroup(dist.ProcessGroup):
     def _issue(self, method: str, op: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes, dtypes = _describe(args, kwargs, position)
         reduce_op, root = _options(op, args, kwargs)
-        flight = self._journal.issue(op, self._label, shapes, dtypes, reduce_op, root)
+        self._members = self._members or tuple(sorted(_world.pg_group_ranks.get(self, ())))  # once torch knows them
+        flight = self._journal.issue(op, self._label, shapes, dtypes, reduce_op, root, self._members)
         work = getattr(self.inner, method)(*args, **kwargs)
         if self._coalescing is not None:
             self._coalescing.append(flight)

@@ -95,6 +95,7 @@ class Recorder:
         dtypes: tuple[str, ...],
         reduce_op: str = "",
         root: int = -1,
+        members: tuple[int, ...] = (),
     ) -> Flight:
         """Record that this rank issues a collective now; called by recorded groups only.
 
@@ -104,7 +105,7 @@ class Recorder:
         series = f"{group} point-to-point" if op in ("send", "recv") else group
         collective = Collective(
             next(self._indices[series]), op, group, shapes, dtypes, reduce_op, root,
-            self._phase, self._step, self._sync, False, time.perf_counter_ns(), 0,
+            self._phase, self._step, self._sync, False, time.perf_counter_ns(), 0, members,
         )  # fmt: skip
         if self._on_collective is not None:
             self._on_collective(collective)

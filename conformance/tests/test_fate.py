@@ -88,6 +88,18 @@ def test_only_the_members_of_a_group_can_be_missing() -> None:
     assert "of group 1; rank 1 is in phase backward" in _check("no_hang", *hung).summary
 
 
+def test_a_rank_can_be_missing_from_the_first_collective_of_a_group() -> None:
+    everyone = collective(0)
+    hung = [
+        ended(0, "hung", (everyone, collective(0, group="group 1", members=(0, 2)))),
+        returned(1, (everyone,)),
+        ended(2, "hung", (everyone,)),
+    ]
+    found = missing_from({one.rank: one for one in hung})
+    assert found is not None
+    assert (found[0].group, found[1], found[2]) == ("group 1", [0], [2])
+
+
 def test_a_rank_that_waits_in_another_group_is_not_the_missing_one() -> None:
     together = (collective(0, group="group 1"),)
     hung = [

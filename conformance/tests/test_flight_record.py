@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.history import Collective
@@ -54,6 +55,12 @@ def test_of_very_many_tensors_the_number_of_elements_stays(tmp_path: Path) -> No
     (seen,) = read_flight(path).collectives
     assert seen.numel == many.numel
     assert seen.dtypes == ("float32",)
+
+
+def test_of_very_many_members_nobody_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "record")
+    FlightRecord(path).issued(replace(collective(4), members=tuple(range(1000))))
+    assert read_flight(path).collectives == (replace(collective(4), shapes=((12,),)),)
 
 
 def test_long_names_of_phases_are_cut(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ UNUSED = "unused/UNUSED-03/changing-world2"
 STATIC = "static_graph/STATIC-01/mlp-world2"
 DELAYED = "delayed_all_reduce/DELAY-02/weight-each-alone-world2"
 LOCAL = "accumulation/ACCUM-01/local-world2"
+SECOND = "membership/MEMBER-08/outsider-each-alone-world3"
 
 PLACES = [
     Place("construction, comparing modules", TRAIN, at=0),
@@ -90,7 +91,8 @@ PLACES = [
     Place("optimizer", TRAIN, at="optimizer", next_collective=3),
     Place("one of three, in the middle", THREE, at=4),
     Place("one of three, rank 0", THREE, at="optimizer", occurrence=1, next_collective=5, rank=0),
-    Place("a second group", "membership/MEMBER-08/outsider-each-alone-world3", at=23),
+    Place("a second group", SECOND, at=23),
+    Place("a second group, its first collective", SECOND, at=20),
 ]
 
 

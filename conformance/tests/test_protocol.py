@@ -83,6 +83,13 @@ def test_any_missing_collective_is_caught(collectives: list[Collective], data: s
     assert finding.verdict is Verdict.FAIL
 
 
+def test_a_member_that_issues_nothing_in_its_group_is_caught() -> None:
+    alone = (collective(), collective(group="group 1", members=(0, 2)))
+    finding = _check("same_collectives", alone, (collective(),), (collective(),))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.summary.endswith("and rank 2 issued nothing to match it")
+
+
 @pytest.mark.parametrize(
     ("changes", "aspect"),
     [

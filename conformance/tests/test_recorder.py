@@ -392,6 +392,7 @@ def test_records_groups_made_later_under_their_own_names(reports: list[dict[str,
     first, second = (_history(report, "new_group") for report in reports)
     assert [one.group for one in first] == ["group 1"]
     assert [(one.group, one.index) for one in second] == [("group 1", 0), ("group 2", 0)]
+    assert [one.members for one in (*first, *second)] == [(0, 1), (0, 1), (1,)]
 
 
 def test_answers_with_the_real_names(reports: list[dict[str, Any]]) -> None:

@@ -71,8 +71,9 @@ class FlightRecord:
         """Note that the rank is about to issue `collective`."""
         slot = _SLOTS_AT + self._num_collectives % NUM_SLOTS * _SLOT_BYTES
         data = marshal.dumps(_as_tuple(collective))
-        if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors: their number of elements must do
-            short = replace(collective, shapes=((collective.numel,),), dtypes=tuple(dict.fromkeys(collective.dtypes)))
+        if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors, or ranks: the number of elements must do
+            dtypes = tuple(dict.fromkeys(collective.dtypes))
+            short = replace(collective, shapes=((collective.numel,),), dtypes=dtypes, members=())
             data = marshal.dumps(_as_tuple(short))
         _SLOT.pack_into(self._map, slot, len(data))
         self._map[slot + _SLOT.size : slot + _SLOT.size + len(data)] = data
