@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,12 +18,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conformance.errors import ReportError
+from conformance.explanation import ranks as names_of
+from conformance.explanation import shorten
 from conformance.report.failure import run_command
-from conformance.report.headline import headline, verdict_counts
+from conformance.report.headline import headline
 from conformance.report.run_report import NATIVE, combine
 from conformance.report.stored_report import StoredReport, StoredRequirement, StoredResult, StoredScenario
 from conformance.report.timeline import Timeline, timeline
-from conformance.verdict import Verdict
+from conformance.verdict import RankFate, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -43,13 +45,35 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One result that is not PASS, to be shown with its evidence."""
+    """One result that is not PASS, to be shown with its evidence.
+
+    With `like`, the anchor of another entry, that one shows explanation, ranks and timeline, and this one a summary.
+    """
 
     anchor: str
     column: Column
     scenario: StoredScenario
     result: StoredResult
-    timeline: Timeline | None
+    like: str = ""
+
+    @property
+    def ranks(self) -> tuple[RankFate, ...]:
+        """How the ranks ended, unless another entry stands for this one."""
+        return () if self.like else self.result.ranks
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The ranks' collectives, drawn."""
+        return timeline(self.ranks)
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """What the ranks left, each under a title; ranks that left the same share one."""
+        stacks = _shared((rank.stack, rank.rank) for rank in self.ranks)
+        errors = _shared((rank.stderr, rank.rank) for rank in self.ranks)
+        return [(f"Stack of {who}", text) for who, text in stacks] + [
+            (f"Standard error of {who}", text) for who, text in errors
+        ]
 
     @property
     def is_expected(self) -> bool:
@@ -120,17 +144,32 @@ def _columns(reports: Sequence[StoredReport]) -> tuple[Column, ...]:
 
 
 def _entries(columns: Sequence[Column]) -> list[Entry]:
-    """Return what is to be explained: the gravest first, the subjects' own before torch's."""
+    """Return what is to be explained: the gravest first, the subjects' own before torch's.
+
+    Where torch's DDP, which runs beside, breaks a requirement in many scenarios, one of them is shown whole.
+    """
     entries: list[Entry] = []
+    whole: dict[str, str] = {}
     for column in columns:
         for scenario in column.report.scenarios:
             result = column.result(scenario)
             unexpected = not column.is_native and scenario.is_failure
             if result is not None and (result.verdict is not Verdict.PASS or unexpected):
                 anchor = f"entry-{len(entries) + 1}"
-                entries.append(Entry(anchor, column, scenario, result, timeline(result.ranks)))
+                stands_for_others = column.is_native and result.verdict is Verdict.FAIL
+                like = whole.setdefault(scenario.leading_requirement, anchor) if stands_for_others else anchor
+                entries.append(Entry(anchor, column, scenario, result, like if like != anchor else ""))
     order = list(Verdict)
     return sorted(entries, key=lambda one: (one.column.is_native, one.is_expected, -order.index(one.result.verdict)))
+
+
+def _shared(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Return every text once, with the ranks that have it."""
+    ranks: dict[str, list[int]] = {}
+    for text, rank in texts:
+        if text:
+            ranks.setdefault(text, []).append(rank)
+    return [(names_of(who), text) for text, who in ranks.items()]
 
 
 def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[str, list[Row]]:
@@ -175,7 +214,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals.update(headline=headline, verdict_counts=verdict_counts)
+    environment.globals.update(headline=headline, shorten=shorten)
     return environment
 
 

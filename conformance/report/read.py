@@ -96,6 +96,12 @@ def report_to_data(value: Any) -> Any:
     return value
 
 
+def required_fields(kind: Any) -> list[str]:
+    """Return the fields of a dataclass without a default; one with a default is not in reports older than itself."""
+    without = (dataclasses.MISSING, dataclasses.MISSING)
+    return [field.name for field in dataclasses.fields(kind) if (field.default, field.default_factory) == without]
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
@@ -134,9 +140,9 @@ def _decode_fields(data: Any, kind: Any) -> Any:
     kinds = _field_kinds(kind)
     if unknown := sorted(set(data) - set(kinds)):
         raise _MismatchError("this field is not known", f".{unknown[0]}")
-    if missing := [name for name in kinds if name not in data]:
+    if missing := [name for name in required_fields(kind) if name not in data]:
         raise _MismatchError("this field is missing", f".{missing[0]}")
-    return kind(**{name: _decode_at(f".{name}", data[name], kinds[name]) for name in kinds})
+    return kind(**{name: _decode_at(f".{name}", data[name], kinds[name]) for name in kinds if name in data})
 
 
 def _decode_union(data: Any, kinds: tuple[Any, ...]) -> Any:

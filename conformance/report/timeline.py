@@ -109,15 +109,21 @@ def _bar(span: Span, y: float, scale: float) -> Bar:
     name = f"{collective.op} #{collective.index}"
     labels = [collective.describe(), name, f"#{collective.index}"]
     fitting = [label for label in labels if len(label) * _CHARACTER_WIDTH + 6 <= width]
-    end = "never finished" if span.pending else f"{(span.end_ns - span.start_ns) / 1e6:.3f} ms"
-    where = f"{collective.phase} of step {collective.step}" if collective.step >= 0 else collective.phase
+    facts = [
+        collective.describe(),
+        f"group {collective.group}" if collective.group not in ("", "default") else "",
+        f"in {collective.phase}" if collective.phase else "",
+        f"step {collective.step}" if collective.step >= 0 else "",
+        f"at {span.start_ns / 1e6:.3f} ms",
+        "never finished" if span.pending else f"took {(span.end_ns - span.start_ns) / 1e6:.3f} ms",
+    ]
     return Bar(
-        x=round(LEFT + span.start_ns * scale, 2),
+        x=round(LEFT + span.start_ns * scale, 1),
         y=y,
-        width=round(width, 2),
+        width=round(width, 1),
         kind=_CLASSES.get(collective.op, "other"),
         label=fitting[0] if fitting else "",
-        title=f"{collective.describe()}, group {collective.group}, in {where}, at {span.start_ns / 1e6:.3f} ms, {end}",
+        title=", ".join(filter(None, facts)),
         pending=span.pending,
     )
 

@@ -25,6 +25,7 @@ from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
 from conformance.tests.reports_by_hand import (
     FAIL,
+    HANG,
     HOSTILE,
     MIXED,
     PASS,
@@ -35,7 +36,7 @@ from conformance.tests.reports_by_hand import (
     outcome,
     stored,
 )
-from conformance.verdict import RankFate
+from conformance.verdict import RankFate, Verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -189,6 +190,34 @@ def test_the_page_has_a_row_per_requirement_and_an_entry_per_result(mixed: Store
     for anchor in re.findall(r'href="#(entry-\d+)"', page):
         assert f'id="{anchor}"' in page
     assert "ddp-conformance run gradients/GRAD-02/cnn --ddp torch" in page
+
+
+def test_the_page_shows_whole_once_how_torch_breaks_a_requirement(tmp_path: Path) -> None:
+    def page_of(verdict: Verdict, native: Verdict | None) -> str:
+        outcomes = []
+        for name in ("GRAD-01/a", "GRAD-01/b", "GRAD-01/c", "GRAD-02/a"):
+            one = outcome(f"gradients/{name}", verdict, native, ranks=RANKS)
+            beside = one.native and dataclasses.replace(one.native, ranks=RANKS)
+            outcomes.append(dataclasses.replace(one, native=beside))
+        return html_page([stored(tmp_path, *outcomes)])
+
+    page = page_of(PASS, FAIL)
+    first, *others = re.findall(r'<details class="item entry".*?(?=<details class="item entry"|</section>)', page, re.S)
+    assert ("<svg " in first, "<pre" in first) == (True, True)
+    assert [('href="#entry-1"' in other, "<svg " in other, "<pre" in other) for other in others] == [
+        (True, False, False),
+        (True, False, False),
+        (False, True, True),
+    ]
+    assert all("it was FAIL" in other for other in others)
+    assert page_of(PASS, HANG).count("<svg ") == 4  # who was missing differs from hang to hang
+    assert page_of(FAIL, None).count("<svg ") == 4  # what the subject under test breaks is always shown whole
+
+
+def test_ranks_that_left_the_same_stack_share_it(tmp_path: Path) -> None:
+    ranks = [RankFate(rank, "raised", stack="a stack" if rank != 1 else "another") for rank in range(3)]
+    page = html_page([stored(tmp_path, outcome("gradients/GRAD-01/mlp", FAIL, ranks=ranks))])
+    assert re.findall("<summary>(Stack of .*?)</summary>", page) == ["Stack of ranks 0 and 2", "Stack of rank 1"]
 
 
 def test_the_page_needs_no_network(mixed: StoredReport) -> None:
