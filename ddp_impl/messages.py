@@ -67,6 +67,16 @@ def aborted(rank: int) -> str:
     )
 
 
+def compiled_backward(rank: int) -> str:
+    """Say that compiled autograd has taken a backward whose gradients the reducer was to average."""
+    return (
+        f"[rank {rank}] gradients of this forward are averaged by hooks that need to know when the backward is over, "
+        "and compiled autograd does not tell. Run backward without it (torch._dynamo.config.compiled_autograd = "
+        'False), or set torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, so that the compiled '
+        "backward averages by itself."
+    )
+
+
 def used_after_all(rank: int, name: str, *, static: bool) -> str:
     """Say that a parameter that was taken for unused got a gradient."""
     if static:

@@ -27,6 +27,7 @@ from ddp_impl import collectives, messages
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
+from ddp_impl.compile.active_compiler import in_compiled_backward
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import (
     GRAD_ATTRIBUTE,
@@ -291,12 +292,17 @@ class Reducer:
         if Action.ARM in self.state.handle(Event.BACKWARD):
             self._arm(reachable)
         if not self._callback_queued:
-            self._callback_queued = True
-            Variable._execution_engine.queue_callback(self._backward_ended)
+            self._call_back_when_over()
         if not self._marked_unused:
             self._marked_unused = True
             self.telemetry.current.backward_start_ns = time.time_ns()
             self._mark_unused()
+
+    def _call_back_when_over(self) -> None:
+        if in_compiled_backward():  # which drops such callbacks
+            raise self._error(messages.compiled_backward(self.state.rank))
+        self._callback_queued = True
+        Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _gradient_out_of_the_ordinary(self, index: int) -> None:
         """Take a gradient that is learnt from, comes more than once by plan, is local, or should not be there."""
@@ -335,8 +341,7 @@ class Reducer:
     def _bucket_full(self, bucket: Bucket) -> None:
         if not self._callback_queued:
             # No output told us that the backward began: forward returned something in which no tensor was found.
-            self._callback_queued = True
-            Variable._execution_engine.queue_callback(self._backward_ended)
+            self._call_back_when_over()
         self.state.handle(Event.BUCKET_FULL, bucket=bucket.index)
         for index in self.state.take_launchable():
             self._launch(self.buckets[index])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.decorators import skip as _skip
 from torch._dynamo.eval_frame import OptimizedModule
 
@@ -46,6 +47,11 @@ class ActiveCompiler:
     backend: Callable[..., Any] | None
     fullgraph: bool = False
     dynamic: bool | None = None
+
+
+def in_compiled_backward() -> bool:
+    """Whether compiled autograd has captured the backward that runs now, or is being compiled."""
+    return compiled_autograd.in_compiled_autograd_region
 
 
 def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Module] | None:

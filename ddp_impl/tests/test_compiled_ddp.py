@@ -133,6 +133,25 @@ def test_the_same_backend_compiles_once_and_stances_are_obeyed() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_autograd_is_refused_and_what_the_error_advises_works(fullgraph: bool) -> None:
+    model = layers(2)
+    x = torch.ones(2, WIDTH)
+    truth = gradients(model, model, x)
+    ddp = DistributedDataParallel(model)
+    call = torch.compile(ddp, backend="aot_eager")
+    compiled_autograd = torch._dynamo.compiled_autograd._enable
+    compiler = torch.compile(backend="eager", fullgraph=fullgraph)
+    with compiled_autograd(compiler), pytest.raises(RuntimeError, match=r'rank 0.*optimize_ddp = "python_reducer"'):
+        call(x).sum().backward()
+    assert_same(gradients(model, call, x), truth)
+    compiler = torch.compile(backend="eager", fullgraph=True)
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"), compiled_autograd(compiler):
+        assert_same(gradients(model, call, x), truth)
+    assert ddp.reducer.telemetry.num_iterations == 1, "the reducer averaged what the graph was to average"
+
+
+@pytest.mark.usefixtures("alone")
 def test_parameters_added_after_wrapping_are_named() -> None:
     model = layers(2)
     ddp, call = compile_wrapper(model, Recorder())
