@@ -53,3 +53,24 @@ class CompiledScenarios:
         scenario = self.written(requirement, slug, "compiled", world_size, compile_=compile_, options=options)
         more = {"program": program, **(judged or {}), **(arguments or {})}
         return scenario.replace(arguments={**scenario.arguments, **more}, **fields)
+
+    def case(self, requirement: str, case: str, slug: str = "", world_size: int = 2, **rest: Any) -> Scenario:
+        """Return a scenario of a `compiled_case`; `rest` is as for `written`."""
+        rest.setdefault("options", ONE_MIB)
+        name = case.replace("_", "-") + (f"-{slug}" if slug else "")
+        return self.written(requirement, name, "compiled_case", world_size, case=case, **rest)
+
+    def members(self, requirement: str, phases: list[list[int]], world_size: int, **arguments: Any) -> Scenario:
+        """Return a course of program `membership` with two steps in each of `phases`, compiled once."""
+        course = [[members, ["step", "step"]] for members in phases]
+        return self.compiled(
+            requirement, f"{len(phases)}-phases", "membership", world_size,
+            arguments={"phases": course, **arguments}, judged={"num_captured": [1, 1]},
+        )  # fmt: skip
+
+    def mixed_precision(self, requirement: str, dtype: str) -> Scenario:
+        """Return a training in mixed precision of parameters in `dtype`, in however many graphs."""
+        return self.compiled(
+            requirement, dtype, "mixed_precision_training", model="mlp",
+            options={"mixed_precision": {"param_dtype": dtype}}, judged={"num_captured": [0, 99]},
+        )  # fmt: skip

@@ -29,12 +29,6 @@ def _train(requirement: str, slug: str, world_size: int = 2, model: str = "mlp",
     return _make.compiled(requirement, f"{slug}-{model.replace('_', '-')}", "train", world_size, model=model, **rest)
 
 
-def _case(requirement: str, case: str, slug: str = "", world_size: int = 2, **rest: Any) -> Scenario:
-    rest.setdefault("options", ONE_MIB)
-    name = case.replace("_", "-") + (f"-{slug}" if slug else "")
-    return _make.written(requirement, name, "compiled_case", world_size, case=case, **rest)
-
-
 def _training() -> Iterator[Scenario]:
     for world_size in (1, 2, 3):
         yield _train("SPLIT-01", "train", world_size, schedule=(Step(),) * 3)
@@ -44,16 +38,16 @@ def _training() -> Iterator[Scenario]:
     yield _train("SPLIT-01", "cut", model="many_small_layers", options={"bucket_cap_mb": 0.001}, schedule=(Step(),))
     for way in ("wrapper", "in_place", "before", "function"):
         slug = way.replace("_", "-")
-        yield _case("SPLIT-02", "plain", slug, compile_={"way": way}, num_captured=[4, 4])
-    yield _case("SPLIT-02", "plain", "default-caps", num_captured=[2, 2], options={})
-    yield _case("SPLIT-02", "plain", "inner", compile_={"way": "inner"}, num_captured=[1, 1])
+        yield _make.case("SPLIT-02", "plain", slug, compile_={"way": way}, num_captured=[4, 4])
+    yield _make.case("SPLIT-02", "plain", "default-caps", num_captured=[2, 2], options={})
+    yield _make.case("SPLIT-02", "plain", "inner", compile_={"way": "inner"}, num_captured=[1, 1])
     for backend in ("eager", "aot_eager", "callable", "watched"):
         slug = backend.replace("_", "-")
-        yield _case("SPLIT-03", "plain", slug, compile_={"backend": backend}, options=VIEW).replace(
+        yield _make.case("SPLIT-03", "plain", slug, compile_={"backend": backend}, options=VIEW).replace(
             requirements=("SPLIT-03", "SPLIT-25")
         )
         yield _train("SPLIT-03", f"train-{slug}", compile_={"backend": backend})
-    yield _case("SPLIT-03", "plain", "inductor-cut", compile_={"backend": "inductor"})
+    yield _make.case("SPLIT-03", "plain", "inductor-cut", compile_={"backend": "inductor"})
 
 
 def _cut(requirement: str, slug: str, sizes: list[int], world_size: int = 2, **rest: Any) -> Scenario:
@@ -96,70 +90,58 @@ def _features() -> Iterator[Scenario]:
         arguments = {"steps": [step.split() for step in steps], "zero_grad": "none", "flags": False}
         yield _make.compiled("SPLIT-11", slug, "accumulation", arguments=arguments)
     yield _train("SPLIT-11", "schedule", schedule=(Step(local_backwards=2), Step(zero_grad="keep"), Step()))
-    yield _members("SPLIT-12", [[0, 1], [0, 1]], 2, buffer=True)
+    yield _make.members("SPLIT-12", [[0, 1], [0, 1]], 2, buffer=True)
     yield _train("SPLIT-12", "batch-norm", model="batchnorm_mlp")
-    yield _case("SPLIT-12", "buffer")
+    yield _make.case("SPLIT-12", "buffer")
     uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
     for suffix, options in (("", {}), ("-view", VIEW)):
         yield _make.compiled("SPLIT-13", f"by-rank{suffix}", "unused_parameters", options={**FIND, **options},
                              arguments={"uses": uses})  # fmt: skip
     yield _train("SPLIT-13", "branches", model="two_heads", options=FIND)
     yield _train("SPLIT-14", "static", options=STATIC, schedule=(Step(),) * 3)
-    yield _case("SPLIT-14", "checkpoint", "static", options=STATIC)
+    yield _make.case("SPLIT-14", "checkpoint", "static", options=STATIC)
     for aspect, answer in (("raw", "sum"), ("order", "average")):
         yield _make.compiled("SPLIT-15", f"calls-{aspect}", "hook_calls",
                              arguments={"answer": answer, "judge": [aspect]})  # fmt: skip
     for hook in ("fp16", "bf16"):
         yield _make.compiled("SPLIT-15", hook, "ready_made_hook", arguments={"hook": hook, "gradients": "small"})
-    yield _mixed("SPLIT-16", "float16")
-    yield _mixed("SPLIT-16", "bfloat16")
+    yield _make.mixed_precision("SPLIT-16", "float16")
+    yield _make.mixed_precision("SPLIT-16", "bfloat16")
     for inputs in ([1, 3], [2, 2, 1]):
         slug = "-".join(map(str, inputs))
         yield _make.compiled("SPLIT-17", slug, "uneven_training", len(inputs), model="mlp",
                              arguments={"num_inputs": inputs})  # fmt: skip
-    yield _members("SPLIT-18", [[0, 1, 2], [0, 1], [0, 1, 2]], 3)
-    yield _members("SPLIT-18", [[0, 1], [0]], 2)
-
-
-def _mixed(requirement: str, dtype: str) -> Scenario:
-    options = {"mixed_precision": {"param_dtype": dtype}}
-    return _make.compiled(requirement, dtype, "mixed_precision_training", model="mlp", options=options,
-                          judged={"num_captured": [0, 99]})  # fmt: skip
-
-
-def _members(requirement: str, phases: list[list[int]], world_size: int, **arguments: Any) -> Scenario:
-    course = [[members, ["step", "step"]] for members in phases]
-    return _make.compiled(requirement, f"{len(phases)}-phases", "membership", world_size,
-                          arguments={"phases": course, **arguments}, judged={"num_captured": [1, 1]})  # fmt: skip
+    yield _make.members("SPLIT-18", [[0, 1, 2], [0, 1], [0, 1, 2]], 3)
+    yield _make.members("SPLIT-18", [[0, 1], [0]], 2)
 
 
 def _graphs() -> Iterator[Scenario]:
     sizes = [4, 2, 7, 3, 5, 6]
     for slug, rest in (("same", {}), ("by-rank", {"by_rank": True})):
-        yield _case("SPLIT-19", "plain", slug, batches=sizes, num_steps=6, num_captured=[4, 8], **rest)
-    yield _case("SPLIT-19", "sizes", batches=sizes, num_steps=6, num_captured=[2, 12])
-    yield _case("SPLIT-19", "plain", "dynamic", batches=sizes, num_steps=6, num_captured=[4, 4],
+        yield _make.case("SPLIT-19", "plain", slug, batches=sizes, num_steps=6, num_captured=[4, 8], **rest)
+    yield _make.case("SPLIT-19", "sizes", batches=sizes, num_steps=6, num_captured=[2, 12])
+    yield _make.case("SPLIT-19", "plain", "dynamic", batches=sizes, num_steps=6, num_captured=[4, 4],
                 compile_={"dynamic": True})  # fmt: skip
     for way in ("wrapper", "in_place", "before"):
         order = {"way": way, "fullgraph": True}
-        yield _case("SPLIT-20", "plain", f"full-{way.replace('_', '-')}", compile_=order, num_captured=[4, 4])
+        yield _make.case("SPLIT-20", "plain", f"full-{way.replace('_', '-')}", compile_=order, num_captured=[4, 4])
     for case, backend in (("checkpoint", "callable"), ("checkpoint", "watched"), ("cond", "callable")):
-        yield _case("SPLIT-21", case, backend, compile_={"backend": backend})
+        yield _make.case("SPLIT-21", case, backend, compile_={"backend": backend})
     for case in ("graph_break", "begins_without_parameters"):
-        yield _case("SPLIT-22", case)
-        yield _case("SPLIT-22", case, "default-caps", options={})
+        yield _make.case("SPLIT-22", case)
+        yield _make.case("SPLIT-22", case, "default-caps", options={})
     for case in ("external", "passes_input_on", "dict", "dataclass"):
-        yield _case("SPLIT-23", case)
+        yield _make.case("SPLIT-23", case)
     for structure in ("tuple", "named_tuple", "nested", "nested_dataclass"):
         slug = structure.replace("_", "-")
         yield _make.compiled("SPLIT-23", slug, "outputs", arguments={"structure": structure})
     for case in ("shared", "in_place", "sizes", "no_grad", "method"):
-        yield _case("SPLIT-24", case)
-    yield _case("SPLIT-24", "in_place", "aot", compile_=_AOT)
-    yield _case("SPLIT-24", "plain", "frozen", frozen=["a.layer.weight", "b.layer.bias"])
+        yield _make.case("SPLIT-24", case)
+    yield _make.case("SPLIT-24", "in_place", "aot", compile_=_AOT)
+    yield _make.case("SPLIT-24", "plain", "frozen", frozen=["a.layer.weight", "b.layer.bias"])
     yield _train("SPLIT-25", "view", options=VIEW, schedule=(Step(),) * 3)
     whole = {"reduction": "whole"}
-    yield _case("SPLIT-26", "plain", compile_=whole, num_captured=[1, 1])
+    yield _make.case("SPLIT-26", "plain", compile_=whole, num_captured=[1, 1])
     yield _train("SPLIT-26", "whole", compile_=whole, options=_SMALL, judged={"num_captured": [1, 1]})
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from conformance.chapters._compiled import EACH_ALONE, FIND, ONE_MIB, STATIC, VIEW, CompiledScenarios
+from conformance.chapters._compiled import EACH_ALONE, FIND, STATIC, VIEW, CompiledScenarios
 from conformance.scenario import Scenario, Step
 
 _make = CompiledScenarios("traced_reducer", "in_graph", "watched")
@@ -19,24 +18,18 @@ def scenarios() -> Iterator[Scenario]:
     yield from _others()
 
 
-def _case(requirement: str, case: str, slug: str = "", world_size: int = 2, **rest: Any) -> Scenario:
-    rest.setdefault("options", ONE_MIB)
-    name = case.replace("_", "-") + (f"-{slug}" if slug else "")
-    return _make.written(requirement, name, "compiled_case", world_size, case=case, **rest)
-
-
 def _numbers() -> Iterator[Scenario]:
     for slug, options in (("", {}), ("-each-alone", EACH_ALONE), ("-view", VIEW)):
         yield _make.compiled("TRACE-01", f"tuple{slug}", "outputs", options=options, judged={"averages": "graph"},
                              arguments={"structure": "tuple"})  # fmt: skip
     for world_size in (1, 2, 3):
-        yield _case("TRACE-02", "plain", world_size=world_size)
+        yield _make.case("TRACE-02", "plain", world_size=world_size)
         arguments = {"structure": "dict"}
         yield _make.compiled("TRACE-02", "outputs", "outputs", world_size, arguments=arguments)
     for way in ("wrapper", "in_place", "before", "function"):
-        yield _case("TRACE-03", "plain", way.replace("_", "-"), compile_={"way": way})
+        yield _make.case("TRACE-03", "plain", way.replace("_", "-"), compile_={"way": way})
     for backend in ("aot_eager", "callable", "inductor"):
-        yield _case("TRACE-03", "plain", backend.replace("_", "-"), compile_={"backend": backend})
+        yield _make.case("TRACE-03", "plain", backend.replace("_", "-"), compile_={"backend": backend})
 
 
 def _features() -> Iterator[Scenario]:
@@ -54,33 +47,25 @@ def _features() -> Iterator[Scenario]:
                          arguments={"answer": "sum", "judge": ["raw"]})  # fmt: skip
     uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
     yield _make.compiled("TRACE-07", "by-rank", "unused_parameters", options=FIND, arguments={"uses": uses})
-    yield _case("TRACE-08", "plain", "static", options=STATIC)
-    yield _case("TRACE-09", "buffer")
-    yield _members("TRACE-09", [[0, 1], [0, 1]], 2, buffer=True)
+    yield _make.case("TRACE-08", "plain", "static", options=STATIC)
+    yield _make.case("TRACE-09", "buffer")
+    yield _make.members("TRACE-09", [[0, 1], [0, 1]], 2, buffer=True)
     for dtype in ("float16", "bfloat16"):
-        options = {"mixed_precision": {"param_dtype": dtype}}
-        yield _make.compiled("TRACE-10", dtype, "mixed_precision_training", model="mlp", options=options,
-                             judged={"num_captured": [0, 99]})  # fmt: skip
+        yield _make.mixed_precision("TRACE-10", dtype)
     yield _make.compiled("TRACE-11", "1-3", "uneven_training", model="mlp", arguments={"num_inputs": [1, 3]})
     for phases, world_size in (([[0, 1, 2], [0, 1], [0, 1, 2]], 3), ([[0, 1], [0]], 2)):
-        yield _members("TRACE-12", phases, world_size)
-
-
-def _members(requirement: str, phases: list[list[int]], world_size: int, **arguments: Any) -> Scenario:
-    course = [[members, ["step", "step"]] for members in phases]
-    return _make.compiled(requirement, f"{len(phases)}-phases", "membership", world_size,
-                          arguments={"phases": course, **arguments}, judged={"num_captured": [1, 1]})  # fmt: skip
+        yield _make.members("TRACE-12", phases, world_size)
 
 
 def _graphs() -> Iterator[Scenario]:
     sizes = [4, 2, 7, 3, 5, 6]
     for slug, rest in (("same", {}), ("by-rank", {"by_rank": True})):
-        yield _case("TRACE-13", "plain", slug, batches=sizes, num_steps=6, num_captured=[1, 2], **rest)
+        yield _make.case("TRACE-13", "plain", slug, batches=sizes, num_steps=6, num_captured=[1, 2], **rest)
     for way in ("wrapper", "before"):
-        yield _case("TRACE-14", "plain", f"full-{way}", compile_={"way": way, "fullgraph": True})
+        yield _make.case("TRACE-14", "plain", f"full-{way}", compile_={"way": way, "fullgraph": True})
     yield _make.compiled("TRACE-15", "rounded", "train", model="mlp", schedule=(Step(),) * 2)
     for case in ("checkpoint", "cond", "external", "shared", "in_place"):
-        yield _case("TRACE-18", case)
+        yield _make.case("TRACE-18", case)
 
 
 def _others() -> Iterator[Scenario]:
@@ -88,4 +73,4 @@ def _others() -> Iterator[Scenario]:
     yield _make.written("TRACE-16", "bare", "compiled_neighbours", bare=True)
     for mistake in ("unused_parameter", "many_graphs", "local_too_late"):
         yield _make.written("TRACE-17", mistake.replace("_", "-"), "compiled_mistake", mistake=mistake)
-    yield _case("TRACE-19", "plain", compile_={"compiled_autograd": True}, options={})
+    yield _make.case("TRACE-19", "plain", compile_={"compiled_autograd": True}, options={})
