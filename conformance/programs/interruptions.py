@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.fixtures.bomb import Bomb
 from conformance.fixtures.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Raises, Satisfies
@@ -17,18 +18,6 @@ from conformance.programs.program import program
 from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
-
-
-class _Bomb(torch.autograd.Function):
-    """Passes values on in forward and raises in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        raise ArithmeticError("the bomb in backward went off")
 
 
 class Minefield(nn.Module):
@@ -43,7 +32,7 @@ class Minefield(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2."""
         hidden = self.first(inputs)
-        output: Tensor = self.last(_Bomb.apply(hidden) if self.armed else hidden)
+        output: Tensor = self.last(Bomb.apply(hidden) if self.armed else hidden)
         return output
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
+from conformance.fixtures.bomb import Bomb
 from conformance.fixtures.exact import exact_mean
 from conformance.fixtures.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
@@ -21,18 +22,6 @@ from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
-
-
-class _Bomb(torch.autograd.Function):
-    """Passes values on in forward and raises in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        raise ArithmeticError("the bomb in backward went off")
 
 
 class Team(nn.Module):
@@ -55,7 +44,7 @@ class Team(nn.Module):
                 self.seen += inputs.sum()
         hidden: Tensor = self.first(inputs)
         if self.armed:
-            hidden = _Bomb.apply(hidden)
+            hidden = Bomb.apply(hidden)
         output: Tensor = self.last(self.middle(hidden))
         return output + self.beside(inputs) if "b" in uses else output
 

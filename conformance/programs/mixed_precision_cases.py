@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
-from torch.utils.checkpoint import checkpoint
 
 from conformance.checkers.protocol import is_gradient
+from conformance.fixtures import watched_layers as layers
 from conformance.fixtures.integers import RankStep
 from conformance.fixtures.low_precision import precision_of
 from conformance.fixtures.small_integers import small_inputs, small_loss, with_small_weights
+from conformance.fixtures.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
 from conformance.observation import Facts
 from conformance.oracles.mixed_precision import LowPrecisionReplicas
 from conformance.oracles.replicas import single_threaded
@@ -28,7 +29,6 @@ from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
-WIDTH = 3
 NUM_STEPS = 3
 
 #: Too little for a low precision to notice beside 1; a whole number of the smallest steps of float32.
@@ -44,258 +44,6 @@ class Case:
     build: Callable[[], nn.Module]
     step: Callable[[Any, RankStep], Mapping[str, Any] | None]
     ignored: tuple[str, ...] = ()
-
-
-class Seen:
-    """The dtypes that modules saw, in the order in which they ran."""
-
-    def __init__(self) -> None:
-        self.dtypes: list[str] = []
-
-    def note(self, *tensors: Tensor) -> None:
-        """Add the tensors' dtypes, as one text."""
-        self.dtypes.append(" ".join(_name(tensor.dtype) for tensor in tensors))
-
-    def take(self) -> list[str]:
-        """Return what was noted since the last time."""
-        noted, self.dtypes = self.dtypes, []
-        return noted
-
-    def __deepcopy__(self, memo: Any) -> Seen:
-        return self  # a low-precision copy of the module notes where the step looks
-
-
-class Watched(nn.Linear):
-    """A linear layer that notes in which precision it computes."""
-
-    def __init__(self, seen: Seen, width: int = WIDTH, *, bias: bool = True) -> None:
-        super().__init__(WIDTH, width, bias=bias)
-        self.seen = seen
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of `width`."""
-        output = super().forward(inputs)
-        self.seen.note(self.weight, inputs, output)
-        return output
-
-
-class Watching(nn.Module):
-    """A root that keeps the notes of its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = Seen()
-
-
-class Layers(Watching):
-    """Two layers; after a forward `seen` has one entry for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Watched(self.seen)
-        self.last = Watched(self.seen, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.last(self.first(inputs))
-        return output
-
-
-class Tied(Watching):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = Watched(self.seen)
-        self.decoder = Watched(self.seen, bias=False)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of WIDTH."""
-        output: Tensor = self.decoder(self.encoder(inputs))
-        return output
-
-
-class Checkpointed(Watching):
-    """Two layers, the first of which runs again during backward."""
-
-    def __init__(self, *, reentrant: bool, times: int = 1) -> None:
-        super().__init__()
-        self.first = Watched(self.seen)
-        self.last = Watched(self.seen, 2)
-        self.reentrant = reentrant
-        self.times = times
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        hidden = inputs
-        for _ in range(self.times):
-            hidden = checkpoint(self.first, hidden, use_reentrant=self.reentrant)
-        output: Tensor = self.last(hidden)
-        return output
-
-
-class Scaled(Watching):
-    """A layer, and a parameter of the root beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Watched(self.seen, 2)
-        self.scale = nn.Parameter(torch.empty(2))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.layer(inputs) * self.scale
-        self.seen.note(self.scale, output)
-        return output
-
-
-class Pair(NamedTuple):
-    """A container with names."""
-
-    left: Tensor
-    right: Tensor
-
-
-class Containers(Watching):
-    """Takes tensors of many dtypes in many containers; its output depends on the floating ones alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Watched(self.seen, 2)
-
-    def forward(self, pair: Pair, *, extra: dict[str, Any]) -> Tensor:
-        """Return rows of 2."""
-        self.seen.note(pair.left, pair.right, *extra["list"], extra["tuple"][0], extra["inner"]["z"])
-        assert extra["text"] == "text"
-        assert extra["none"] is None
-        output: Tensor = self.layer(pair.left) + self.layer(extra["list"][0])
-        return output
-
-
-class TwoDtypes(Watching):
-    """A layer in float32 and a vector in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Watched(self.seen, 2)
-        self.precise = nn.Parameter(torch.empty(2, dtype=torch.float64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.layer(inputs) * self.precise
-        self.seen.note(self.precise, output)
-        return output
-
-
-class WithComplex(Watching):
-    """A layer, and a complex vector that no floating dtype can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Watched(self.seen, 2)
-        self.phases = nn.Parameter(torch.empty(2, dtype=torch.complex64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2, complex."""
-        self.seen.note(self.phases)
-        # so that gradients have an imaginary part
-        output: Tensor = self.layer(inputs).float() * self.phases * (1 + 1j)
-        return output
-
-
-class WithTable(Watching):
-    """A sparse embedding before a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(5, WIDTH, sparse=True)
-        self.layer = Watched(self.seen, 2)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.layer(self.table(rows))
-        return output
-
-
-class Branches(Watching):
-    """Three branches, of which a forward takes some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in "abc":
-            self.add_module(name, Watched(self.seen, 2))
-
-    def forward(self, inputs: Tensor, names: str) -> Tensor:
-        """Return the sum of the branches in `names`."""
-        return torch.stack([self.get_submodule(name)(inputs) for name in names]).sum(0)
-
-
-class WatchedPReLU(nn.PReLU):
-    """A layer with one parameter that notes in which precision it computes."""
-
-    def __init__(self, seen: Seen) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
-        output = super().forward(input)
-        self.seen.note(self.weight, input, output)
-        return output
-
-
-class WithPReLU(Watching):
-    """Two layers, and one of another type between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Watched(self.seen)
-        self.between = WatchedPReLU(self.seen)
-        self.last = Watched(self.seen, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.last(self.between(self.first(inputs)))
-        return output
-
-
-class CastsItself(Watching):
-    """A layer that takes inputs of any precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Watched(self.seen, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        self.seen.note(inputs)
-        output: Tensor = self.layer(inputs.to(self.layer.weight.dtype))
-        return output
-
-
-class Frozen(Layers):
-    """Two layers, the first of which does not learn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first.requires_grad_(False)
-
-
-class Refusing(Layers):
-    """Two layers, and an exception between them where `armed`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.armed = False
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        hidden = self.first(inputs)
-        if self.armed:
-            raise ArithmeticError("forward was interrupted")
-        output: Tensor = self.last(hidden)
-        return output
 
 
 def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
@@ -338,7 +86,7 @@ def _containers(model: Any, turn: RankStep) -> Mapping[str, Any]:
     }  # fmt: skip
     output = turn.forward(model, Pair(left, left.double()), extra=extra)
     turn.backward(small_loss(turn, output))
-    return {"seen": _seen_by(model), "mine": [_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
+    return {"seen": _seen_by(model), "mine": [dtype_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
 
 
 def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
@@ -368,7 +116,7 @@ def _evaluating(model: Any, turn: RankStep) -> Mapping[str, Any]:
     model.eval()
     with torch.no_grad():
         before = turn.forward(model, _inputs(turn, micro=7))
-    kept = [_name(parameter.dtype) for parameter in model.parameters()][:4]
+    kept = [dtype_name(parameter.dtype) for parameter in model.parameters()][:4]
     model.train()
     return {"evaluated": before, "kept": kept, **_ordinary(model, turn)}
 
@@ -384,32 +132,32 @@ def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
         raised = str(error)
     for part in refusing:
         part.armed = False
-    kept = [_name(parameter.dtype) for parameter in model.parameters()][:4]
+    kept = [dtype_name(parameter.dtype) for parameter in model.parameters()][:4]
     _seen_by(model)
     return {"raised": raised, "kept": kept, **_ordinary(model, turn)}
 
 
 CASES: Mapping[str, Case] = {
-    "layers": Case(Layers, _ordinary),
-    "tied": Case(Tied, _one_row),
-    "checkpoint": Case(lambda: Checkpointed(reentrant=False), _input_gradient),
-    "checkpoint_reentrant": Case(lambda: Checkpointed(reentrant=True), _input_gradient),
-    "ignored_in_root": Case(Scaled, _ordinary, ignored=("scale",)),
-    "not_ignored": Case(Scaled, _ordinary),
-    "ignored_layer": Case(Branches, _branches_ab, ignored=("c.weight", "c.bias")),
-    "input_gradient": Case(Layers, _input_gradient),
-    "containers": Case(Containers, _containers),
-    "two_dtypes": Case(TwoDtypes, _ordinary),
-    "complex": Case(WithComplex, _ordinary),
-    "sparse": Case(WithTable, _rows),
-    "branch_by_rank": Case(Branches, _branch_by_rank),
-    "branch_never_used": Case(Branches, _branches_ab),
-    "two_forwards": Case(Layers, _two_forwards),
-    "frozen": Case(Frozen, _ordinary),
-    "between": Case(WithPReLU, _ordinary),
-    "casts_itself": Case(CastsItself, _ordinary),
-    "evaluating": Case(Layers, _evaluating),
-    "interrupted": Case(Refusing, _interrupted),
+    "layers": Case(layers.Layers, _ordinary),
+    "tied": Case(layers.Tied, _one_row),
+    "checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _input_gradient),
+    "checkpoint_reentrant": Case(lambda: layers.Checkpointed(reentrant=True), _input_gradient),
+    "ignored_in_root": Case(layers.Scaled, _ordinary, ignored=("scale",)),
+    "not_ignored": Case(layers.Scaled, _ordinary),
+    "ignored_layer": Case(layers.Branches, _branches_ab, ignored=("c.weight", "c.bias")),
+    "input_gradient": Case(layers.Layers, _input_gradient),
+    "containers": Case(layers.Containers, _containers),
+    "two_dtypes": Case(layers.TwoDtypes, _ordinary),
+    "complex": Case(layers.WithComplex, _ordinary),
+    "sparse": Case(layers.WithTable, _rows),
+    "branch_by_rank": Case(layers.Branches, _branch_by_rank),
+    "branch_never_used": Case(layers.Branches, _branches_ab),
+    "two_forwards": Case(layers.Layers, _two_forwards),
+    "frozen": Case(layers.Frozen, _ordinary),
+    "between": Case(layers.WithPReLU, _ordinary),
+    "casts_itself": Case(layers.CastsItself, _ordinary),
+    "evaluating": Case(layers.Layers, _evaluating),
+    "interrupted": Case(layers.Refusing, _interrupted),
 }
 
 
@@ -474,7 +222,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
                 for name, parameter in module.named_parameters():
                     facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
     managed = {p.dtype for name, p in modules[0].named_parameters() if name not in case.ignored and p.requires_grad}
-    wire = sorted({_name(_wire_of(dtype, precision.communication_dtype)) for dtype in managed})
+    wire = sorted({dtype_name(_wire_of(dtype, precision.communication_dtype)) for dtype in managed})
     for rank in facts:
         if scenario.world_size > 1 and scenario.arguments["case"] != "sparse":  # in what rows travel is left open
             facts[rank]["wire"] = sorted(set(map(_real, wire)))
@@ -488,21 +236,17 @@ def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 def _real(dtype: str) -> str:
     """Return the dtype of a complex one's parts: `torch.distributed` reduces complex tensors as real ones."""
-    return _name(getattr(torch, dtype).to_real())
+    return dtype_name(getattr(torch, dtype).to_real())
 
 
 def _fact(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _averaging_hook(ctx: RankContext, in_buckets: set[str]) -> Callable[[Any, Any], Any]:
     def average(bucket: Any) -> Any:
         buffer = bucket.buffer()
-        in_buckets.add(_name(buffer.dtype))
+        in_buckets.add(dtype_name(buffer.dtype))
         work = torch.distributed.all_reduce(buffer.div_(ctx.world_size), group=ctx.process_group, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
