@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from ddp_impl.arguments import buffer_policy, check_arguments, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
@@ -33,6 +31,7 @@ from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
+from ddp_impl.torch_surface import TorchSurface
 from ddp_impl.unused_parameters import find_tensors
 from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
 
@@ -49,7 +48,7 @@ _OF_THIS_PROCESS = (
 )
 
 
-class DistributedDataParallel(nn.Module, Joinable):
+class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     """Averages a module's gradients over a process group during backward.
 
     Construction, forward in training and backward are collective: every rank of the group must go through them in the
@@ -273,21 +272,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Set the training mode of the wrapper and of the wrapped module."""
         return super().train(mode)
 
-    # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> tuple[tuple[Any], tuple[Any]]:
-        """Return `inputs` and `kwargs`, each in a tuple of one, with all tensors on device `device_id` of our type."""
-        device = torch.device(self.device_type, device_id)
-        return (move(inputs, device),), (move(kwargs, device),)
-
-    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
-        """Split tensors along dimension `dim` over `device_ids`, of which a process of ours has one."""
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
-        """Concatenate outputs along dimension `dim` on `output_device`."""
-        return gather(outputs, output_device, dim=self.dim)
-
     # -- buffers ------------------------------------------------------------------------------------------------------
 
     def will_sync_module_buffers(self) -> bool:
@@ -341,6 +325,13 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise TypeError(f"a buffer comm hook must be callable; got {type(hook).__name__}")
         self._buffer_hook = BufferHook(hook, state, BufferHookLocation[comm_hook_location.name])
 
+    def _default_broadcast_coalesced(
+        self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
+        buffers = self.modules_buffers if bufs is None else list(bufs)
+        broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
+
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
@@ -353,7 +344,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         try:
             bound = bind_hook(state, hook)
         except (TypeError, ValueError) as error:
-            raise self._logged(error) from None
+            raise self.reducer.telemetry.logged(error) from None
         self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
         self.reducer.comm_hook = bound
 
@@ -379,14 +370,25 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:
-            raise self._logged(
-                RuntimeError(
-                    "register_comm_hook or register_builtin_comm_hook can only be called once; "
-                    f"{self.reducer.telemetry.comm_hook} is registered already"
-                )
+            error = (
+                "register_comm_hook or register_builtin_comm_hook can only be called once; "
+                f"{self.reducer.telemetry.comm_hook} is registered already"
             )
+            raise self.reducer.telemetry.logged(RuntimeError(error))
         self._comm_hook = (state, hook)
         self.reducer.telemetry.comm_hook = name
+
+    # -- logging data -------------------------------------------------------------------------------------------------
+
+    def _get_ddp_logging_data(self) -> dict[str, int | str]:
+        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
+        return logging_data(self)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
+        self.reducer.telemetry.sample_rate = sample_rate
 
     # -- uneven inputs ------------------------------------------------------------------------------------------------
 
@@ -426,99 +428,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _divisor(self, num_syncing: int) -> int:
         world_size = dist.get_world_size(self.process_group)
         return world_size if self._divide_by_initial_world_size else max(1, num_syncing)
-
-    # -- torch's smaller surface --------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
-        """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
-        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
-
-    @staticmethod
-    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
-        """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
-        bare = module.module if isinstance(module, DistributedDataParallel) else module
-        ignored = getattr(module, "parameters_to_ignore", getattr(bare, "_ddp_params_and_buffers_to_ignore", ()))
-        for name, parameter in bare.named_parameters():
-            if name not in ignored:
-                yield (name, parameter) if named_params else parameter
-
-    def _get_ddp_logging_data(self) -> dict[str, int | str]:
-        """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
-        return logging_data(self)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
-        if sample_rate < 1:
-            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
-        self.reducer.telemetry.sample_rate = sample_rate
-
-    def _set_static_graph(self) -> None:
-        """Promise a static graph after construction, before the first iteration; every rank must call it."""
-        if self.static_graph:
-            warnings.warn("You've set static_graph to be True already.", stacklevel=2)
-            return
-        if self.reducer.telemetry.num_iterations:
-            raise self._logged(
-                RuntimeError("_set_static_graph() should be called before training loop starts, not after iterations")
-            )
-        self.static_graph = True
-        self._options = dataclasses.replace(self._options, static_graph=True)
-        self.reducer.options = self._options
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""
-
-    def _check_reducer_finalized(self) -> None:
-        """Raise when a backward has begun whose gradients are not all averaged; may be called on any rank."""
-        self.reducer.check_finished()
-
-    def _remove_autograd_hooks(self) -> None:
-        """Stop averaging: backward leaves local gradients from now on. Every rank must call it."""
-        self.reducer.remove_hooks()
-
-    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
-        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it.
-
-        Nothing is compared or copied: a rank that joins must bring the same parameters.
-        """
-        outside: bool = new_process_group is dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
-        if not outside and not isinstance(new_process_group, dist.ProcessGroup):
-            raise TypeError(
-                "_update_process_group takes a process group (or GroupMember.NON_GROUP_MEMBER on a rank "
-                f"that is no longer in it); got {new_process_group!r}"
-            )
-        self.process_group = new_process_group
-        self.reducer.reset(new_process_group)
-
-    def _logged(self, error: Exception) -> Exception:
-        """Keep `error` for the logging data and return it."""
-        self.reducer.telemetry.error = str(error)
-        return error
-
-    @classmethod
-    def _get_active_ddp_module(cls) -> None:
-        """Tell Dynamo that no forward wants its graphs split by torch's optimizer; ours are split by our own."""
-        return
-
-    def _default_broadcast_coalesced(
-        self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
-    ) -> None:
-        """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
-        buffers = self.modules_buffers if bufs is None else list(bufs)
-        broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
-
-    @property
-    def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.has_rebuilt_buckets
-
-    @property
-    def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
-
-    @property
-    def _module_parameters(self) -> list[nn.Parameter]:
-        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
 
     # -- pickling -----------------------------------------------------------------------------------------------------
 

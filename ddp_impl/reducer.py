@@ -577,8 +577,7 @@ class Reducer:
                     member.parameter.grad = view
 
     def _error(self, message: str) -> ReductionError:
-        self.telemetry.error = message
-        return ReductionError(message)
+        return self.telemetry.logged(ReductionError(message))
 
     def _communication_dtype(self, index: int) -> torch.dtype | None:
         return self.options.reduce_dtype if self.members[index].parameter.is_floating_point() else None

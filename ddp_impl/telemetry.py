@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+AnyError = TypeVar("AnyError", bound=Exception)
 
 _ALWAYS_SAMPLED = 10
 _ENVIRONMENT = (
@@ -72,6 +75,11 @@ class Telemetry:
             self.num_samples += 1
             for name, duration in self.last.durations_ns().items():
                 self.totals_ns[name] = self.totals_ns.get(name, 0) + duration
+
+    def logged(self, error: AnyError) -> AnyError:
+        """Keep the text of `error` for the logging data, and return it to be raised."""
+        self.error = str(error)
+        return error
 
     def logging_data(self) -> dict[str, int | str]:
         """Return times under torch's keys, in ns."""

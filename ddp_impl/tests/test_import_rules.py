@@ -20,7 +20,7 @@ TIERS = {
     "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
     "arguments": 3, "sync_batch_norm": 3,
     "reducer": 4,
-    "join": 5, "logging_data": 5,
+    "join": 5, "logging_data": 5, "torch_surface": 5,
     "distributed": 6,
     "installation": 7, "replicated_view": 7, "__main__": 8, "__init__": 8, "startup": 8,
 }  # fmt: skip

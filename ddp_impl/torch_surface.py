@@ -1,0 +1,148 @@
+"""What torch's DDP has besides its documented methods, and torch itself, frameworks and tests call.
+
+Names and meaning are those of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+
+from ddp_impl.options import ReducerOptions
+from ddp_impl.reducer import Reducer
+from ddp_impl.wrapped_module import managed_parameters, move
+
+
+class TorchSurface:
+    """Base class of the wrapper, which has the attributes that are declared here."""
+
+    module: nn.Module
+    parameters_to_ignore: set[str]
+    process_group: dist.ProcessGroup
+    reducer: Reducer
+    device_type: str
+    dim: int
+    static_graph: bool
+    _options: ReducerOptions
+
+    # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> tuple[tuple[Any], tuple[Any]]:
+        """Return `inputs` and `kwargs`, each in a tuple of one, with all tensors on device `device_id` of our type."""
+        device = torch.device(self.device_type, device_id)
+        return (move(inputs, device),), (move(kwargs, device),)
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[int | torch.device]) -> Any:
+        """Split tensors along dimension `dim` over `device_ids`, of which a process of ours has one."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+        """Concatenate outputs along dimension `dim` on `output_device`."""
+        return gather(outputs, output_device, dim=self.dim)
+
+    # -- which parameters ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
+        """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
+        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
+        """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
+        bare = module.module if isinstance(module, TorchSurface) else module
+        ignored = getattr(module, "parameters_to_ignore", getattr(bare, "_ddp_params_and_buffers_to_ignore", ()))
+        for name, parameter in bare.named_parameters():
+            if name not in ignored:
+                yield (name, parameter) if named_params else parameter
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        """Return the parameters that are averaged, in order of registration, and which of them have sparse gradients.
+
+        Found anew: as the module is now. Local.
+        """
+        members = managed_parameters(self.module, self.parameters_to_ignore)
+        return [member.parameter for member in members], [member.sparse for member in members]
+
+    def _build_debug_param_to_name_mapping(self, parameters: Sequence[nn.Parameter]) -> dict[int, str]:
+        """Return the name of each of `parameters` by its place, names as in `named_parameters()`. Local.
+
+        Raises `ValueError` unless `parameters` are those that the module would have averaged now.
+        """
+        members = managed_parameters(self.module, self.parameters_to_ignore)
+        name_of = {member.parameter: member.name for member in members}
+        absent = name_of.keys() - set(parameters)
+        if absent:
+            names = ", ".join(sorted(name_of[parameter] for parameter in absent))
+            error = f"Param with name {names} is averaged, but is not among the {len(parameters)} parameters given"
+            raise self.reducer.telemetry.logged(ValueError(error))
+        strangers = [place for place, parameter in enumerate(parameters) if parameter not in name_of]
+        if strangers:
+            error = (
+                f"Expected param to name mapping of parameters that are averaged; those in places {strangers} are not"
+            )
+            raise self.reducer.telemetry.logged(ValueError(error))
+        return {place: name_of[parameter] for place, parameter in enumerate(parameters)}
+
+    @property
+    def _module_parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
+
+    # -- the reducer --------------------------------------------------------------------------------------------------
+
+    def _set_static_graph(self) -> None:
+        """Promise a static graph after construction, before the first iteration; every rank must call it."""
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True already.", stacklevel=2)
+            return
+        if self.reducer.telemetry.num_iterations:
+            error = "_set_static_graph() should be called before training loop starts, not after iterations"
+            raise self.reducer.telemetry.logged(RuntimeError(error))
+        self.static_graph = True
+        self._options = dataclasses.replace(self._options, static_graph=True)
+        self.reducer.options = self._options
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise when a backward has begun whose gradients are not all averaged; may be called on any rank."""
+        self.reducer.check_finished()
+
+    def _remove_autograd_hooks(self) -> None:
+        """Stop averaging: backward leaves local gradients from now on. Every rank must call it."""
+        self.reducer.remove_hooks()
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        """Average over `new_process_group` from now on, forgetting an unfinished backward; all its ranks must call it.
+
+        Nothing is compared or copied: a rank that joins must bring the same parameters.
+        """
+        outside: bool = new_process_group is dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[comparison-overlap]
+        if not outside and not isinstance(new_process_group, dist.ProcessGroup):
+            raise TypeError(
+                "_update_process_group takes a process group (or GroupMember.NON_GROUP_MEMBER on a rank "
+                f"that is no longer in it); got {new_process_group!r}"
+            )
+        self.process_group = new_process_group
+        self.reducer.reset(new_process_group)
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> None:
+        """Tell Dynamo that no forward wants its graphs split by torch's optimizer; ours are split by our own."""
+        return
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        return self.reducer.has_rebuilt_buckets
+
+    @property
+    def _distributed_rank(self) -> int:
+        return dist.get_rank(self.process_group)
