@@ -5,6 +5,7 @@
 #     bash ci/nightly.sh nccl            # a machine with GPUs
 #     LAST=folder bash ci/nightly.sh     # last night's report folder; without it there is nothing to compare
 #
+# Scenarios run in an order that is new every night, with the date as its seed: verdicts must not depend on it.
 # NIGHT=folder is where this night's report goes (default: nightly). Ends with 1 when the DDP does not conform or when
 # something has regressed since last night.
 
@@ -17,7 +18,7 @@ BACKEND="${1:-gloo}"
 NIGHT="${NIGHT:-nightly}"
 
 status=0
-ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT" "$@" || status=$?
+ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT" --order shuffled --seed "$(date +%Y%m%d)" "$@" || status=$?
 [ "$status" -le 1 ] || exit "$status"  # a mistake in the question, or interrupted: there is nothing to compare
 
 for kind in badge:badge.svg junit:junit.xml markdown:summary.md; do

@@ -106,6 +106,8 @@ def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Stored
 def _about_the_run(report: StoredReport) -> Iterable[str]:
     if not report.complete or report.interrupted:
         yield "the run was not completed"
+    if report.selection.order != "listed":
+        yield f"its scenarios ran {report.selection.order}, not in their order"
     if report.selection.shard:
         yield f"it holds one shard ({report.selection.shard}) of a run"
     if any(scenario.expectation is not None for scenario in report.scenarios):

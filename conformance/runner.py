@@ -13,6 +13,7 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.fixtures.models import get_fixture
 from conformance.observation import Observation
+from conformance.order import LISTED, Order
 from conformance.programs.program import get_program, preloads_of
 from conformance.report.environment import capture_environment
 from conformance.report.run_report import Outcome, Progress, RunReport, is_failure
@@ -32,15 +33,15 @@ def run(
     *,
     native: bool = True,
     fail_fast: bool = False,
+    order: Order = LISTED,
     on_event: OnEvent = lambda event: None,
     expect: Expect = lambda outcome: outcome,
     controller: Ranks | None = None,
 ) -> RunReport:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
-    Scenarios run by ascending world size, so that each pool of ranks is started once. Ctrl-C ends the run early with a
-    report of what is known so far. `expect` may add to an outcome what was known beforehand. A passed `controller`
-    stays open.
+    Ctrl-C ends the run early with a report of what is known so far. `expect` may add to an outcome what was known
+    beforehand. A passed `controller` stays open.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -48,17 +49,12 @@ def run(
         SubjectError: the subject cannot be constructed around the simplest model.
 
     """
-    chosen = ordered(scenarios)
+    chosen = order.apply(scenarios)
     check(chosen, backend)
     if controller is None:
         with Controller(backend, preload=preloads_of(chosen)) as owned:
             return _run(chosen, subject, backend, native, fail_fast, on_event, expect, owned)
     return _run(chosen, subject, backend, native, fail_fast, on_event, expect, controller)
-
-
-def ordered(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
-    """Return `scenarios` grouped by the pool of ranks that they need, otherwise in their order."""
-    return tuple(sorted(scenarios, key=lambda scenario: (scenario.world_size, not scenario.recorded)))
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:

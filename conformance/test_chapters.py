@@ -13,10 +13,11 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.chapters.chapter import load_scenarios
 from conformance.errors import ConformanceError
+from conformance.order import Order
 from conformance.programs.program import preloads_of
 from conformance.report.failure import failure_text, replay_command
 from conformance.report.run_report import is_failure
-from conformance.runner import check, ordered, probe
+from conformance.runner import check, probe
 from conformance.scenario import Scenario
 from conformance.scenario_runner import ScenarioRunner
 from conformance.spec.catalogue import load_catalogue
@@ -26,9 +27,10 @@ from conformance.workers.controller import Controller
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test per scenario, by ascending world size so that ranks are started once per size."""
+    """Make one test per scenario, those that share a pool of ranks together."""
     if "scenario" in metafunc.fixturenames:
-        scenarios = ordered(load_scenarios())
+        order = Order(metafunc.config.getoption("--ddp-order"), metafunc.config.getoption("--ddp-seed"))
+        scenarios = order.apply(load_scenarios())
         metafunc.parametrize("scenario", scenarios, ids=[scenario.id for scenario in scenarios])
 
 

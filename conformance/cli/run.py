@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.expectations import Circumstances
+from conformance.order import LISTED, ORDERS, Order
 from conformance.report.environment import package_version
 from conformance.report.json_report import prepare_folder, write_report
 from conformance.report.run_report import Assignment
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for report.json and one scenario file per failure.",
 )
+@click.option(
+    "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="In which scenarios are run."
+)
+@click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: drawn, and said]")
 @click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
@@ -66,6 +72,8 @@ def command(
     backend: str,
     no_native: bool,
     folder: Path,
+    order: str,
+    seed: int | None,
     profile: str,
     shard: str,
     expectations: Path | None,
@@ -93,20 +101,31 @@ def command(
     """
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
-        refuse_to_certify(profile, selection, shard, expectations, no_native, fail_fast)
-    context = click.get_current_context()
-    order = Order(selection, profile, shard, certified, expectations, not no_native, fail_fast)
+        refuse_to_certify(profile, selection, shard, order, expectations, no_native, fail_fast)
+    request = Request(
+        selection, profile, shard, order_of(order, seed), certified, expectations, not no_native, fail_fast
+    )
     judge = judge_attached if attach else judge_selection
-    context.exit(judge(order, ddp, backend, folder, quiet))
+    click.get_current_context().exit(judge(request, ddp, backend, folder, quiet))
+
+
+def order_of(name: str, seed: int | None) -> Order:
+    """Return the order that was asked for; a seed that was not given is drawn."""
+    if name != "shuffled":
+        if seed is not None:
+            raise ScenarioError("--seed says how scenarios are shuffled; it goes with --order shuffled")
+        return Order(name)
+    return Order(name, random.SystemRandom().randrange(1_000_000) if seed is None else seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What a run is to do: which scenarios, and how they count."""
+class Request:
+    """What a run is to do: which scenarios in which order, and how they count."""
 
     selection: Selection
     profile: str = ""
     shard: str = ""
+    order: Order = LISTED
     certified: bool = False
     expectations: Path | None = None
     native: bool = True
@@ -114,14 +133,21 @@ class Order:
 
 
 def refuse_to_certify(
-    profile: str, selection: Selection, shard: str, expectations: Path | None, no_native: bool, fail_fast: bool
+    profile: str,
+    selection: Selection,
+    shard: str,
+    order: str,
+    expectations: Path | None,
+    no_native: bool,
+    fail_fast: bool,
 ) -> None:
-    """Raise `ReportError` for every option that would leave something out of a certified run."""
+    """Raise `ReportError` for every option that would make a certified run another one than everybody's."""
     if not profile:
         raise ReportError("--certified needs a --profile: a certificate says at which level a DDP conforms")
     narrowed = {
         str(selection): selection != Selection(),
         "--shard": bool(shard),
+        "--order": order != LISTED.name,
         "--expectations": expectations is not None,
         "--no-native": no_native,
         "--fail-fast": fail_fast,
@@ -143,12 +169,12 @@ def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...
     return chosen
 
 
-def judge_attached(order: Order, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
+def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
     """Do `judge_selection` in the first of the processes that a launcher has started, on ranks held by all of them.
 
     All of them must call it.
     """
-    selected = selected_by(order)
+    selected = selected_by(request)
 
     from conformance.backends.backend import get_backend
     from conformance.programs.program import preloads_of
@@ -161,7 +187,7 @@ def judge_attached(order: Order, ddp: str, backend_name: str, folder: Path, quie
             place,
             get_backend(backend_name),
             preloads_of(selected),
-            lambda controller: judge_selection(order, ddp, backend_name, folder, quiet, controller),
+            lambda controller: judge_selection(request, ddp, backend_name, folder, quiet, controller),
         )
     except ConformanceError as error:
         if place.index == 0:
@@ -170,28 +196,28 @@ def judge_attached(order: Order, ddp: str, backend_name: str, folder: Path, quie
         return EXIT_FAILED
 
 
-def selected_by(order: Order) -> tuple[Scenario, ...]:
-    """Return the scenarios of all shards of `order`."""
+def selected_by(request: Request) -> tuple[Scenario, ...]:
+    """Return the scenarios of all shards of `request`."""
     catalogue, everything = load_catalogue(), load_scenarios()
-    of_profile = in_profile(order.profile, everything, catalogue) if order.profile else everything
-    return order.selection.apply(of_profile, catalogue)
+    of_profile = in_profile(request.profile, everything, catalogue) if request.profile else everything
+    return request.selection.apply(of_profile, catalogue)
 
 
 def judge_selection(
-    order: Order,
+    request: Request,
     ddp: str,
     backend_name: str,
     folder: Path,
     quiet: bool,
     controller: AttachedController | None = None,
 ) -> int:
-    """Run what `order` says, print and write the report, and return the exit code.
+    """Run what `request` says, print and write the report, and return the exit code.
 
     Ranks are this machine's, unless a `controller` of others is given.
     """
     catalogue, everything = load_catalogue(), load_scenarios()
-    selected = selected_by(order)
-    scenarios = shard_of(selected, order.shard)
+    selected = selected_by(request)
+    scenarios = shard_of(selected, request.shard)
     prepare_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
@@ -205,21 +231,25 @@ def judge_selection(
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)
-    runner.check_world_sizes(order.selection.world_sizes, backend)
-    how: dict[str, Any] = {"native": order.native, "fail_fast": order.fail_fast, "controller": controller}
-    if order.expectations is not None:
+    runner.check_world_sizes(request.selection.world_sizes, backend)
+    how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
+    if request.expectations is not None:
         circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
-        how["expect"] = expecting(order.expectations, everything, circumstances)
-    assignment = Assignment(tuple(one.id for one in selected), order.profile, order.shard, order.certified)
+        how["expect"] = expecting(request.expectations, everything, circumstances)
+    assignment = Assignment(
+        tuple(one.id for one in selected), request.profile, request.shard, request.certified, request.order
+    )
     console = make_console()
+    if request.order != LISTED:
+        console.print(f"Scenarios are {request.order}.", highlight=False)
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
-            report = runner.run(scenarios, subject, backend, on_event=progress, **how)
+            report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
         report = replace(report, assignment=assignment)
         path = write_report(report, catalogue, folder)
         page = folder / "report.html"
         page.write_text(html_page([read_report(path)]))
-        if order.certified:
+        if request.certified:
             write_checksums(folder)
     print_report(console, report, catalogue, folder, with_table=not quiet)
     console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)

@@ -102,6 +102,7 @@ def _circumstances(before: StoredReport, after: StoredReport) -> tuple[str, ...]
         ("subject", before.subject.name, after.subject.name),
         ("backend", before.backend, after.backend),
         *((name, before.package_version(name), after.package_version(name)) for name in packages),
+        ("order", before.selection.arranged, after.selection.arranged),
         ("complete", str(before.is_complete), str(after.is_complete)),
     ]
     return tuple(f"{name}: {left or 'none'} -> {right or 'none'}" for name, left, right in named if left != right)

@@ -88,6 +88,8 @@ def report_to_json(report: RunReport, catalogue: Catalogue) -> dict[str, Any]:
             "profile": report.assignment.profile,
             "shard": report.assignment.shard,
             "ids": list(report.assignment.ids),
+            "order": report.assignment.order.name,
+            "seed": report.assignment.order.seed,
         },
         "totals": {
             "selected": report.num_selected,

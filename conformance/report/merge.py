@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.errors import ReportError
-from conformance.report.stored_report import StoredReport, StoredTotals, counts, summarised
+from conformance.report.stored_report import StoredReport, StoredSelection, StoredTotals, counts, summarised
 
 _SHOWN = 5
 
@@ -53,7 +53,7 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
         interrupted=any(report.interrupted for report in reports),
         duration_s=sum(report.duration_s for report in reports),
         median_warm_scenario_ms={},  # a median of medians would be none
-        selection=dataclasses.replace(first.selection, shard=""),
+        selection=_whole([report.selection for report in reports]),
         requirements=tuple(sorted(requirements, key=lambda one: _position(one.chapter, reports))),
         scenarios=scenarios,
     )
@@ -62,6 +62,13 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
     )
     merged = dataclasses.replace(merged, totals=totals)
     return Merged(dataclasses.replace(merged, green=merged.is_green), missing)
+
+
+def _whole(parts: Sequence[StoredSelection]) -> StoredSelection:
+    """Return what all shards together were asked for; they had an order only if each had the same."""
+    whole = dataclasses.replace(parts[0], shard="")
+    same = all((part.order, part.seed) == (whole.order, whole.seed) for part in parts)
+    return whole if same else dataclasses.replace(whole, order="", seed=0)
 
 
 def _check_alike(first: StoredReport, other: StoredReport, number: int) -> None:

@@ -64,7 +64,8 @@ def parse_report(text: str) -> StoredReport:
     try:
         data = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        cut = "; the file ends early" if error.pos >= len(text.rstrip()) else ""
+        ends_early = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        cut = "; the file ends early" if ends_early else ""
         raise ReportError(f"not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}{cut}") from error
     except (ValueError, RecursionError) as error:
         raise ReportError(f"not valid JSON: {error}") from error

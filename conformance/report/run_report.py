@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.expectations import Expected
+from conformance.order import LISTED, Order
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
 from conformance.verdict import ScenarioResult, Verdict
@@ -79,13 +80,14 @@ class RequirementSummary:
 class Assignment:
     """What a run was asked for: `ids` of all shards, the `shard` that is its own (`3/8`), and the `profile` if any.
 
-    A `certified` run took a whole profile, with nothing left out and nothing excused.
+    A `certified` run took a whole profile, with nothing left out and nothing excused. `order` is how scenarios ran.
     """
 
     ids: tuple[str, ...] = ()
     profile: str = ""
     shard: str = ""
     certified: bool = False
+    order: Order = LISTED
 
 
 @dataclass(frozen=True, slots=True)

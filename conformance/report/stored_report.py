@@ -138,11 +138,21 @@ class StoredTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoredSelection:
-    """What was to be run: all ids, of all shards, and which shard (`3/8`) this is; empty when there are none."""
+    """What was to be run: all ids, of all shards, and which shard (`3/8`) this is; empty when there are none.
+
+    `order` is `listed`, `reversed` or `shuffled`, and `seed` decided how scenarios were shuffled.
+    """
 
     profile: str
     shard: str
     ids: tuple[str, ...]
+    order: str = "listed"
+    seed: int = 0
+
+    @property
+    def arranged(self) -> str:
+        """The order in a few words, such as `shuffled with seed 7`."""
+        return f"{self.order} with seed {self.seed}" if self.order == "shuffled" else self.order
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from conformance import doctor
 from conformance.chapters.chapter import load_scenarios
 from conformance.cli import main
 from conformance.cli.replay import read_scenario
+from conformance.report.read import read_report
+from conformance.report.stored_report import StoredReport
 from conformance.report.terminal import STYLES
 from conformance.scenario import Scenario
 from conformance.tests.processes import processes_under
@@ -133,6 +135,23 @@ def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
     assert data["green"]
     assert data["totals"]["selected"] == len(data["scenarios"]) >= 1
     assert all(entry["native"] is None for entry in data["scenarios"])
+
+
+def test_a_shuffled_run_says_its_seed_and_can_be_had_again(tmp_path: Path) -> None:
+    def verdicts(folder: str, *arguments: str) -> tuple[list[tuple[str, str]], StoredReport]:
+        result = call("run", SOME, "--no-native", "--report", tmp_path / folder, *arguments)
+        assert result.exit_code == 0, result.output
+        report = read_report(tmp_path / folder)
+        assert ("Scenarios are shuffled with seed" in result.stdout) == (report.selection.order == "shuffled")
+        return [(one.id, one.subject.verdict.value) for one in report.scenarios], report
+
+    listed, _ = verdicts("listed")
+    shuffled, report = verdicts("shuffled", "--order", "shuffled")
+    again, _ = verdicts("again", "--order", "shuffled", "--seed", str(report.selection.seed))
+    assert (sorted(shuffled), shuffled) == (sorted(listed), again)
+    assert verdicts("reversed", "--order", "reversed")[0] == listed[::-1]
+    assert refused("run", SOME, "--report", tmp_path, "--seed", "1").startswith("Error: --seed says how")
+    assert "leave out --order" in refused("run", "--certified", "--profile", "core", "--order", "reversed")
 
 
 def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ PARTS = (
     ("errors",),
     ("scenario", "history", "plugins"),
     ("observation", "verdict", "spec", "fixtures", "behaviours", "starters"),
-    ("explanation", "expectations"),
+    ("explanation", "expectations", "order"),
     ("oracles", "rank_context"),
     ("checkers",),
     ("programs",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,14 @@ def test_an_unusable_subject_is_said_once_and_ends_the_session(tmp_path: Path, w
     assert "must be a class, got int" in done.stdout
     assert "INTERNALERROR" not in done.stdout
     assert done.stdout.count("ERROR at setup") <= max(1, len(workers))
+
+
+def test_scenarios_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
+    def ids(*arguments: str) -> list[str]:
+        done = run_pytest(tmp_path, "--collect-only", "-q", "-k", "TRAIN-16", *arguments)
+        return re.findall(r"test_scenario\[(.*)\]", done.stdout)
+
+    listed = ids()
+    shuffled = ids("--ddp-order", "shuffled", "--ddp-seed", "3")
+    assert ids("--ddp-order", "reversed") == listed[::-1]
+    assert (sorted(shuffled), shuffled != listed) == (sorted(listed), True)

@@ -10,9 +10,11 @@ from click.testing import CliRunner, Result
 
 from conformance.cli import main
 from conformance.errors import ReportError
+from conformance.order import LISTED, Order
 from conformance.report.diff import compare
 from conformance.report.merge import merge
 from conformance.report.read import read_report, report_to_data
+from conformance.report.run_report import Assignment
 from conformance.tests.reports_by_hand import (
     CRASH,
     FAIL,
@@ -42,6 +44,19 @@ def test_shards_together_are_the_whole_run(tmp_path: Path) -> None:
     assert dataclasses.replace(merged.report, duration_s=0, median_warm_scenario_ms={}) == dataclasses.replace(
         whole, duration_s=0, median_warm_scenario_ms={}
     )
+
+
+def test_shards_keep_their_order_when_they_share_it(tmp_path: Path) -> None:
+    def merged_order(*orders: Order) -> str:
+        shards = []
+        for n, order in enumerate(orders):
+            assignment = Assignment(IDS, shard=f"{n + 1}/{len(orders)}", order=order)
+            shards.append(stored(tmp_path / str(n), *MIXED[n :: len(orders)], assignment=assignment))
+        return merge(shards).report.selection.arranged
+
+    assert merged_order(Order("shuffled", 3), Order("shuffled", 3)) == "shuffled with seed 3"
+    assert merged_order(Order("shuffled", 3), Order("shuffled", 4)) == ""
+    assert merged_order(LISTED, LISTED) == "listed"
 
 
 def test_a_missing_shard_is_said_and_nothing_is_green(tmp_path: Path) -> None:

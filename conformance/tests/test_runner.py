@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
 from conformance.observation import Facts, Fate, Observation, Raised
 from conformance.oracles.expected import Satisfies
+from conformance.order import LISTED, Order
 from conformance.programs.program import Program
 from conformance.report.run_report import Note, Progress
 from conformance.scenario import Scenario
@@ -70,6 +72,27 @@ def test_scenarios_run_by_world_size_and_unrecorded_ones_last() -> None:
     chosen = [scenario("a", 3), scenario("b", 1, recorded=False), scenario("c", 1), scenario("d", 3), scenario("e", 2)]
     runner.run(chosen, MINE, GLOO, native=False, controller=ranks)
     assert [name for name, _ in ranks.asked] == ["c", "b", "e", "a", "d"]
+
+
+def test_verdicts_do_not_depend_on_the_order_and_pools_stay_together() -> None:
+    """Every fourth scenario fails, and every fifth cannot run, whatever came before it."""
+    chosen = [
+        scenario(f"{n}", 1 + n % 3, seed=n, recorded=n % 7 != 0, needs=("join",) if n % 5 == 0 else ())
+        for n in range(40)
+    ]
+    found = {}
+    for order in (LISTED, Order("reversed"), Order("shuffled", 1), Order("shuffled", 2)):
+        ranks = PretendedRanks(lambda one, subject: {"answer": 41 if one.seed % 4 == 0 else 42})
+        report = runner.run(chosen, MINE, GLOO, native=False, controller=ranks, order=order)
+        found[order] = [(outcome.scenario, outcome.result.verdict) for outcome in report.outcomes]
+        pools = [(one.world_size, one.recorded) for one, _ in found[order]]
+        assert len(list(itertools.groupby(pools))) == len(set(pools)) == 6
+    assert {Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED} == {verdict for _, verdict in found[LISTED]}
+    verdicts_by_id = [sorted((one.id, verdict.value) for one, verdict in run) for run in found.values()]
+    assert verdicts_by_id == [verdicts_by_id[0]] * 4
+    assert found[Order("reversed")] == found[LISTED][::-1]
+    assert len({str(run) for run in found.values()}) == 4
+    assert Order("shuffled", 1).apply(chosen) == tuple(one for one, _ in found[Order("shuffled", 1)])
 
 
 def test_torch_runs_beside_the_subject_but_not_beside_itself() -> None:

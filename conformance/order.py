@@ -1,0 +1,47 @@
+"""The order in which scenarios run: verdicts must not depend on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from conformance.scenario import Scenario
+
+ORDERS = ("listed", "reversed", "shuffled")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One of `ORDERS`; `seed` decides how scenarios are shuffled."""
+
+    name: str = "listed"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.name in ORDERS, self.name
+
+    def __str__(self) -> str:
+        """Return e.g. `reversed` or `shuffled with seed 7`."""
+        return f"{self.name} with seed {self.seed}" if self.name == "shuffled" else self.name
+
+    def apply(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
+        """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
+
+        Listed pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
+        """
+        arranged = sorted(scenarios, key=_pool)
+        if self.name == "reversed":
+            arranged.reverse()
+        elif self.name == "shuffled":
+            random.Random(self.seed).shuffle(arranged)
+            pools = list(dict.fromkeys(map(_pool, arranged)))
+            arranged.sort(key=lambda scenario: pools.index(_pool(scenario)))
+        return tuple(arranged)
+
+
+LISTED = Order()
+
+
+def _pool(scenario: Scenario) -> tuple[int, bool]:
+    return scenario.world_size, not scenario.recorded
