@@ -46,12 +46,12 @@ def broadcast_state(
 def verify_replicas(description: dict[str, Any], group: dist.ProcessGroup, device: torch.device) -> None:
     """Check that every rank of the group describes its module and options the same way; all ranks must call it.
 
-    `description` is JSON data: `parameters` (a list of [name, shape, stride, dtype]), `ignored` (names) and `options`.
+    `description` is JSON data: what `wrapped_module.describe` returns.
     One small collective when all agree. Raises `ReplicaMismatchError` on every rank, naming the first parameter that
     differs; torch tells only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
     """
     digest = hashlib.sha256(json.dumps(_without_names(description)).encode()).digest()
-    digests = collectives.gather_digests(digest, group, device)
+    digests = collectives.gather_bytes(digest, group, device)
     if len(set(digests)) == 1:
         return
     everyone = collectives.gather_values(description, group, device)

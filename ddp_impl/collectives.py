@@ -27,8 +27,8 @@ def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     return work
 
 
-def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup | None, op: Any = dist.ReduceOp.SUM) -> None:
-    """Reduce `tensor` in place over `group` (None: all ranks) and wait."""
+def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
+    """Reduce `tensor` in place over `group` and wait."""
     dist.all_reduce(tensor, op=op, group=group)
 
 
@@ -83,35 +83,32 @@ def time_all_reduces(
     return samples
 
 
-def broadcast_order(order: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """Return rank 0's `order` (at most `length` integers) on every rank."""
-    padded = list(order) + [-1] * (length - len(order))
+def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
+    padded = list(values) + [-1] * (length - len(values))
     tensor = torch.tensor(padded, dtype=torch.int32).to(device)
     broadcast_from(tensor, group, 0)
-    return [index for index in tensor.tolist() if index >= 0]
+    return [value for value in tensor.tolist() if value >= 0]
+
+
+def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor, group=group)
+    return torch.stack(gathered)
+
+
+def gather_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """Return every rank's bytes (of one length on all of them) in rank order: one small collective."""
+    tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    return [bytes(row) for row in stack_ranks(tensor, group).tolist()]
 
 
 def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
     """Return every rank's `value` (JSON data, small) in rank order, on every rank."""
-    payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    size = torch.tensor([payload.numel()], dtype=torch.int64).to(device)
-    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, size, group=group)
-    lengths = [int(item.item()) for item in sizes]
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: payload.numel()] = payload
-    padded = padded.to(device)
-    gathered = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(gathered, padded, group=group)
-    return [json.loads(bytes(item[:length].tolist())) for item, length in zip(gathered, lengths, strict=True)]
-
-
-def gather_digests(digest: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """Return every rank's `digest` (all of one length) in rank order: one small collective."""
-    mine = torch.tensor(list(digest), dtype=torch.uint8).to(device)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    return [bytes(item.tolist()) for item in gathered]
+    text = json.dumps(value).encode()
+    longest = int(stack_ranks(torch.tensor([len(text)]).to(device), group).max())
+    return [json.loads(row) for row in gather_bytes(text.ljust(longest), group, device)]
 
 
 def _chunks(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
@@ -128,10 +125,3 @@ def _chunks(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
         by_kind.setdefault(kind, []).append(tensor)
         filled[kind] = filled.get(kind, 0) + num_bytes
     yield from by_kind.values()
-
-
-def stack_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the `tensor` of every rank of `group` (None: all ranks), stacked in their order; all must call it."""
-    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, tensor, group=group)
-    return torch.stack(gathered)

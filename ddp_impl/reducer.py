@@ -128,7 +128,7 @@ class Reducer:
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
-        order = collectives.broadcast_order(self.order, len(self.members), self.group, self.device)
+        order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
         if self.options.caps.measured:
             self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
@@ -141,7 +141,7 @@ class Reducer:
         ready_s = {index: (ns - begin_ns) / 1e9 for index, ns in zip(self.order, self._ready_ns, strict=True)}
         choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
         chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
-        first_bytes, cap_bytes = collectives.broadcast_order(chosen, 2, self.group, self.device)
+        first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
         return BucketCaps(first_bytes, cap_bytes, measured=True)
 
     def _num_iterations_to_learn_from(self) -> int:

@@ -43,21 +43,23 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` of shape (rows, features, ...). Collective in training mode."""
         uses_batch = self.training or self.running_mean is None
-        if not (self.training and dist.is_initialized() and dist.get_world_size(self._group) > 1):
+        group = self._group()
+        if not self.training or group is None or dist.get_world_size(group) == 1:
             return self._normalise_alone(input, uses_batch)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        mean, variance, count = _statistics_of_all(input, self._group)
+        mean, variance, count = _statistics_of_all(input, group)
         if self.track_running_stats:
             self._track(mean, variance, count)
         output: Tensor = _NormaliseOverRanks.apply(
-            input, self.weight, self.bias, mean, torch.rsqrt(variance + self.eps), count, self._group
+            input, self.weight, self.bias, mean, torch.rsqrt(variance + self.eps), count, group
         )
         return output
 
-    @property
     def _group(self) -> dist.ProcessGroup | None:
-        group: dist.ProcessGroup | None = self.process_group
+        if not dist.is_initialized():
+            return None
+        group: dist.ProcessGroup | None = dist.group.WORLD if self.process_group is None else self.process_group
         return group
 
     def _normalise_alone(self, rows: Tensor, uses_batch: bool) -> Tensor:
@@ -94,7 +96,7 @@ def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
             )
 
 
-def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, int]:
+def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, int]:
     """Return mean and biased variance per feature over all ranks' rows, and how many values each feature has.
 
     Each rank sends its own mean, sum of squared deviations and count: combining those loses no digits, as a
@@ -125,7 +127,7 @@ class _NormaliseOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: int,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(rows, weight, mean, scale)
         ctx.count, ctx.group = count, group
