@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError
-from conformance.scenario import Scenario
+from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end, processes_under
 from conformance.workers.controller import Controller
@@ -175,6 +176,46 @@ def test_a_backend_that_fails_is_every_ranks_error(tmp_path: Path, monkeypatch: 
         assert seen.raised is not None
         assert str(seen.raised) == f"RuntimeError: no link on rank {rank}"
         assert seen.phase == "rendezvous"
+
+
+def test_a_preloaded_module_may_leave_a_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "starter.py").write_text("import subprocess; process = subprocess.Popen(['true'])")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dies = STEP.replace(faults=(Fault("kill", rank=1, at="backward"),))
+    with Controller(get_backend("gloo"), preload=("starter", *PROGRAMS)) as controller:
+        assert str(controller.run(dies, TORCH)[1].fate) == "killed by SIGKILL"
+        assert run_step(controller) == {"returned"}
+
+
+def test_a_process_without_standard_streams_can_have_ranks(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        from conformance.tests.test_controller import PROGRAMS, Controller, get_backend, run_step
+
+        for stream in range(3):
+            os.close(stream)
+        with Controller(get_backend("gloo"), preload=PROGRAMS) as controller:
+            outcome = run_step(controller)
+        with open(sys.argv[1], "w") as answer:
+            answer.write(str(outcome))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "answer")], check=True)
+    assert (tmp_path / "answer").read_text() == "{'returned'}"
+
+
+def test_ranks_that_cannot_write_their_files_are_our_fault(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # less than a rank needs; the zygote inherits it
+    try:
+        controller = Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with controller:
+        observations = controller.run(STEP, TORCH)
+    for rank, seen in observations.items():
+        assert seen.raised is not None
+        assert seen.raised.type == "ConformanceError"
+        assert f"rank {rank} cannot write its files: File too large: {tmp_path}/" in seen.raised.message
 
 
 def test_a_work_dir_that_cannot_be_used(tmp_path: Path) -> None:

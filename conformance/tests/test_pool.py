@@ -20,6 +20,7 @@ from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
 from conformance.workers.controller import Controller
+from conformance.workers.pool import RAISE_GRACE_S
 
 TORCH = get_subject("torch")
 PROGRAMS = "conformance.tests.worker_programs"
@@ -197,6 +198,21 @@ def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None
     assert next_scenario_runs(controller)
 
 
+def test_ranks_that_are_slow_get_more_time(controller: Controller) -> None:
+    run(controller, scenario("idle"))
+    wanted = scenario("slow", arguments={"times": 4, "seconds": 0.5}, deadline_s=1.0)
+    assert {str(seen.fate) for seen in run(controller, wanted).values()} == {"returned"}
+
+
+def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> None:
+    run(controller, scenario("idle"))
+    started = time.monotonic()
+    wanted = scenario("slow", arguments={"times": 1_000_000, "seconds": 0.01}, deadline_s=0.5)
+    observations = run(controller, wanted)
+    assert 2.5 <= time.monotonic() - started < 4.5
+    assert {str(seen.fate) for seen in observations.values()} == {"hung in forward"}
+
+
 def test_a_rank_that_holds_the_interpreter_is_seen_all_the_same(controller: Controller, tmp_path: Path) -> None:
     stranger = Stranger(tmp_path / "pipe", lambda pid: None)
     arguments = {"pipe": str(tmp_path / "pipe"), "holds_interpreter": True}
@@ -241,6 +257,15 @@ def test_unsupported_is_said_with_its_reason(controller: Controller) -> None:
     observations = run(controller, scenario("unsupported"))
     assert {seen.unsupported for seen in observations.values()} == {"no such device"}
     assert pids(run(controller, scenario("idle"))) == before
+
+
+def test_ranks_may_find_at_different_times_that_it_is_unsupported(controller: Controller, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    tell = threading.Timer(RAISE_GRACE_S + 0.5, (tmp_path / "pipe").write_text, [""])
+    tell.start()
+    observations = run(controller, scenario("half_unsupported", arguments={"pipe": str(tmp_path / "pipe")}))
+    tell.join()
+    assert {seen.unsupported for seen in observations.values()} == {"no such device"}
 
 
 def test_an_unknown_program_is_every_ranks_error(controller: Controller) -> None:

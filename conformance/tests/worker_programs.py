@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -93,6 +95,23 @@ def unsupported(ctx: RankContext) -> None:
     ctx.unsupported("no such device")
 
 
+@program("workers/half_unsupported")
+def half_unsupported(ctx: RankContext) -> None:
+    """Say on rank 0 at once, and on the others when they are told to, that it cannot be done here."""
+    if ctx.rank > 0:
+        with open(ctx.arguments["pipe"]) as pipe:
+            pipe.read()
+    ctx.unsupported("no such device")
+
+
+@program("workers/slow")
+def slow(ctx: RankContext) -> None:
+    """Enter a phase every so many seconds, so many times."""
+    for step in range(ctx.arguments["times"]):
+        with ctx.phase("forward", step):
+            time.sleep(ctx.arguments["seconds"])
+
+
 @program("workers/random")
 def random_numbers(ctx: RankContext) -> None:
     """Draw from the global generator."""
@@ -146,6 +165,10 @@ def _leak_dispatch_mode() -> None:
     TorchDispatchMode().__enter__()
 
 
+def _leak_stream() -> None:
+    sys.stderr = io.StringIO()
+
+
 LEAKS: dict[str, tuple[Callable[[], object], str]] = {
     "environment": (lambda: os.environ.update(LEAKED="1"), "environment left behind: LEAKED (1)"),
     "thread": (_leak_thread, "(leaked)"),
@@ -155,6 +178,7 @@ LEAKS: dict[str, tuple[Callable[[], object], str]] = {
         "module hook changed: _global_forward_hooks (1)",
     ),
     "warnings_filter": (lambda: warnings.simplefilter("ignore", ResourceWarning), "warnings filters changed"),
+    "stream": (_leak_stream, "standard streams changed"),
     "default_device": (lambda: torch.set_default_device("meta"), "default device changed: cpu before, meta after"),
     "default_dtype": (lambda: torch.set_default_dtype(torch.float64), "default dtype changed"),
     "num_threads": (lambda: torch.set_num_threads(2), "number of threads changed: 1 before, 2 after"),

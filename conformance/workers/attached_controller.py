@@ -216,6 +216,4 @@ def _patience_s(observation: Observation) -> float | None:
     """Return how long it is worth waiting for the other ranks after this one's end; None for as long as ever."""
     if observation.fate.kind in ("exited", "killed"):
         return DEATH_GRACE_S
-    if observation.raised is not None or observation.unsupported:
-        return RAISE_GRACE_S
-    return None
+    return RAISE_GRACE_S if observation.raised is not None else None

@@ -13,13 +13,14 @@ import marshal
 import mmap
 import os
 import struct
+import time
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
 from conformance.history import Collective
 
 _PHASE = struct.Struct("=q32s")  # step, phase
-_COUNTS = struct.Struct("=qq")  # collectives issued, faults fired
+_COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote
 _SLOT = struct.Struct("=H")  # length of the marshalled collective
 _SLOT_BYTES = 512
 #: The last so many collectives are kept; older ones make room.
@@ -35,7 +36,8 @@ class LastSeen:
     """What the record of one rank said.
 
     `collectives` are the last `NUM_SLOTS` at most, oldest first, as they were when they were issued: none is marked as
-    finished, since whether somebody waited for one is known to the rank alone.
+    finished, since whether somebody waited for one is known to the rank alone. `alive_at` is when the rank last wrote,
+    by the monotonic clock of its host.
     """
 
     phase: str
@@ -43,6 +45,7 @@ class LastSeen:
     num_collectives: int
     faults_fired: int
     collectives: tuple[Collective, ...]
+    alive_at: float = 0.0
 
 
 class FlightRecord:
@@ -51,7 +54,7 @@ class FlightRecord:
     def __init__(self, path: str) -> None:
         """Create the record in this process, which is its only writer."""
         with open(path, "w+b") as file:
-            os.truncate(path, _SIZE)
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # on a full disk an error here, and not SIGBUS at some write
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._num_collectives = self._faults_fired = 0
         self.phase = ""
@@ -59,13 +62,13 @@ class FlightRecord:
     def start(self) -> None:
         """Forget everything: a new scenario begins."""
         self._num_collectives = self._faults_fired = 0
-        self._write_counts()
         self.entered("start", -1, True)
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
         """Note that the rank enters `phase`."""
         self.phase = phase
         _PHASE.pack_into(self._map, 0, step, phase.encode())
+        self._write_counts()
 
     def issued(self, collective: Collective) -> None:
         """Note that the rank is about to issue `collective`."""
@@ -86,7 +89,7 @@ class FlightRecord:
         self._write_counts()
 
     def _write_counts(self) -> None:
-        _COUNTS.pack_into(self._map, _COUNTS_AT, self._num_collectives, self._faults_fired)
+        _COUNTS.pack_into(self._map, _COUNTS_AT, self._num_collectives, self._faults_fired, time.monotonic())
 
 
 def read_flight(path: str) -> LastSeen:
@@ -99,13 +102,12 @@ def read_flight(path: str) -> LastSeen:
     if len(data) < _SIZE:
         return LastSeen("", -1, 0, 0, ())
     step, phase = _PHASE.unpack_from(data)
-    num_collectives, faults_fired = _COUNTS.unpack_from(data, _COUNTS_AT)
+    num_collectives, faults_fired, alive_at = _COUNTS.unpack_from(data, _COUNTS_AT)
     collectives = []
     for ordinal in range(max(0, num_collectives - NUM_SLOTS), num_collectives):
         slot = _SLOTS_AT + ordinal % NUM_SLOTS * _SLOT_BYTES
         (length,) = _SLOT.unpack_from(data, slot)
         start = slot + _SLOT.size
         collectives.append(Collective(*marshal.loads(data[start : start + length])))
-    return LastSeen(
-        phase.rstrip(b"\0").decode(errors="replace"), step, num_collectives, faults_fired, tuple(collectives)
-    )
+    name = phase.rstrip(b"\0").decode(errors="replace")
+    return LastSeen(name, step, num_collectives, faults_fired, tuple(collectives), alive_at)

@@ -48,6 +48,7 @@ def surroundings() -> Surroundings:
         "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
         "child processes": _has_children(),
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
+        "standard streams": f"{sys.stdout!r}, {sys.stderr!r}",
         "default device": str(torch.get_default_device()),
         "default dtype": str(torch.get_default_dtype()),
         "number of threads": torch.get_num_threads(),

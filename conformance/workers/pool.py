@@ -17,19 +17,23 @@ from conformance.observation import Fate, Observation, Raised
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import death, describe, examine_living, tail
+from conformance.workers.flight_record import read_flight
 from conformance.workers.protocol import FromRank, Ready, Seat, Task, dumps, receive
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: What the other ranks may still do when one has died. gloo notices a broken connection at once and raises by itself;
 #: whatever takes longer waits in vain.
 DEATH_GRACE_S = 0.3
-#: The same when one has raised (or declared the scenario unsupported): it lives, so nobody notices, and the others
-#: may be on the way to the same end on a busy machine.
+#: The same when one has raised: it lives, so nobody notices, and the others may be on the way to the same end on a busy
+#: machine.
 RAISE_GRACE_S = 1.0
-#: A rank that closed its connection is about to be reported dead, unless it only closed it.
-EOF_GRACE_S = 1.0
+#: A rank that closed its connection is about to be reported dead, as soon as the zygote gets a processor.
+EOF_GRACE_S = 10.0
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
 START_TIMEOUT_S = 60.0
+#: A deadline is meant for ranks that do nothing more. On a slow machine they get so many times as much, while one of
+#: them enters a phase or issues a collective now and then.
+_MOST_DEADLINES = 5
 
 
 class Pool:
@@ -53,7 +57,7 @@ class Pool:
         """Wait until the ranks are connected to each other; returns why, if they are not. Repeated, it does nothing."""
         if self._started:
             return {}
-        messages, observations = self._gather(time.monotonic() + self._start_timeout_s)
+        messages, observations = self._gather(self._start_timeout_s)
         for rank, message in messages.items():
             assert isinstance(message, Ready), f"rank {rank} must report that it is ready, got {message!r}"
             if message.error is not None:
@@ -73,7 +77,7 @@ class Pool:
         for connection in self._connections:
             with contextlib.suppress(OSError):  # it has just died; `_gather` will find out of what
                 connection.send_bytes(task)
-        messages, observations = self._gather(started + scenario.deadline_s)
+        messages, observations = self._gather(scenario.deadline_s)
         elapsed_ns = int((time.monotonic() - started) * 1e9)
         observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
         everybody_answered = not observations
@@ -101,18 +105,24 @@ class Pool:
             connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _gather(self, deadline: float) -> tuple[dict[int, FromRank], dict[int, Observation]]:
+    def _gather(self, deadline_s: float) -> tuple[dict[int, FromRank], dict[int, Observation]]:
         """Wait for one message of each rank; returns those, and observations of the ranks that did not answer.
 
-        The wait is cut short when a rank has died or failed, since others may then wait for it for ever.
+        The wait ends when no rank has shown a sign of life for `deadline_s` seconds. It is cut short when a rank has
+        died or failed, since others may then wait for it for ever.
         """
         messages: dict[int, FromRank] = {}
         listening = dict(zip(self._connections, self._seats, strict=True))
-        patience_s = math.inf
+        started = time.monotonic()
+        deadline, patience_s = started + deadline_s, math.inf
         while len(messages) + len(self._dead(messages, listening)) < len(self._seats):
             sources: list[Connection] = [*listening, *self._zygote.sources]
             ready = wait(sources, max(0.0, deadline - time.monotonic()))
             if not ready:
+                prolonged = min(self._alive_at() + deadline_s, started + _MOST_DEADLINES * deadline_s)
+                if math.isinf(patience_s) and prolonged > deadline:
+                    deadline = prolonged
+                    continue
                 break
             for connection in sources:
                 if connection not in ready:
@@ -130,6 +140,10 @@ class Pool:
             patience_s = self._patience_s(messages, listening)
             deadline = min(deadline, time.monotonic() + patience_s)
         return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
+
+    def _alive_at(self) -> float:
+        """Return when one of the ranks last entered a phase or issued a collective."""
+        return max(read_flight(seat.file("flight")).alive_at for seat in self._seats)
 
     def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Fate]:
         """Return the ranks that have died without an answer; what they sent before dying is read first."""
@@ -166,7 +180,7 @@ def _failed(message: FromRank) -> bool:
     """Whether the rank will take no further part in what the others do."""
     if isinstance(message, Ready):
         return message.error is not None
-    return message.raised is not None or bool(message.unsupported)
+    return message.raised is not None
 
 
 def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:

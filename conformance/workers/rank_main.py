@@ -26,7 +26,7 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from conformance.backends.backend import get_backend
-from conformance.errors import SubjectError
+from conformance.errors import ConformanceError, SubjectError
 from conformance.fixtures.models import get_fixture
 from conformance.history import Collective
 from conformance.observation import Fate, Observation, Raised
@@ -47,9 +47,8 @@ _GROUP_TIMEOUT = timedelta(hours=1)
 
 def rank_main(seat: Seat, connection: Connection) -> None:
     """Be the rank of `seat` until the controller closes `connection`; every rank of the pool must be started."""
-    _arrange_process(seat)
     try:
-        rank = Rank(seat)
+        rank = Rank(seat, _arrange_process(seat))
     except Exception as error:
         send(connection, Ready(Raised.of(error, traceback.format_exc())))
         return
@@ -66,10 +65,10 @@ def rank_main(seat: Seat, connection: Connection) -> None:
 class Rank:
     """One rank's process groups and instruments, which outlive scenarios."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, flight: FlightRecord) -> None:
         """Connect the default group. Collective."""
         self._seat = seat
-        self._flight = FlightRecord(seat.file("flight"))
+        self._flight = flight
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
         self._flight.entered("rendezvous", -1, True)
@@ -168,14 +167,22 @@ def _meeting_place(seat: Seat) -> Store:
     return PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
 
 
-def _arrange_process(seat: Seat) -> None:
-    """Give the process its files and limits."""
-    output = os.open(seat.file("output"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+def _arrange_process(seat: Seat) -> FlightRecord:
+    """Give the process its files and limits; returns one of the files. Raises `ConformanceError` where it cannot."""
+    try:
+        output = os.open(seat.file("output"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        stack = os.open(seat.file("stack"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        flight = FlightRecord(seat.file("flight"))
+    except OSError as error:
+        raise ConformanceError(
+            f"rank {seat.rank} cannot write its files: {error.strerror}: {seat.directory}; make room there, or let"
+            " TMPDIR name another place"
+        ) from error
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    stack = os.open(seat.file("stack"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     faulthandler.enable(stack)
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing one takes seconds, in which the death goes unnoticed
     torch.set_num_threads(1)
+    return flight

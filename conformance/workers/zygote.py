@@ -114,7 +114,9 @@ class Nursery:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            seat = self._seats.pop(pid)
+            seat = self._seats.pop(pid, None)
+            if seat is None:
+                continue  # something that a preloaded module has started
             _kill_group(pid, signal.SIGKILL)  # what a dead rank started must not live on
             send(self._connection, Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)))
 
@@ -158,6 +160,7 @@ def main(arguments: list[str]) -> None:
 
     `arguments[1]` is the private directory, which is removed at the end; the rest are modules to import.
     """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the controller's parent blocked is inherited
     connection, directory = Connection(int(arguments[0])), arguments[1]
     nursery = Nursery(connection)
     try:

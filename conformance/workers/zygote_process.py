@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import shutil
@@ -19,8 +20,9 @@ from conformance.errors import ConformanceError
 from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
 
 #: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0
 _CLOSE_TIMEOUT_S = 5.0
+_FIRST_HANDLE = 3
 
 #: Says of a process, in /proc/<pid>/environ, whose it is.
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
@@ -65,6 +67,8 @@ class ZygoteProcess:
         except OSError as error:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
         self._connection, theirs = Pipe()
+        # Not one of the standard streams, which the zygote gets others for: a process may have none of its own.
+        handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
         self.gone = False
         self._ready = False
         self._failure = ""
@@ -78,7 +82,7 @@ class ZygoteProcess:
                     "-P",
                     "-m",
                     "conformance.workers.zygote",
-                    str(theirs.fileno()),
+                    str(handle),
                     str(self.directory),
                     *preload,
                 ],
@@ -86,10 +90,11 @@ class ZygoteProcess:
                 stdout=output,
                 stderr=output,
                 env={**_environment(os.environ, self.directory), **(environment or {})},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(handle,),
                 start_new_session=True,  # the terminal's Ctrl-C is for the controller
             )
         theirs.close()
+        os.close(handle)
 
     def new_pool(self) -> tuple[int, Path]:
         """Return the number and the directory of a new pool, once the zygote has imported everything.
