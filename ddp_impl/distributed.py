@@ -26,14 +26,14 @@ from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
+from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_surface import TorchSurface
-from ddp_impl.unused_parameters import find_tensors
-from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters, move
+from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (

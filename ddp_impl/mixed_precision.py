@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.nested_tensors import cast
 from ddp_impl.parameter_swap import ParameterSwap
 
 
@@ -95,7 +96,7 @@ class PrecisionCaster:
         """Cast every floating-point tensor in nested containers to `param_dtype`, if inputs are to be cast."""
         if self.config.param_dtype is None or not self.config.cast_forward_inputs:
             return value
-        return _cast_tensors(value, self.config.param_dtype)
+        return cast(value, self.config.param_dtype)
 
     def _cast(self, parameter: Tensor) -> Tensor:
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
@@ -116,10 +117,10 @@ class PrecisionCaster:
 
     def _keep_full_precision(self, module: nn.Module) -> None:
         def up(_: nn.Module, inputs: Any) -> Any:
-            return _cast_tensors(inputs, torch.float32) if self._casts_now() else None
+            return cast(inputs, torch.float32) if self._casts_now() else None
 
         def down(_: nn.Module, __: Any, output: Any) -> Any:
-            return _cast_tensors(output, self.config.param_dtype) if self._casts_now() else None
+            return cast(output, self.config.param_dtype) if self._casts_now() else None
 
         for owner in module.modules():
             if self._stays_full(owner):
@@ -137,15 +138,3 @@ class PrecisionCaster:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _cast_tensors(value: Any, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cast_tensors(item, dtype) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast_tensors(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, _cast_tensors(item, dtype)) for key, item in value.items())
-    return value

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
-from ddp_impl.wrapped_module import managed_parameters, move
+from ddp_impl.wrapped_module import managed_parameters
 
 
 class TorchSurface:

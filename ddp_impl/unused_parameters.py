@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,46 +41,3 @@ class GraphWalk:
                     seen.add(following)
                     stack.append(following)
         return found
-
-
-def find_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in `value`: containers, mappings, dataclasses, owned RRefs, and attributes of other objects.
-
-    Looking into any object's attributes goes beyond torch, whose search stops at types it does not know and then
-    reduces nothing (pytorch/pytorch#124666). Each object is visited once.
-    """
-    seen: set[int] = set()
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Tensor):
-            yield item
-            continue
-        if item is None or isinstance(item, (str, bytes, int, float, complex, type, torch.nn.Module)):
-            continue
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Mapping):
-            stack.extend(reversed(list(item.values())))
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(reversed(list(item)))
-        elif dataclasses.is_dataclass(item):
-            stack.extend(getattr(item, entry.name, None) for entry in reversed(dataclasses.fields(item)))
-        elif _is_rref(item):
-            if item.is_owner():
-                stack.append(item.local_value())
-        elif not callable(item):
-            attributes = dict(getattr(item, "__dict__", {}))
-            for name in getattr(type(item), "__slots__", ()):
-                if isinstance(name, str) and hasattr(item, name):
-                    attributes[name] = getattr(item, name)
-            stack.extend(reversed(list(attributes.values())))
-
-
-def _is_rref(item: object) -> bool:
-    if not torch.distributed.rpc.is_available():
-        return False
-    from torch.distributed.rpc import RRef
-
-    return isinstance(item, RRef)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddp_impl.bucket import ManagedParameter
@@ -119,16 +118,3 @@ def describe(members: Sequence[ManagedParameter], ignored: Collection[str], opti
         "ignored": sorted(ignored),
         "options": options,
     }
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """Return `value` with every tensor in its containers on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, device) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(move(item, device) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, move(item, device)) for key, item in value.items())
-    return value

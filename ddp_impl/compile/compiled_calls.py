@@ -18,9 +18,8 @@ from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
 from ddp_impl.compile.traced_reducer import TracedBackend, TracedReducer
+from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
-
-_MAX_NAMES = 20
 
 
 class Reduction(enum.Enum):
@@ -185,10 +184,10 @@ class CompiledCalls:
     def _check_unchanged(self, module: nn.Module) -> None:
         unknown = self._averaged.not_averaged(module, self._ignored)
         if unknown:
-            shown = ", ".join(unknown[:_MAX_NAMES]) + (" ..." if len(unknown) > _MAX_NAMES else "")
             raise RuntimeError(
                 f"cannot compile: {len(unknown)} trainable parameters of the wrapped module were not there, or were "
-                f"frozen, when it was wrapped, and would never be averaged: {shown}. Wrap the module after changing it."
+                f"frozen, when it was wrapped, and would never be averaged: {enumerate_names(unknown)}. Wrap "
+                "the module after changing it."
             )
 
 

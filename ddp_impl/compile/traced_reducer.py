@@ -26,9 +26,8 @@ from ddp_impl.compile.averaging import GroupAlias, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
 from ddp_impl.compile.graph_split import CompilerBackend
+from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
-
-_MAX_NAMES = 20
 
 
 class TracedReducer:
@@ -111,12 +110,11 @@ class TracedBackend:
     def _check_all_present(self, present: set[int]) -> None:
         missing = [spec.name for spec in self.reducer.averaged.specs if spec.index not in present]
         if missing:
-            shown = ", ".join(missing[:_MAX_NAMES]) + (" ..." if len(missing) > _MAX_NAMES else "")
             raise RuntimeError(
                 "gradients can be averaged in the compiled backward only if one graph uses every parameter, but "
-                f"{len(missing)} of {len(self.reducer.averaged.specs)} are not used in this graph: {shown}. Wrap the "
-                "module with find_unused_parameters=True, or leave the reduction to the reducer "
-                "(torch._dynamo.config.optimize_ddp = True)."
+                f"{len(missing)} of {len(self.reducer.averaged.specs)} are not used in this graph: "
+                f"{enumerate_names(missing)}. Wrap the module with find_unused_parameters=True, or leave the reduction "
+                "to the reducer (torch._dynamo.config.optimize_ddp = True)."
             )
 
     def _fuse(self, gm: fx.GraphModule) -> None:
