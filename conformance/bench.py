@@ -7,17 +7,16 @@ with its quartiles. Another contestant, torch's DDP a second time, shows how muc
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
+from conformance.report.performance import Ratio
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, get_subject
+from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
 
 #: Options whose step times are compared; the reference is always torch's DDP with its defaults.
@@ -33,19 +32,6 @@ REDUCTIONS = ("ddp_optimizer", "python_reducer")
 _AUTO = "auto buckets"
 _WARM_UP_ROUNDS = 5
 _DEADLINE_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Step time of a contestant over that of the reference: median and quartiles over rounds."""
-
-    workload: str
-    variant: str
-    reference: str
-    median: float
-    lower: float
-    upper: float
-    rounds: int
 
 
 def measure(
@@ -66,18 +52,15 @@ def measure(
     if chooses_caps := "auto_buckets" in subject.capabilities:
         contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
     facts = _run("step_time", subject, backend, workload, world_size, rounds, {"contestants": contestants})
-    seconds = _step_seconds(facts, contestants)
+    steps = _Steps.of(workload, facts, contestants)
     ratios = []
     for variant, options in VARIANTS.items():
         if options:
-            ratios.append(
-                _ratio(workload, variant, "torch, same options", seconds[variant], seconds[f"torch {variant}"])
-            )
-        ratios.append(_ratio(workload, variant, "torch's default", seconds[variant], seconds["torch"]))
+            ratios.append(steps.ratio(variant, "torch, same options", variant, f"torch {variant}"))
+        ratios.append(steps.ratio(variant, "torch's default", variant, "torch"))
     if chooses_caps:
-        ratios.append(_ratio(workload, _AUTO, "its default", seconds[_AUTO], seconds["default"]))
-    ratios.append(_ratio(workload, "torch itself", "torch's default", seconds["torch again"], seconds["torch"]))
-    return tuple(ratios)
+        ratios.append(steps.ratio(_AUTO, "its default", _AUTO, "default"))
+    return (*ratios, steps.ratio("torch itself", "torch's default", "torch again", "torch"))
 
 
 def measure_compiled(
@@ -104,16 +87,13 @@ def measure_compiled(
                 f"bench: {workload!r} was to be split by torch's optimiser, but on rank {rank} it compiled "
                 f"{seen[f'graphs/{default}']} graph(s); choose a larger model"
             )
-    seconds = _step_seconds(facts, contestants)
+    steps = _Steps.of(workload, facts, contestants)
     ratios = [
-        _ratio(workload, variant, f"torch's {reference}", seconds[variant], seconds[f"torch {reference}"])
+        steps.ratio(variant, f"torch's {reference}", variant, f"torch {reference}")
         for variant in REDUCTIONS
         for reference in REDUCTIONS
     ]
-    ratios.append(
-        _ratio(workload, "torch itself", f"torch's {REDUCTIONS[0]}", seconds["torch again"], seconds[default])
-    )
-    return tuple(ratios)
+    return (*ratios, steps.ratio("torch itself", f"torch's {REDUCTIONS[0]}", "torch again", default))
 
 
 def _run(
@@ -144,40 +124,48 @@ def _run(
     return {rank: observation.facts for rank, observation in observations.items()}
 
 
-def _step_seconds(
-    facts: Mapping[int, Mapping[str, Any]], contestants: Sequence[Sequence[Any]]
-) -> dict[str, list[float]]:
-    """Return the seconds of each contestant's steps. A step ends when the slowest rank's does."""
-    return {
-        str(label): [max(times) for times in zip(*(seen[label] for seen in facts.values()), strict=True)]
-        for label, *_ in contestants
-    }
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Seconds of every contestant's steps on one workload, by the contestant's label."""
 
+    workload: str
+    world_size: int
+    seconds: Mapping[str, Sequence[float]]
 
-def _ratio(workload: str, variant: str, reference: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    values = [a / b for a, b in zip(ours[_WARM_UP_ROUNDS:], theirs[_WARM_UP_ROUNDS:], strict=True)]
-    lower, median, upper = statistics.quantiles(values, n=4)
-    return Ratio(workload, variant, reference, median, lower, upper, len(values))
+    @staticmethod
+    def of(workload: str, facts: Mapping[int, Mapping[str, Any]], contestants: Sequence[Sequence[Any]]) -> _Steps:
+        """Take them from what the ranks observed. A step ends when the slowest rank's does."""
+        seconds = {
+            str(label): [max(times) for times in zip(*(seen[label] for seen in facts.values()), strict=True)]
+            for label, *_ in contestants
+        }
+        return _Steps(workload, len(facts), seconds)
+
+    def ratio(self, variant: str, reference: str, ours: str, theirs: str) -> Ratio:
+        """Return the ratio of the contestants labelled `ours` and `theirs`, warm-up left out."""
+        pairs = zip(self.seconds[ours][_WARM_UP_ROUNDS:], self.seconds[theirs][_WARM_UP_ROUNDS:], strict=True)
+        values = [a / b for a, b in pairs]
+        lower, median, upper = statistics.quantiles(values, n=4)
+        return Ratio(self.workload, variant, reference, self.world_size, median, lower, upper, len(values))
 
 
 def run(
-    ddp: str,
+    subject: Subject,
     backend: Backend,
-    world_size: int,
-    rounds: int,
-    out: Path | None,
-    progress: Callable[[str], object],
     *,
+    world_size: int = 2,
+    rounds: int = 60,
     compiler: str | None = None,
+    progress: Callable[[str], object] = lambda workload: None,
 ) -> tuple[Ratio, ...]:
-    """Measure every workload, calling `progress(workload)` before each; write the ratios to `out` as JSON if given.
+    """Measure every workload, calling `progress(workload)` before each.
 
-    With `compiler`, the name of a backend of `torch.compile`, compiled DDPs are compared.
+    With `compiler`, the name of a backend of `torch.compile`, compiled DDPs are compared. Raises `ConformanceError` as
+    `measure` and `measure_compiled` do.
     """
     from conformance.programs.compiled_step_time import COMPILED_WORKLOADS
     from conformance.programs.step_time import WORKLOADS
 
-    subject = get_subject(ddp)
     ratios: list[Ratio] = []
     for workload in WORKLOADS if compiler is None else COMPILED_WORKLOADS:
         progress(workload)
@@ -187,6 +175,4 @@ def run(
             ratios += measure_compiled(
                 subject, backend, workload, world_size=world_size, rounds=rounds, compiler=compiler
             )
-    if out is not None:
-        out.write_text(json.dumps([asdict(ratio) for ratio in ratios], indent=2) + "\n")
     return tuple(ratios)

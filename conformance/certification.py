@@ -154,6 +154,8 @@ def _about_the_counts(report: StoredReport) -> Iterable[str]:
     for requirement in report.requirements:
         if requirement != summarised(requirement, report.scenarios):
             yield f"what it says of {requirement.id} is not what its scenarios say"
+    if unsound := [" ".join(map(str, one.compared)) for one in report.performance if not one.is_sound]:
+        yield f"{len(unsound)} ratio(s) of step times cannot be: {_some(unsound)}"
     for scenario in report.scenarios:
         if scenario.subject.verdict is not Verdict.worst([one.verdict for one in scenario.subject.findings]):
             yield f"the findings on {scenario.id} do not give its verdict"

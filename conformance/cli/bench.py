@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from conformance.cli.console import make_console
+from conformance.errors import ReportError
 
 
 @click.command("bench", short_help="Compare step times with torch's DDP.")
@@ -33,11 +36,13 @@ def command(
     ddp-conformance bench
     ddp-conformance bench --compiled
     ddp-conformance bench --ddp my_pkg:MyDDP --world-size 4 --rounds 200
-    """
-    from rich.table import Table
 
+    `ddp-conformance run --bench` puts these ratios into a run's report.
+    """
     from conformance import bench
     from conformance.backends.backend import get_backend
+    from conformance.report.terminal import ratios_table
+    from conformance.subjects.subject import get_subject
 
     console = make_console()
     how = f", both compiled with {compiler}" if compiled else ""
@@ -45,21 +50,16 @@ def command(
         f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
     )
     ratios = bench.run(
-        ddp,
+        get_subject(ddp),
         get_backend(backend),
-        world_size,
-        rounds,
-        out,
-        lambda workload: console.print(f"measuring {workload} ..."),
+        world_size=world_size,
+        rounds=rounds,
         compiler=compiler if compiled else None,
+        progress=lambda workload: console.print(f"measuring {workload} ..."),
     )
-    table = Table("workload", "options", "compared with", "median ratio", "quartiles")
-    for ratio in ratios:
-        table.add_row(
-            ratio.workload,
-            ratio.variant,
-            ratio.reference,
-            f"{ratio.median:.3f}",
-            f"{ratio.lower:.3f} - {ratio.upper:.3f}",
-        )
-    console.print(table)
+    console.print(ratios_table(ratios))
+    if out is not None:
+        try:
+            out.write_text(json.dumps([asdict(ratio) for ratio in ratios], indent=2) + "\n")
+        except OSError as error:
+            raise ReportError(f"cannot write {out}: {error.strerror}") from error

@@ -30,6 +30,11 @@ from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.backends.backend import Backend
+    from conformance.report.performance import Ratio
+    from conformance.subjects.subject import Subject
     from conformance.workers.attached_controller import AttachedController
 
 
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--attach", is_flag=True, help="Use the processes that torchrun, srun or mpirun has started, also on several hosts."
 )
+@click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 def command(
@@ -79,6 +85,7 @@ def command(
     expectations: Path | None,
     certified: bool,
     attach: bool,
+    bench: bool,
     fail_fast: bool,
     quiet: bool,
 ) -> None:
@@ -94,6 +101,7 @@ def command(
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
+    ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
@@ -102,8 +110,10 @@ def command(
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
         refuse_to_certify(profile, selection, shard, order, expectations, no_native, fail_fast)
+    if bench and attach:
+        raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     request = Request(
-        selection, profile, shard, order_of(order, seed), certified, expectations, not no_native, fail_fast
+        selection, profile, shard, order_of(order, seed), certified, expectations, not no_native, fail_fast, bench
     )
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder, quiet))
@@ -130,6 +140,7 @@ class Request:
     expectations: Path | None = None
     native: bool = True
     fail_fast: bool = False
+    bench: bool = False
 
 
 def refuse_to_certify(
@@ -246,6 +257,8 @@ def judge_selection(
         with ProgressBar(console, scenarios) as progress:
             report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
         report = replace(report, assignment=assignment)
+        if request.bench and not report.interrupted:
+            report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
         page = folder / "report.html"
         page.write_text(html_page([read_report(path)]))
@@ -255,4 +268,23 @@ def judge_selection(
     console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
-    return 0 if report.is_green else EXIT_FAILED
+    return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
+
+
+def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Ratio, ...]:
+    """Return ratios of step times; none, and say why, when they cannot be had: verdicts must not get lost by that."""
+    from conformance import bench
+
+    world_size = min(2, backend.max_world_size() or 2)
+    try:
+        return bench.run(
+            subject,
+            backend,
+            world_size=world_size,
+            progress=lambda workload: console.print(f"measuring {workload} ..."),
+        )
+    except ConformanceError as error:
+        click.echo(f"Step times could not be compared: {error}", err=True)
+    except KeyboardInterrupt:
+        click.echo("Step times were not compared.", err=True)
+    return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conformance.report.performance import changes
 from conformance.report.stored_report import StoredReport, StoredScenario
 from conformance.verdict import Verdict
 
@@ -105,7 +106,8 @@ def _circumstances(before: StoredReport, after: StoredReport) -> tuple[str, ...]
         ("order", before.selection.arranged, after.selection.arranged),
         ("complete", str(before.is_complete), str(after.is_complete)),
     ]
-    return tuple(f"{name}: {left or 'none'} -> {right or 'none'}" for name, left, right in named if left != right)
+    differing = (f"{name}: {left or 'none'} -> {right or 'none'}" for name, left, right in named if left != right)
+    return (*differing, *changes(before.performance, after.performance))
 
 
 def _packages(report: StoredReport) -> list[str]:

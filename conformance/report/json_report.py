@@ -100,6 +100,7 @@ def report_to_json(report: RunReport, catalogue: Catalogue) -> dict[str, Any]:
         },
         "requirements": [_requirement_to_json(summary) for summary in summaries],
         "scenarios": [_outcome_to_json(outcome) for outcome in report.outcomes],
+        "performance": [asdict(ratio) for ratio in report.performance],
     }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from conformance.report.headline import headline, verdict_counts
+from conformance.report.performance import Ratio
 from conformance.report.run_report import combine
 from conformance.report.stored_report import StoredReport, StoredScenario
 from conformance.verdict import Verdict
@@ -32,6 +34,9 @@ def markdown(report: StoredReport) -> str:
     for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
         lines.append(_row(chapter, [scenario for scenario in report.scenarios if scenario.chapter == chapter]))
     text = "\n".join(lines) + "\n"
+    speed = _performance(report.performance)
+    if len(text) + len(speed) <= MAX_CHARACTERS:
+        text += speed
     failures = report.failures
     for number, scenario in enumerate(failures):
         block = _failure(scenario)
@@ -39,6 +44,20 @@ def markdown(report: StoredReport) -> str:
             return f"{text}\n… and {len(failures) - number} more; the report holds them all.\n"
         text += block
     return text
+
+
+def _performance(ratios: Sequence[Ratio]) -> str:
+    if not ratios:
+        return ""
+    lines = [
+        "\n<details><summary>Step time, as a ratio</summary>\n",
+        "| workload | options | compared with | ranks | median (quartiles) | rounds |",
+        "|---|---|---|--:|---|--:|",
+    ]
+    for one in ratios:
+        cells = (one.workload, one.variant, one.reference, one.world_size, one, one.rounds)
+        lines.append(f"| {' | '.join(as_text(str(cell)) for cell in cells)} |")
+    return "\n".join([*lines, "\n</details>\n"])
 
 
 def _row(chapter: str, scenarios: list[StoredScenario]) -> str:

@@ -25,7 +25,7 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
 
     Raises:
         ReportError: fewer than two reports, a scenario is in more than one of them (which verdict counts?), or they
-            judge different subjects, backends, torch versions or selections.
+            judge different subjects, backends, torch versions or selections; or two of them compare step times.
 
     """
     if len(reports) < 2:
@@ -38,6 +38,10 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
         raise ReportError(
             f"{len(repeated)} scenario(s) are in more than one report: {_some(repeated)};"
             " each must come from one shard, for it has one verdict"
+        )
+    if len(measured := [str(n) for n, report in enumerate(reports, start=1) if report.performance]) > 1:
+        raise ReportError(
+            f"reports {' and '.join(measured)} both compare step times, and one answer is wanted; measure in one shard"
         )
     by_id = {scenario.id: scenario for report in reports for scenario in report.scenarios}
     selected = first.selection.ids or tuple(by_id)
@@ -56,6 +60,7 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
         selection=_whole([report.selection for report in reports]),
         requirements=tuple(sorted(requirements, key=lambda one: _position(one.chapter, reports))),
         scenarios=scenarios,
+        performance=tuple(ratio for report in reports for ratio in report.performance),
     )
     totals = StoredTotals(
         len(selected), len(scenarios), len(requirements), counts(merged.verdicts), counts(merged.native_verdicts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.expectations import Expected
 from conformance.order import LISTED, Order
+from conformance.report.performance import Ratio
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
 from conformance.verdict import ScenarioResult, Verdict
@@ -92,7 +93,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A whole run: one outcome for each of `num_selected` scenarios, or fewer when something stopped it early."""
+    """A whole run: one outcome for each of `num_selected` scenarios, or fewer when something stopped it early.
+
+    `performance` are step times beside torch's DDP, where they were asked for.
+    """
 
     subject: str
     subject_target: str
@@ -103,6 +107,7 @@ class RunReport:
     duration_s: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
     assignment: Assignment = field(default_factory=Assignment)
+    performance: tuple[Ratio, ...] = ()
 
     @property
     def complete(self) -> bool:

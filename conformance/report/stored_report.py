@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.report.performance import Ratio
 from conformance.report.run_report import combine
 from conformance.verdict import Finding, RankFate, Verdict
 
@@ -157,7 +158,7 @@ class StoredSelection:
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
-    """A whole `report.json`."""
+    """A whole `report.json`; `performance` is empty where speed was not measured."""
 
     schema_version: int
     tool: str
@@ -174,6 +175,7 @@ class StoredReport:
     totals: StoredTotals
     requirements: tuple[StoredRequirement, ...]
     scenarios: tuple[StoredScenario, ...]
+    performance: tuple[Ratio, ...] = ()
 
     @property
     def failures(self) -> tuple[StoredScenario, ...]:

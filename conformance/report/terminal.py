@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.report.failure import failure_text, leading_requirement, replay_command
+from conformance.report.performance import Ratio
 from conformance.report.run_report import Progress, RequirementSummary, RunReport, combine
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -126,6 +127,9 @@ def print_report(
     if with_table:
         console.print(requirements_table(report, catalogue, summaries))
     print_failures(console, report, catalogue, folder)
+    if report.performance:
+        console.print("\nStep time, as a ratio:")
+        console.print(ratios_table(report.performance))
     print_totals(console, report, summaries)
 
 
@@ -166,6 +170,18 @@ def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
     total = sum(verdicts.values())
     count = f" {verdicts[verdict]}/{total}" if verdicts[verdict] != total else ""
     return Text(verdict.value + count, style=STYLES[verdict])
+
+
+def ratios_table(ratios: Iterable[Ratio]) -> Table:
+    """Return the table of step times beside torch's DDP: below 1 the contestant is faster than the reference."""
+    table = Table("workload", "options", "compared with", "ranks", "median ratio", "quartiles", "rounds")
+    for one in ratios:
+        quartiles = f"{one.lower:.3f} - {one.upper:.3f}"
+        table.add_row(
+            one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles,
+            str(one.rounds),
+        )  # fmt: skip
+    return table
 
 
 def print_failures(console: Console, report: RunReport, catalogue: Catalogue, folder: Path) -> None:

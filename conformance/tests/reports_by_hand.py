@@ -9,6 +9,7 @@ from typing import Any
 
 from conformance.history import Collective
 from conformance.report.json_report import write_report
+from conformance.report.performance import Ratio
 from conformance.report.read import read_report
 from conformance.report.run_report import Assignment, Note, Outcome, RunReport
 from conformance.report.stored_report import StoredReport
@@ -88,6 +89,12 @@ RANKS = (
     ),
     RankFate(1, "killed by SIGKILL", "backward", "all_reduce #0", "", "its end", (collective(0, "all_reduce", 2, 3),)),
 )  # fmt: skip
+
+#: Half again as slow as torch's DDP, and how far noise alone gets.
+RATIOS = (
+    Ratio("a model", "default", "torch's default", 2, 1.5, 1.375, 1.625, 60),
+    Ratio("a model", "torch itself", "torch's default", 2, 1.0, 0.9, 1.5, 60),
+)
 
 MIXED = (
     dataclasses.replace(outcome("gradients/GRAD-01/mlp", PASS, FAIL), notes=(Note("accuracy", 0.97, "at least 0.95"),)),

@@ -35,6 +35,7 @@ def test_every_reduction_is_compared_with_both_of_torch(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(bench, "_run", lambda *_: facts_with(step_s))
     ratios = bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
+    assert all((one.world_size, one.rounds, one.is_sound) == (2, 5, True) for one in ratios)
     assert [(one.variant, one.reference, one.median) for one in ratios] == [
         ("ddp_optimizer", "torch's ddp_optimizer", 0.5),
         ("ddp_optimizer", "torch's python_reducer", 0.25),

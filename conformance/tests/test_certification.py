@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +20,7 @@ from conformance.report.run_report import Assignment
 from conformance.report.stored_report import StoredExpectation, StoredReport
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
-from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, UNKNOWN, UNSUPPORTED, outcome, stored
+from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, RATIOS, UNKNOWN, UNSUPPORTED, outcome, stored
 from conformance.verdict import Verdict
 
 IDS = ("gradients/GRAD-01/a", "gradients/GRAD-01/b", "buckets/BUCKET-01/a")
@@ -74,6 +75,21 @@ def test_added_and_removed_files_are_noticed(tmp_path: Path) -> None:
     (tmp_path / CHECKSUMS).unlink()
     with pytest.raises(ReportError, match="was the run certified"):
         verify(tmp_path, PROFILES)
+
+
+@pytest.mark.parametrize("change", [{"lower": 1.6}, {"upper": 1.4}, {"lower": 0.0}, {"rounds": 0}, {"median": -1.5}])
+def test_ratios_that_cannot_be_are_no_certificate(tmp_path: Path, change: dict[str, Any]) -> None:
+    report = dataclasses.replace(certificate(tmp_path), performance=RATIOS)
+    assert objections(report, PROFILES) == ()
+    wrong = dataclasses.replace(report, performance=(dataclasses.replace(RATIOS[0], **change), RATIOS[1]))
+    said = "1 ratio(s) of step times cannot be: a model default torch's default 2"
+    assert objections(wrong, PROFILES) == (said,)
+
+
+def test_a_certificate_is_of_the_listed_order(tmp_path: Path) -> None:
+    report = certificate(tmp_path)
+    shuffled = dataclasses.replace(report, selection=dataclasses.replace(report.selection, order="shuffled"))
+    assert objections(shuffled, PROFILES) == ("its scenarios ran shuffled, not in their order",)
 
 
 Change = Callable[[StoredReport], StoredReport]

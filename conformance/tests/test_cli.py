@@ -8,19 +8,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from conformance import doctor
+from conformance import bench, doctor
 from conformance.chapters.chapter import load_scenarios
 from conformance.cli import main
 from conformance.cli.replay import read_scenario
+from conformance.errors import ConformanceError
+from conformance.report.performance import Ratio
 from conformance.report.read import read_report
 from conformance.report.stored_report import StoredReport
 from conformance.report.terminal import STYLES
 from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
 from conformance.tests.processes import processes_under
+from conformance.tests.reports_by_hand import RATIOS
 from conformance.verdict import Verdict
 
 SUBJECTS = "conformance.tests.subjects"
@@ -152,6 +157,28 @@ def test_a_shuffled_run_says_its_seed_and_can_be_had_again(tmp_path: Path) -> No
     assert verdicts("reversed", "--order", "reversed")[0] == listed[::-1]
     assert refused("run", SOME, "--report", tmp_path, "--seed", "1").startswith("Error: --seed says how")
     assert "leave out --order" in refused("run", "--certified", "--profile", "core", "--order", "reversed")
+
+
+def test_step_times_lie_in_the_report_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(subject: Subject, *arguments: Any, **named: Any) -> tuple[Ratio, ...]:
+        assert (subject.name, named["world_size"]) == ("ddp_impl", 2)
+        return RATIOS
+
+    def lose_a_rank(*arguments: Any, **named: Any) -> tuple[Ratio, ...]:
+        raise ConformanceError("bench: rank 1 was killed")
+
+    command = ("run", "GRAD-01", "-k", "mlp-world2", "--no-native", "--report", tmp_path, "--bench")
+    monkeypatch.setattr(bench, "run", measure)
+    measured = call(*command)
+    assert measured.exit_code == 0, measured.output
+    assert read_report(tmp_path).performance == RATIOS
+    assert "torch itself" in measured.stdout
+    monkeypatch.setattr(bench, "run", lose_a_rank)
+    lost = call(*command)
+    report = read_report(tmp_path)
+    assert (lost.exit_code, report.performance, report.green) == (1, (), True)
+    assert "Step times could not be compared: bench: rank 1 was killed" in lost.stderr
+    assert "cannot go with --attach" in refused(*command, "--attach")
 
 
 def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> None:

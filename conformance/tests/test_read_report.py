@@ -18,9 +18,19 @@ from conformance.errors import ReportError
 from conformance.report.json_report import report_to_json
 from conformance.report.read import parse_report, read_report, report_to_data
 from conformance.report.schema import report_schema
-from conformance.tests.reports_by_hand import CATALOGUE, FAIL, HOSTILE, MIXED, RANKS, outcome, run_report, stored
+from conformance.tests.reports_by_hand import (
+    CATALOGUE,
+    FAIL,
+    HOSTILE,
+    MIXED,
+    RANKS,
+    RATIOS,
+    outcome,
+    run_report,
+    stored,
+)
 
-DATA: dict[str, Any] = json.loads(json.dumps(report_to_json(run_report(*MIXED), CATALOGUE)))
+DATA: dict[str, Any] = json.loads(json.dumps(report_to_json(run_report(*MIXED, performance=RATIOS), CATALOGUE)))
 PUBLISHED = Path(conformance.report.__file__).parent / "report.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
 
@@ -60,9 +70,9 @@ def refusal(data: Any) -> str:
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    report = stored(tmp_path, *MIXED)
+    report = stored(tmp_path, *MIXED, performance=RATIOS)
     assert report_to_data(report) == DATA
-    assert report.scenarios[3].subject.ranks == RANKS
+    assert (report.scenarios[3].subject.ranks, report.performance) == (RANKS, RATIOS)
     assert report == read_report(tmp_path / "report.json")
     assert (report.is_green, len(report.failures)) == (False, 4)
 
@@ -108,7 +118,7 @@ def test_schema_and_reader_miss_the_same() -> None:
                 assert not VALIDATOR.is_valid(data), path
                 missed.add(path[-1])
     assert {"scenarios", "verdict", "subject", "findings", "ranks", "op"} <= missed
-    assert {"duration_ns", "explanation"} <= known - missed
+    assert {"duration_ns", "explanation", "order", "performance"} <= known - missed
 
 
 @pytest.mark.parametrize(
@@ -122,6 +132,9 @@ def test_schema_and_reader_miss_the_same() -> None:
          "scenarios[3].subject.ranks[1].collectives[0].shapes[0][1]: must be an integer, got a string"),
         (("totals", "subject", "PASS"), None, "totals.subject.PASS: must be an integer, got null"),
         (("environment",), [], "environment: must be an object, got a list"),
+        (("performance", 0, "median"), "1.0", "performance[0].median: must be a number, got a string"),
+        (("performance", 1, "rounds"), 0.5, "performance[1].rounds: must be an integer, got a number"),
+        (("performance",), {}, "performance: must be a list, got an object"),
         (("colour",), "red", "colour: this field is not known"),
         (("schema_version",), 2, "schema_version 2 is not supported; this release of ddp-conformance reads 1"),
         (("schema_version",), True, "schema_version True is not supported"),

@@ -21,6 +21,7 @@ from conformance.tests.reports_by_hand import (
     HANG,
     MIXED,
     PASS,
+    RATIOS,
     UNKNOWN,
     UNPRINTABLE,
     UNSUPPORTED,
@@ -57,6 +58,27 @@ def test_shards_keep_their_order_when_they_share_it(tmp_path: Path) -> None:
     assert merged_order(Order("shuffled", 3), Order("shuffled", 3)) == "shuffled with seed 3"
     assert merged_order(Order("shuffled", 3), Order("shuffled", 4)) == ""
     assert merged_order(LISTED, LISTED) == "listed"
+
+
+def test_step_times_come_from_one_shard(tmp_path: Path) -> None:
+    parts = [MIXED[:2], MIXED[2:4], MIXED[4:]]
+    shards = [stored(tmp_path / str(n), *part, selected=IDS) for n, part in enumerate(parts)]
+    measured = [dataclasses.replace(shard, performance=RATIOS) for shard in shards]
+    assert merge([shards[0], measured[1], shards[2]]).report.performance == RATIOS
+    with pytest.raises(ReportError, match="reports 1 and 3 both compare step times, and one answer is wanted"):
+        merge([measured[0], shards[1], measured[2]])
+
+
+def test_only_what_noise_does_not_explain_has_changed_in_speed(tmp_path: Path) -> None:
+    before = stored(tmp_path, *MIXED, performance=RATIOS)
+    noise = dataclasses.replace(RATIOS[0], median=1.45, lower=1.3, upper=1.6)
+    faster = dataclasses.replace(RATIOS[0], median=0.9, lower=0.8, upper=1.0)
+    other = dataclasses.replace(faster, world_size=3)
+    assert compare(before, dataclasses.replace(before, performance=(noise, other))).circumstances == ()
+    assert compare(before, dataclasses.replace(before, performance=())).circumstances == ()
+    assert compare(before, dataclasses.replace(before, performance=(faster,))).circumstances == (
+        "step time of a model, default over torch's default, 2 ranks: 1.500 (1.375 - 1.625) -> 0.900 (0.800 - 1.000)",
+    )
 
 
 def test_a_missing_shard_is_said_and_nothing_is_green(tmp_path: Path) -> None:

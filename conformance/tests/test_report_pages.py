@@ -20,6 +20,7 @@ from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
+from conformance.report.performance import Ratio
 from conformance.report.stored_report import StoredExpectation, StoredReport
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
@@ -30,6 +31,7 @@ from conformance.tests.reports_by_hand import (
     MIXED,
     PASS,
     RANKS,
+    RATIOS,
     UNPRINTABLE,
     UNSUPPORTED,
     collective,
@@ -56,8 +58,11 @@ def hostile(tmp_path: Path) -> StoredReport:
     expectation = StoredExpectation(text, FAIL, text, text, text)
     one = dataclasses.replace(one, id=f"gradients/GRAD-02/{text}", expectation=expectation, replay={text: text})
     requirement = dataclasses.replace(report.requirements[0], statement=text, level=text)
+    ratio = Ratio(text, text, text, 2, 1.0, 1.0, 1.0, 4)
+    selection = dataclasses.replace(report.selection, order=text)
     return dataclasses.replace(
         report, scenarios=(one,), requirements=(requirement,), backend=text, environment={"python": text},
+        performance=(ratio,), selection=selection,
         subject=dataclasses.replace(report.subject, name=text),
     )  # fmt: skip
 
@@ -134,6 +139,7 @@ def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: StoredRe
     fence = re.compile(r"^`{3,}text\n.*?^`{3,}$", re.MULTILINE | re.DOTALL)
     outside = Tags(fence.sub("", markdown(hostile)))
     assert set(outside.tags) == {"code", "details", "summary"}
+    assert outside.text.count(HOSTILE) >= 6  # three of them in the table of step times
     assert HOSTILE in outside.text
     assert page.text
     sneaky = "harmless\n```\n# owned\n````\n<b>"
@@ -218,6 +224,17 @@ def test_ranks_that_left_the_same_stack_share_it(tmp_path: Path) -> None:
     ranks = [RankFate(rank, "raised", stack="a stack" if rank != 1 else "another") for rank in range(3)]
     page = html_page([stored(tmp_path, outcome("gradients/GRAD-01/mlp", FAIL, ranks=ranks))])
     assert re.findall("<summary>(Stack of .*?)</summary>", page) == ["Stack of ranks 0 and 2", "Stack of rank 1"]
+
+
+def test_step_times_are_shown_where_they_were_compared(tmp_path: Path, mixed: StoredReport) -> None:
+    measured = stored(tmp_path, *MIXED, performance=RATIOS)
+    page, text = Tags(html_page([measured])).text, html.unescape(markdown(measured))
+    assert "a modeldefaulttorch's default21.5001.375 \u2013 1.62560" in page
+    assert "| a model | torch itself | torch's default | 2 | 1.000 (0.900 - 1.500) | 60 |" in text
+    assert "below 1 the first is faster" in page
+    for nothing in (html_page([mixed]), markdown(mixed)):
+        assert "Step time" not in nothing
+    assert html_page([measured, mixed, measured]).count('<details class="speed">') == 2
 
 
 def test_the_page_needs_no_network(mixed: StoredReport) -> None:
