@@ -261,10 +261,12 @@ def test_unsupported_is_said_with_its_reason(controller: Controller) -> None:
 
 def test_ranks_may_find_at_different_times_that_it_is_unsupported(controller: Controller, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    tell = threading.Timer(RAISE_GRACE_S + 0.5, (tmp_path / "pipe").write_text, [""])
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader
+    tell = threading.Timer(RAISE_GRACE_S + 0.5, os.write, [pipe, b"now\n"])
     tell.start()
     observations = run(controller, scenario("half_unsupported", arguments={"pipe": str(tmp_path / "pipe")}))
     tell.join()
+    os.close(pipe)
     assert {seen.unsupported for seen in observations.values()} == {"no such device"}
 
 

@@ -100,7 +100,7 @@ def half_unsupported(ctx: RankContext) -> None:
     """Say on rank 0 at once, and on the others when they are told to, that it cannot be done here."""
     if ctx.rank > 0:
         with open(ctx.arguments["pipe"]) as pipe:
-            pipe.read()
+            pipe.readline()
     ctx.unsupported("no such device")
 
 
