@@ -53,18 +53,20 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 def set_local_gradient(parameter: Tensor, local: Tensor) -> None:
     """Give `parameter` a gradient whose local shard is `local`."""
-    if not is_distributed(parameter):
-        parameter.grad = local
-        return
+    parameter.grad = with_shard(parameter, local) if is_distributed(parameter) else local
+
+
+def with_shard(like: Tensor, local: Tensor) -> Tensor:
+    """Return a DTensor that is laid out as the DTensor `like` and whose local shard is `local`. Nothing is checked."""
     from torch.distributed.tensor import DTensor
 
-    parameter.grad = DTensor.from_local(
+    return DTensor.from_local(
         local,
-        parameter.device_mesh,  # type: ignore[attr-defined]
-        parameter.placements,  # type: ignore[attr-defined]
+        like.device_mesh,  # type: ignore[attr-defined]
+        like.placements,  # type: ignore[attr-defined]
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.distributed_c10d import GroupName
 
-from ddp_impl.tensor_parallel import is_distributed
+from ddp_impl.tensor_parallel import is_distributed, with_shard
 
 _serial_numbers = itertools.count()
 
@@ -85,14 +85,7 @@ def _on_shard(average: Callable[[Tensor], Tensor], gradient: Any, placements: An
     """Average the local shard of a DTensor's gradient, in the parameter's placement."""
     if gradient.placements != placements:
         gradient = gradient.redistribute(placements=placements)
-    return type(gradient).from_local(  # type: ignore[no-any-return]
-        average(gradient.to_local()),
-        gradient.device_mesh,
-        placements,
-        run_check=False,
-        shape=gradient.shape,
-        stride=gradient.stride(),
-    )
+    return with_shard(gradient, average(gradient.to_local()))
 
 
 def average_in_backward(parameter: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:

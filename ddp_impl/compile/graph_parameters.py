@@ -107,16 +107,21 @@ def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[Param
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
     """Return a copy of `gm` to be changed, with what Dynamo tells compilers of it; Dynamo reads the original again."""
     graph = fx.Graph()
-    copy_of: dict[fx.Node, fx.Node] = {}
-    outputs = graph.graph_copy(gm.graph, copy_of)
-    graph.output(outputs)
-    for node in gm.graph.find_nodes(op="placeholder"):
-        copy_of[node]._dynamo_source = getattr(node, "_dynamo_source", None)
+    graph.output(graph.graph_copy(gm.graph, {}))
     copy = fx.GraphModule(gm, graph)
-    copy.meta = gm.meta
-    if hasattr(gm, "_param_name_to_source"):
-        copy._param_name_to_source = gm._param_name_to_source
+    inherit(copy, gm)
     return copy
+
+
+def inherit(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
+    """Give `gm`, a copy or a part of `origin`, what Dynamo tells compilers of that besides the graph itself."""
+    gm.meta = origin.meta
+    if hasattr(origin, "_param_name_to_source"):
+        gm._param_name_to_source = origin._param_name_to_source
+    inputs = origin.graph.find_nodes(op="placeholder")
+    source_of = {node.name: getattr(node, "_dynamo_source", None) for node in inputs}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node._dynamo_source = source_of.get(node.name)
 
 
 def attribute(module: nn.Module, target: str) -> Any:

@@ -36,6 +36,7 @@ from ddp_impl.compile.graph_parameters import (
     computations,
     crosses,
     first_uses,
+    inherit,
     ready_order,
     specs_of,
     value_of,
@@ -176,14 +177,8 @@ def split_graph(gm: fx.GraphModule, plan: SplitPlan) -> fx.GraphModule:
         part_of[node] = part
     _compute_numbers_where_used(gm.graph, part_of)
     split = split_module(gm, gm, part_of.__getitem__, keep_original_order=True)
-    source_of = {node.name: getattr(node, "_dynamo_source", None) for node in gm.graph.find_nodes(op="placeholder")}
     for _, submodule in parts(split):
-        # What Dynamo tells compilers of a graph besides the graph itself.
-        submodule.meta = gm.meta
-        if hasattr(gm, "_param_name_to_source"):
-            submodule._param_name_to_source = gm._param_name_to_source
-        for node in submodule.graph.find_nodes(op="placeholder"):
-            node._dynamo_source = source_of.get(node.name)
+        inherit(submodule, gm)
     return split
 
 
