@@ -30,6 +30,7 @@ COMMANDS = {
     "new": "conformance.cli.new:command",
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
+    "mutants": "conformance.cli.mutants:command",
 }
 
 
@@ -84,6 +85,7 @@ def main() -> None:
     ddp-conformance smoke --backend my_pkg:it     is a backend's adapter right? The first broken rung
     ddp-conformance new backend acme              a package to start from
     ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
+    ddp-conformance mutants                       DDPs that are wrong on purpose, and who notices
 
     Ranks are processes of this machine that talk over the loopback interface; no port is used.
     """

@@ -94,7 +94,9 @@ def _form(ctx: RankContext) -> Mapping[str, Any]:
         )
         facts[f"{moment}/travels"] = json.loads(json.dumps(data)) == data
         data.clear()
-        facts[f"{moment}/again"] = bool(model._get_ddp_logging_data())
+        data["of the caller"] = 1
+        again = model._get_ddp_logging_data()
+        facts[f"{moment}/again"] = len(again) > 1 and "of the caller" not in again
         for index in range(2):
             _step(ctx, model, index)
     facts["num_reductions_of_asking"] = _reductions_while(ctx, model._get_ddp_logging_data)
@@ -102,9 +104,14 @@ def _form(ctx: RankContext) -> Mapping[str, Any]:
 
 
 def _buckets(ctx: RankContext) -> Mapping[str, Any]:
-    model: Any = ctx.wrap(_layers().to(ctx.device))
+    module = _layers().to(ctx.device)
+    ready: list[int] = []
+    for position, parameter in enumerate(module.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, position=position: ready.append(position))
+    model: Any = ctx.wrap(module)
     for index in range(3):
         before = len(ctx.collectives())
+        ready.clear()
         _step(ctx, model, index)
     data: Data = model._get_ddp_logging_data()
     sent = [each.numel * 4 for each in ctx.collectives()[before:] if is_gradient(each)]
@@ -123,7 +130,7 @@ def _buckets(ctx: RankContext) -> Mapping[str, Any]:
         "rebuilt_as_sent": rebuilt == sent or (not sent and ctx.world_size == 1),
         "rebuilt_of_indices": by_bucket == rebuilt,
         "indices": sorted(indices),
-        "order": sorted(order),
+        "order": order == ready,
         "num_buckets_reduced": data["num_buckets_reduced"] == len(rebuilt),
     }
 
@@ -193,7 +200,10 @@ def _unused(ctx: RankContext) -> Mapping[str, Any]:
     return facts
 
 
-_VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": "somewhere", "MASTER_PORT": None}
+_VARIABLES = {
+    "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": "somewhere", "MASTER_PORT": None,
+    "TORCH_DISTRIBUTED_DEBUG": None,
+}  # fmt: skip
 
 
 def _environment(ctx: RankContext) -> Mapping[str, Any]:
@@ -201,8 +211,7 @@ def _environment(ctx: RankContext) -> Mapping[str, Any]:
         model: Any = ctx.wrap(_layers().to(ctx.device))
         _step(ctx, model, 0)
         data: Data = model._get_ddp_logging_data()
-    names = ["cuda_visible_devices", "master_addr", "master_port", "torch_distributed_debug"]
-    facts: dict[str, Any] = {name: data[name] for name in names}
+    facts: dict[str, Any] = {name: data[name] for name in map(str.lower, _VARIABLES) if "gloo" not in name}
     is_gloo = dist.get_backend(ctx.process_group) == "gloo"
     facts["interface"] = data["gloo_socket_ifname"] == "lo" if is_gloo else "gloo_socket_ifname" not in data
     facts["of_others"] = sorted(name for name in data if is_gloo and "nccl" in name)
@@ -281,7 +290,7 @@ def _expect_buckets(scenario: Scenario, rank: int) -> Facts:
     every = list(range(len(_SIZES)))
     return {
         "has_rebuilt_buckets": 1, "bytes_in_buckets": _TOTAL, "rebuilt_as_sent": True, "rebuilt_of_indices": True,
-        "indices": every, "order": every, "num_buckets_reduced": True,
+        "indices": every, "order": True, "num_buckets_reduced": True,
     }  # fmt: skip
 
 
@@ -310,7 +319,7 @@ def _expect_unused(scenario: Scenario, rank: int) -> Facts:
 
 def _expect_environment(scenario: Scenario, rank: int) -> Facts:
     said = {name.lower(): value or "N/A" for name, value in _VARIABLES.items() if not name.startswith("GLOO")}
-    return {**said, "torch_distributed_debug": "N/A", "interface": True, "of_others": []}
+    return {**said, "interface": True, "of_others": []}
 
 
 _EXPECTED: Mapping[str, Callable[[Scenario, int], Facts]] = {

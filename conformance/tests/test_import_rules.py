@@ -24,9 +24,10 @@ PARTS = (
     ("backends", "subjects"),
     ("mutants", "recorder"),
     ("fixtures.broken_backends", "fixtures.mpi_backend"),
+    ("mutants.backends",),
     ("workers", "certification"),
     ("scenario_runner", "upstream"),
-    ("runner", "exploration", "smoke", "bench", "doctor"),
+    ("runner", "exploration", "smoke", "bench", "doctor", "detection"),
     ("cli", "pytest_plugin"),
     ("test_chapters", "__main__"),
 )

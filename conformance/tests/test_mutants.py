@@ -1,115 +1,143 @@
-"""Every broken DDP is caught by a requirement that says what is broken, and torch's own DDP is not."""
+"""Every mutant is told from what it was made from by a requirement that it breaks; what it was made from is not."""
 
 from __future__ import annotations
 
+import datetime
+import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch.nn.parallel
+from click.testing import CliRunner
 
+import ddp_impl
 from conformance.backends.backend import get_backend
-from conformance.chapters.chapter import load_scenarios
-from conformance.judge import judge
-from conformance.mutants import broken, subtle
-from conformance.programs.program import get_program
-from conformance.scenario import Scenario
-from conformance.subjects.subject import get_subject
-from conformance.verdict import Finding, Verdict
-from conformance.workers.controller import Controller
+from conformance.cli import main
+from conformance.detection.detector import Detection, Detector, Fate, Found, scenarios_of
+from conformance.detection.page import detection_page
+from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
+from conformance.spec.catalogue import load_catalogue
+
+CATALOGUE = load_catalogue()
+MUTANTS = load_mutants()
+PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
+DDPS = {"torch": torch.nn.parallel.DistributedDataParallel, "ddp_impl": ddp_impl.DistributedDataParallel}
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A mutant, the requirement that it breaks, and a word of the evidence."""
-
-    mutant: str
-    requirement: str
-    evidence: str
-
-    @property
-    def subject(self) -> str:
-        """The mutant as `--ddp` takes it."""
-        module = broken if hasattr(broken, self.mutant) else subtle
-        return f"{module.__name__}:{self.mutant}"
+def named(name: str) -> Mutant:
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    return mutant
 
 
-KILLS = (
-    Kill("NoDivision", "GRAD-01", "grad"),
-    Kill("ForgetsTheLastBucket", "BUCKET-01", "elements"),
-    Kill("StaleBuffers", "BUFFER-01", "seen"),
-    Kill("ReducesInsideNoSync", "ACCUM-01", "num_gradient_collectives"),
-    Kill("ZeroesUnusedGradients", "UNUSED-01", "grad"),
-    Kill("SkipsInitialSync", "CONS-01", "start/parameter"),
-    Kill("SkipsInitialSync", "CONS-02", "start/buffer"),
-    Kill("NamesWithoutPrefix", "CONS-18", "state_names"),
-    Kill("CopiesArguments", "CONS-20", "arguments"),
-    Kill("FlattensNamedTuples", "CONS-21", "structure"),
-    Kill("SkipsModuleHooks", "CONS-23", "fired"),
-    Kill("DifferentBits", "GRAD-02", "agrees"),
-    Kill("ContiguousGradients", "GRAD-06", "strides"),
-    Kill("Warns", "GRAD-07", "warnings"),
-    Kill("NeverViews", "GRAD-08", "num_storages"),
-    Kill("AlwaysViews", "GRAD-09", "num_storages"),
-    Kill("SwallowsNan", "GRAD-25", "grad"),
-    Kill("DividesLast", "GRAD-26", "grad"),
-    Kill("ReducesTwice", "BUCKET-01", "elements"),
-    Kill("RegistrationOrder", "BUCKET-02", "step0/buckets"),
-    Kill("RegistrationOrder", "BUCKET-04", "buckets"),
-    Kill("OneBucket", "BUCKET-05", "buckets"),
-    Kill("OneBucket", "BUCKET-07", "buckets"),
-    Kill("OneBucket", "BUCKET-10", "issued_before_last"),
-    Kill("FloatingBuffersOnly", "BUFFER-02", "seen"),
-    Kill("TellsAutograd", "BUFFER-03", "modified by an inplace operation"),
-    Kill("KeepsFirstBuffers", "BUFFER-08", "seen"),
-    Kill("InnerNoSyncEndsOuter", "ACCUM-04", "num_gradient_collectives"),
-    Kill("NoSyncSurvivesException", "ACCUM-06", "grad"),
-    Kill("UnusedHereStaysNone", "UNUSED-02", "grad"),
-)
+def pairs() -> list[tuple[Mutant, Kill]]:
+    """Return pairs in which every mutant and every requirement stands once; compiled modules have tests of their own.
+
+    `ddp-conformance mutants` runs all pairs.
+    """
+    chosen_pairs: list[tuple[Mutant, Kill]] = []
+    seen: set[Mutant | str] = set()
+    for mutant in (*MUTANTS, load_deviations()):
+        for kill in mutant.kills:
+            if CATALOGUE.requirement(kill.requirement).level != "compiled" and not {mutant, kill.requirement} <= seen:
+                seen |= {mutant, kill.requirement}
+                chosen_pairs.append((mutant, kill))
+    return chosen_pairs
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo")) as controller:
-        yield controller
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
+    with Detector((), tmp_path_factory.mktemp("ranks")) as detector:
+        yield detector
 
 
-def scenarios_of(requirement: str) -> list[Scenario]:
-    """Return up to six scenarios at world size 2 that give evidence for `requirement`."""
-    fitting = [scenario for scenario in load_scenarios() if requirement in scenario.requirements]
-    return [scenario for scenario in fitting if scenario.world_size == 2][:6]
+@pytest.mark.parametrize(
+    ("mutant", "kill"), pairs(), ids=lambda value: value.name if isinstance(value, Mutant) else value.where
+)
+def test_a_mutant_is_told_from_its_base_by_the_requirement_that_it_breaks(
+    detector: Detector, mutant: Mutant, kill: Kill
+) -> None:
+    detection = detector.detect(mutant, kill)
+    assert detection.is_as_expected, f"{mutant.bug}: {detection.fate.value} {kill.requirement}"
 
 
-def failures(controller: Controller, subject: str, scenarios: list[Scenario]) -> dict[str, tuple[Finding, ...]]:
-    """Run `scenarios` and return the findings of those that did not pass, by id."""
-    found = {}
-    for scenario in scenarios:
-        program = get_program(scenario.program)
-        observations = controller.run(scenario, get_subject(subject))
-        expected = program.expectation(scenario) if program.expectation else None
-        verdict, findings = judge(scenario, program, observations, expected, None)
-        if verdict is not Verdict.PASS:
-            found[scenario.id] = findings
-    return found
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_broken_in_one_way_only(detector: Detector, mutant: Mutant) -> None:
+    assert detector.spoilt(mutant) == []
 
 
-@pytest.mark.parametrize("kill", KILLS, ids=lambda kill: f"{kill.mutant}-{kill.requirement}")
-def test_a_mutant_is_told_from_torch_by_the_requirement_that_it_breaks(controller: Controller, kill: Kill) -> None:
-    scenarios = scenarios_of(kill.requirement)
-    of_mutant = failures(controller, kill.subject, scenarios)
-    of_torch = failures(controller, "torch", scenarios)
-    telling = [finding for name, findings in of_mutant.items() if name not in of_torch for finding in findings]
-    assert telling, f"no scenario of {kill.requirement} tells {kill.mutant} from torch's own DDP"
-    wrong = [finding.summary + finding.explanation for finding in telling if finding.verdict is Verdict.FAIL]
-    assert any(kill.evidence in text for text in wrong), wrong
+@pytest.mark.parametrize("base", DDPS)
+def test_who_is_not_wrong_is_neither_killed_nor_active(detector: Detector, base: str) -> None:
+    unchanged = Mutant("unchanged", base, base, (Kill("GRAD-02"),))
+    assert detector.detect(unchanged, unchanged.kills[0]).fate is Fate.INACTIVE
 
 
-@pytest.mark.parametrize("kill", [kill for kill in KILLS if hasattr(broken, kill.mutant)], ids=lambda kill: kill.mutant)
-def test_torch_itself_passes_what_catches_a_broken_ddp(controller: Controller, kill: Kill) -> None:
-    assert failures(controller, "torch", scenarios_of(kill.requirement)) == {}
+def test_a_mutant_survives_where_it_is_active_and_nothing_is_wrong(detector: Detector) -> None:
+    """More buckets are seen, and no requirement about mere values minds."""
+    assert detector.detect(named("OneBucket"), Kill("BUCKET-08")).fate is Fate.SURVIVED
 
 
-@pytest.mark.parametrize("subject", sorted({kill.subject for kill in KILLS}), ids=lambda subject: subject.split(":")[1])
-def test_a_mutant_is_broken_in_one_way_only(controller: Controller, subject: str) -> None:
-    untouched = scenarios_of("CONS-17") + scenarios_of("CONS-08")
-    found = failures(controller, subject, untouched)
-    assert [name for name, findings in found.items() if findings[0].verdict is not Verdict.HARNESS_ERROR] == []
+def test_evidence_must_be_in_the_explanation(detector: Detector) -> None:
+    assert detector.detect(named("NoDivision"), Kill("GRAD-01", "a word that nobody says")).fate is Fate.SURVIVED
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_catalogue_says_what_is(mutant: Mutant) -> None:
+    """What it was made from is what it inherits from, it says its bug, and it breaks requirements that exist."""
+    assert mutant.bug
+    module, _, attribute = mutant.target.partition(":")
+    if mutant.of == "gloo":
+        assert get_backend(mutant.target).create is not get_backend("gloo").create
+    else:
+        assert issubclass(getattr(importlib.import_module(module), attribute), DDPS[mutant.of])
+    assert mutant.kills
+    for kill in mutant.kills:
+        assert kill.requirement in CATALOGUE
+        assert scenarios_of(kill.where)
+
+
+def test_the_page_is_about_the_catalogue() -> None:
+    """Every mutant has its row, with every requirement that kills it. Made anew by `ddp-conformance mutants --out`."""
+    rows = {row.split(" | ")[0].removeprefix("| "): row for row in PAGE.read_text().splitlines() if " | " in row}
+    for mutant in MUTANTS:
+        cells = rows[mutant.name].removesuffix(" |").split(" | ")
+        assert cells[1:3] == [mutant.of, mutant.bug]
+        assert cells[3].split(", ") == [kill.requirement for kill in mutant.kills if not kill.survived] or cells[5]
+    assert len(MUTANTS) >= 80
+
+
+def test_names_and_profiles_choose_among_the_mutants() -> None:
+    core = chosen((), "core", CATALOGUE)
+    assert {CATALOGUE.requirement(kill.requirement).level for mutant in core for kill in mutant.kills} == {"core"}
+    (one,) = chosen(("NoDivision",), "", CATALOGUE)
+    assert one == named("NoDivision")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["NoDivison"], "unknown mutant 'NoDivison'; did you mean NoDivision?"),
+        (["--profile", "coer"], "unknown profile 'coer'; did you mean core?"),
+        (["--profile", "gpu"], "no mutant is to be killed by profile gpu"),
+        (["NoDivision", "--out", "page.md"], "--out writes a page about all mutants"),
+    ],
+)
+def test_a_mistaken_question_is_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["mutants", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_the_command_says_who_killed_whom() -> None:
+    result = CliRunner().invoke(main, ["mutants", "NoDivision", "BackwardGather"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 mutants killed, 1 survived, 0 not active; 2 of 2 expected kills seen." in result.stdout
+    assert "killed      NoDivision, GRAD-01" in result.stderr
+
+
+def test_survivors_stand_on_the_page() -> None:
+    kill = Kill("GRAD-01", "grad")
+    mutant = Mutant("NoDivision", "conformance.mutants.broken:NoDivision", "torch", (kill,))
+    page = detection_page(CATALOGUE, Found((Detection(mutant, kill, Fate.SURVIVED),)), {}, datetime.date(2030, 1, 2))
+    assert "0 of 1 mutants killed, 1 survived, 0 not active; 0 of 1 expected kills seen" in page
+    assert "- NoDivision, GRAD-01: survived. gradients are summed over the ranks" in page

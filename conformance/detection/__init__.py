@@ -1,0 +1,1 @@
+"""Whether the requirements notice DDPs and backends that are wrong on purpose, and a page about it."""

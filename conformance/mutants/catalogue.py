@@ -1,0 +1,137 @@
+"""The catalogue of mutants: which there are, what each is made from, and which requirements are to tell them apart.
+
+It is read from `catalogue.toml`, beside this module:
+
+    [broken]                                # the module conformance.mutants.broken
+    of = "torch"                            # what its mutants are made from: torch, ddp_impl, or gloo for backends
+    NoDivision = {GRAD-01 = "grad"}         # a mutant, what it breaks, and a word that the explanation must hold
+
+A key may also be the id of one scenario, where only that one can tell. `survives` is a requirement that one might
+expect to notice and that is known not to: a gap, or a freedom that a DDP has. `deviations` are what torch's own DDP
+breaks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from conformance.backends.backend import Backend, get_backend
+from conformance.errors import SubjectError
+from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.subjects.subject import Subject, get_subject
+
+PATH = Path(__file__).with_suffix(".toml")
+_BUG = "BUG: "
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A requirement, or one scenario of it, that tells a mutant; some finding must hold `evidence`.
+
+    With `survived` the mutant is known to survive it.
+    """
+
+    where: str
+    evidence: str = ""
+    survived: bool = False
+
+    @property
+    def requirement(self) -> str:
+        """The id of the requirement."""
+        return self.where.split("/")[1] if "/" in self.where else self.where
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A DDP on a backend."""
+
+    subject: Subject
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A DDP or backend that is wrong on purpose; `of` is what it was before: torch, ddp_impl or gloo."""
+
+    name: str
+    target: str
+    of: str
+    kills: tuple[Kill, ...]
+
+    @property
+    def trial(self) -> Trial:
+        """The mutant in its place: a DDP on gloo, or a backend under `ddp_impl`."""
+        if self.of == "gloo":
+            return Trial(get_subject("ddp_impl"), get_backend(self.target))
+        return Trial(get_subject(self.target), get_backend("gloo"))
+
+    @property
+    def base(self) -> Trial:
+        """The same without the bug."""
+        return Trial(get_subject("ddp_impl" if self.of == "gloo" else self.of), get_backend("gloo"))
+
+    @property
+    def bug(self) -> str:
+        """What is wrong, as its docstring says it in one sentence."""
+        module, _, attribute = self.target.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        text = inspect.getdoc(found.create if isinstance(found, Backend) else found) or ""
+        assert text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}"
+        return " ".join(text.removeprefix(_BUG).split("\n\n")[0].split())
+
+
+#: torch's own DDP, where it deviates: judged as a mutant of `ddp_impl`, and not counted as one.
+DEVIATING = "torch"
+
+
+@cache
+def load_mutants() -> tuple[Mutant, ...]:
+    """Return every mutant, in the order of the file."""
+    tables = tomllib.loads(PATH.read_text())
+    return tuple(
+        Mutant(name, f"conformance.mutants.{module}:{name}", table["of"], _kills(kills))
+        for module, table in tables.items()
+        if module != "deviations"
+        for name, kills in table.items()
+        if name != "of"
+    )
+
+
+@cache
+def load_deviations() -> Mutant:
+    """Return torch's own DDP with the requirements that it breaks, as if it were made from `ddp_impl`."""
+    return Mutant(DEVIATING, "torch", "ddp_impl", _kills(tomllib.loads(PATH.read_text())["deviations"]))
+
+
+def _kills(table: dict[str, str]) -> tuple[Kill, ...]:
+    known = table.get("survives")
+    kills = tuple(Kill(where, evidence) for where, evidence in table.items() if where != "survives")
+    return kills if known is None else (*kills, Kill(known, survived=True))
+
+
+def chosen(names: Iterable[str], profile: str, catalogue: Catalogue) -> tuple[Mutant, ...]:
+    """Return the mutants called `names` (all, if none) with those of their kills that are in `profile` (all, if empty).
+
+    Raises `SubjectError` for a name or profile that does not exist, and when nothing is left.
+    """
+    mutants = load_mutants()
+    known = {mutant.name for mutant in mutants}
+    if unknown := [name for name in names if name not in known]:
+        raise SubjectError(f"unknown mutant {unknown[0]!r}{hint(unknown[0], known)}")
+    if profile and profile not in LEVELS:
+        raise SubjectError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
+    levels = {"": LEVELS, "full": ("core", "full")}.get(profile, (profile,))
+    found = []
+    for mutant in mutants:
+        kills = tuple(kill for kill in mutant.kills if catalogue.requirement(kill.requirement).level in levels)
+        if kills and (not names or mutant.name in names):
+            found.append(Mutant(mutant.name, mutant.target, mutant.of, kills))
+    if not found:
+        raise SubjectError(f"no mutant is to be killed by profile {profile}")
+    return tuple(found)

@@ -1,0 +1,269 @@
+"""DDPs that are wrong about mixed precision and optimizers in backward, each in one way: `ddp_impl`, changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from conformance.mutants.reductions import Reducing
+from ddp_impl import DistributedDataParallel, distributed
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.mixed_precision import PrecisionCaster
+from ddp_impl.optimizer_in_backward import take_over_optimizers
+from ddp_impl.reducer import Reducer
+
+_KEEPS_GRADIENTS = "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE"
+
+
+class _Casting(DistributedDataParallel):
+    """Gives a DDP the caster that a mutant defines."""
+
+    OwnCaster: type[PrecisionCaster] = PrecisionCaster
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(distributed, "PrecisionCaster", self.OwnCaster):
+            super().__init__(*args, **kwargs)
+
+
+class ReducesInParamDtype(DistributedDataParallel):
+    """BUG: `reduce_dtype` is ignored; gradients travel in `param_dtype`."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        if self._caster is not None:
+            self._options = dataclasses.replace(self._options, reduce_dtype=self._caster.config.param_dtype)
+        super()._attach_reducer(members)
+
+
+class ReducesInFullPrecision(DistributedDataParallel):
+    """BUG: gradients travel in full precision whatever was asked for."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._options = dataclasses.replace(self._options, reduce_dtype=None)
+        super()._attach_reducer(members)
+
+
+class RoundsParameters(DistributedDataParallel):
+    """BUG: each forward leaves the parameters rounded to `param_dtype`."""
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+        if self._caster is not None and self._caster.config.param_dtype is not None:
+            for parameter in self.module.parameters():
+                if parameter.is_floating_point():
+                    parameter.data.copy_(parameter.data.to(self._caster.config.param_dtype))
+        return super()._post_forward(output, averages)
+
+
+class CastsIgnored(_Casting):
+    """BUG: ignored parameters and buffers are cast as well."""
+
+    class OwnCaster(PrecisionCaster):
+        """Ignores nothing."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Cast everything."""
+            super().__init__(module, config, ())
+
+
+class BuffersStayFull(_Casting):
+    """BUG: `buffer_dtype` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts no buffer."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Leave buffers alone."""
+            super().__init__(module, dataclasses.replace(config, buffer_dtype=None), ignored)
+
+
+class RecomputesInFull(_Casting):
+    """BUG: a layer that checkpointing runs again in backward computes in full precision there."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts in forward only."""
+
+        def _cast_while_recomputing(self) -> None:
+            pass
+
+
+class CastsLoneInputs(_Casting):
+    """BUG: only inputs that are tensors themselves are cast, not those in containers."""
+
+    class OwnCaster(PrecisionCaster):
+        """Looks into no container but that of the arguments."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Cast what is a tensor."""
+            cast = super().cast_inputs
+            if isinstance(value, dict):
+                return {name: cast(item) if isinstance(item, Tensor) else item for name, item in value.items()}
+            return tuple(cast(item) if isinstance(item, Tensor) else item for item in value)
+
+
+class CastsIntegers(_Casting):
+    """BUG: integer inputs are cast like those of floating point."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts every tensor."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Cast every tensor."""
+            dtype = self.config.param_dtype
+            if dtype is None or not self.config.cast_forward_inputs:
+                return value
+            return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf, value)
+
+
+class CastsInputsAlways(_Casting):
+    """BUG: `cast_forward_inputs=False` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts inputs."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Switch casting on."""
+            super().__init__(module, dataclasses.replace(config, cast_forward_inputs=True), ignored)
+
+
+class NothingStaysFull(_Casting):
+    """BUG: `full_precision_modules` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts every module."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Forget which modules stay."""
+            super().__init__(module, dataclasses.replace(config, full_precision_modules=()), ignored)
+
+
+class CastsTheModule(DistributedDataParallel):
+    """BUG: the module's own parameters are cast to `param_dtype` and back around each forward, and lose bits."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(module, *args, **kwargs)
+        if self._caster is not None and self._caster.config.param_dtype is not None:
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(self._caster.config.param_dtype).to(parameter.dtype)
+
+
+class StepsOnLocalGradients(DistributedDataParallel):
+    """BUG: optimizers in backward step as soon as the local gradient is there."""
+
+    def _lazy_init(self) -> None:
+        self._lazy_init_ran = True
+
+
+class TakesOverAtConstruction(DistributedDataParallel):
+    """BUG: only optimizers that were applied before wrapping step on averaged gradients."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.steps_optimizers = take_over_optimizers(members)
+
+    def _lazy_init(self) -> None:
+        self._lazy_init_ran = True
+
+
+class SilencesIgnoredOptimizers(DistributedDataParallel):
+    """BUG: the optimizer of an ignored parameter is taken over too, and never steps again."""
+
+    def _lazy_init(self) -> None:
+        super()._lazy_init()
+        everything = [ManagedParameter(0, name, parameter) for name, parameter in self.module.named_parameters()]
+        take_over_optimizers(everything)
+
+
+class OneOptimizerEach(DistributedDataParallel):
+    """BUG: of several optimizers of a parameter only the first steps."""
+
+    def _lazy_init(self) -> None:
+        super()._lazy_init()
+        for parameter in self.module.parameters():
+            if hasattr(parameter, "_in_backward_optimizers"):
+                parameter._in_backward_optimizers = parameter._in_backward_optimizers[:1]
+
+
+class KeepsUsedGradients(Reducing):
+    """BUG: gradients that an optimizer in backward has used stay, and are accumulated onto."""
+
+    class OwnReducer(Reducer):
+        """Keeps gradients."""
+
+        def _finalize(self) -> None:
+            with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "0"}):
+                super()._finalize()
+
+
+class DropsUsedGradients(Reducing):
+    """BUG: gradients that an optimizer in backward has used are dropped even where they are to be kept."""
+
+    class OwnReducer(Reducer):
+        """Drops gradients."""
+
+        def _finalize(self) -> None:
+            with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "1"}):
+                super()._finalize()
+
+
+class DropsAllGradients(Reducing):
+    """BUG: with an optimizer in backward, gradients of parameters that have none are dropped as well."""
+
+    class OwnReducer(Reducer):
+        """Drops too much."""
+
+        def _finalize(self) -> None:
+            super()._finalize()
+            if self.steps_optimizers:
+                for member in self.members:
+                    member.parameter.grad = None
+
+
+class StepsTwice(Reducing):
+    """BUG: optimizers in backward step twice on each gradient."""
+
+    class OwnReducer(Reducer):
+        """Steps before the reducer does."""
+
+        def _finalize(self) -> None:
+            optimizers = [
+                optimizer
+                for member in self.members
+                for optimizer in getattr(member.parameter, "_in_backward_optimizers", ())
+            ]
+            for optimizer in optimizers:
+                optimizer.step = _twice(optimizer.step)
+            super()._finalize()
+            for optimizer in optimizers:
+                del optimizer.step
+
+
+def _twice(step: Any) -> Any:
+    def steps() -> None:
+        step()
+        step()
+
+    return steps
+
+
+class FreezesLearningRate(DistributedDataParallel):
+    """BUG: optimizers in backward keep the learning rate of the first step."""
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+        for parameter in self.module.parameters():
+            for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
+                for group in optimizer.param_groups:
+                    group["lr"] = group.setdefault("lr of the first step", group["lr"])
+        return super()._post_forward(output, averages)
+
+
+class IgnoresFusedOptimizers(DistributedDataParallel):
+    """BUG: `_register_fused_optim` accepts anything and does nothing."""
+
+    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
+        pass
