@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from conformance.decoding import MismatchError, decode, parse_object
 from conformance.errors import ScenarioError
 
 SCHEMA_VERSION = 1
@@ -146,36 +147,18 @@ class Scenario:
         return data
 
     @staticmethod
-    def from_json(data: Any) -> Scenario:
+    def from_json(data: Mapping[str, Any]) -> Scenario:
         """Build a scenario from parsed JSON; raises `ScenarioError` naming the field that is wrong."""
-        if not isinstance(data, dict):
-            raise ScenarioError(f"a scenario must be a JSON object, got {type(data).__name__}")
         rest = dict(data)
         version = rest.pop("schema_version", None)
         if version != SCHEMA_VERSION:
             raise ScenarioError(f"schema_version {version!r} is not supported; this release reads {SCHEMA_VERSION}")
-        known = {entry.name: entry for entry in dataclasses.fields(Scenario)}
-        if unknown := sorted(set(rest) - set(known)):
-            raise ScenarioError(f"unknown field(s): {', '.join(unknown)}")
-        if missing := [name for name in ("id", "requirements", "program") if name not in rest]:
-            raise ScenarioError(f"missing field(s): {', '.join(missing)}")
-        for name, default in (
-            ("id", ""), ("program", ""), ("model", ""), ("dtype", ""), ("world_size", 0), ("seed", 0),
-            ("min_collectives", 0), ("deadline_s", 0.0), ("recorded", True),
-        ):  # fmt: skip
-            allowed: Any = (int, float) if isinstance(default, float) else type(default)
-            if name in rest and (
-                not isinstance(rest[name], allowed) or (isinstance(rest[name], bool) and not isinstance(default, bool))
-            ):
-                raise ScenarioError(f"{name} must be {type(default).__name__}, got {rest[name]!r}")
-        for name in ("requirements", "needs"):
-            value = rest.get(name, [])
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise ScenarioError(f"{name} must be a list of strings, got {value!r}")
-        for name, kind in (("schedule", Step), ("faults", Fault)):
-            if name in rest:
-                rest[name] = _items(name, rest[name], kind)
-        return Scenario(**rest)
+        try:
+            scenario = decode(rest, Scenario)
+        except MismatchError as error:
+            raise ScenarioError(str(error)) from error
+        assert isinstance(scenario, Scenario)
+        return scenario
 
     def dumps(self) -> str:
         """Return the scenario as indented JSON text."""
@@ -185,16 +168,7 @@ class Scenario:
     def loads(text: str) -> Scenario:
         """Read JSON text; raises `ScenarioError` with line and column when the text is truncated or no JSON."""
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ScenarioError(f"not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}") from error
+            data = parse_object(text, "a scenario")
+        except ValueError as error:
+            raise ScenarioError(str(error)) from error
         return Scenario.from_json(data)
-
-
-def _items(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ScenarioError(f"{name} must be a list of objects, got {value!r}")
-    try:
-        return tuple(kind(**item) for item in value)
-    except TypeError as error:
-        raise ScenarioError(f"{name}: {error}") from error

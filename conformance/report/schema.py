@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from conformance.decoding import required_fields
 from conformance.report.json_report import SCHEMA_VERSION
-from conformance.report.read import required_fields
 from conformance.report.stored_report import StoredReport
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -58,7 +58,7 @@ def _schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             "description": (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " "),
             "type": "object",
             "properties": {field: _schema_of(hints[field], definitions) for field in names},
-            "required": required_fields(kind),
+            "required": list(required_fields(kind)),
             "additionalProperties": False,
         }
     return {"$ref": f"#/$defs/{name}"}

@@ -12,7 +12,7 @@ import conformance
 ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
 PARTS = (
-    ("errors",),
+    ("errors", "decoding"),
     ("scenario", "history", "plugins"),
     ("observation", "verdict", "spec", "fixtures", "behaviours", "starters"),
     ("explanation", "expectations", "order"),

@@ -1,0 +1,144 @@
+"""From JSON to frozen values: every field has the type that its dataclass says, or an error names the field.
+
+Nothing is executed, imported or looked up: what a stranger wrote is data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+_JSON_NAMES = {
+    dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+
+
+class MismatchError(ValueError):
+    """A value is not what its field demands; `path` is where, such as `.faults[0].rank`, and grows on the way up."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __str__(self) -> str:
+        """Return path and message."""
+        return f"{self.path.removeprefix('.')}: {self.args[0]}" if self.path else str(self.args[0])
+
+    def below(self, step: str) -> MismatchError:
+        """Return the same error, seen from one step further up."""
+        return MismatchError(self.args[0], step + self.path)
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object in `text`, which is to hold `what`, such as `a report`.
+
+    Raises `ValueError` with line and column when the text is truncated or no JSON, or holds something else.
+    """
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        ends_early = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        cut = "; the file ends early" if ends_early else ""
+        raise ValueError(f"not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}{cut}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{what} must be a JSON object, got {name_of(data)}")
+    return data
+
+
+def name_of(data: Any) -> str:
+    """Return what JSON calls the type of `data`."""
+    return _JSON_NAMES.get(type(data), type(data).__name__)
+
+
+@cache
+def required_fields(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a dataclass without a default; one with a default is not in data older than itself."""
+    without = (dataclasses.MISSING, dataclasses.MISSING)
+    return tuple(field.name for field in dataclasses.fields(kind) if (field.default, field.default_factory) == without)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def decode(data: Any, kind: Any) -> Any:
+    """Return parsed JSON as a value of type `kind`: a frozen dataclass, or what the fields of one may hold.
+
+    Raises `MismatchError`, or whatever a dataclass's own checks raise.
+    """
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return data
+    if origin in (types.UnionType, typing.Union):
+        return _decode_union(data, typing.get_args(kind))
+    if origin is tuple:
+        item_kind = typing.get_args(kind)[0]
+        _expect(list, data)
+        return tuple(_decode_at(f"[{index}]", item, item_kind) for index, item in enumerate(data))
+    if origin is Mapping:
+        _expect(dict, data)
+        return {key: _decode_at(f".{key}", item, typing.get_args(kind)[1]) for key, item in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return _decode_fields(data, kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = [member.value for member in kind]
+        if data not in names:
+            raise MismatchError(f"must be one of {', '.join(names)}, got {data!r:.80}")
+        return kind(data)
+    if kind is float and type(data) is int and abs(data) < 1 << 53:
+        return data
+    if kind is float and type(data) is float and not math.isfinite(data):
+        raise MismatchError(f"must be a finite number, got {data}")
+    _expect(kind, data)
+    return data
+
+
+def _decode_fields(data: Any, kind: Any) -> Any:
+    _expect(dict, data)
+    kinds = _field_kinds(kind)
+    if unknown := sorted(set(data) - set(kinds)):
+        raise MismatchError("this field is not known", f".{unknown[0]}")
+    if missing := [name for name in required_fields(kind) if name not in data]:
+        raise MismatchError("this field is missing", f".{missing[0]}")
+    return kind(**{name: _decode_at(f".{name}", data[name], kinds[name]) for name in kinds if name in data})
+
+
+def _decode_union(data: Any, kinds: tuple[Any, ...]) -> Any:
+    if data is None and type(None) in kinds:
+        return None
+    mismatch = MismatchError(f"got {name_of(data)}")
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return decode(data, kind)
+            except MismatchError as error:
+                mismatch = error
+    raise mismatch
+
+
+def _decode_at(step: str, data: Any, kind: Any) -> Any:
+    try:
+        return decode(data, kind)
+    except MismatchError as error:
+        raise error.below(step) from None
+
+
+def _expect(kind: type, data: Any) -> None:
+    if type(data) is not kind:
+        raise MismatchError(f"must be {_JSON_NAMES[kind]}, got {name_of(data)}")
+
+
+@cache
+def _field_kinds(kind: Any) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
