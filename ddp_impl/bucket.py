@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.bucket_plan import ParameterSpec
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
 
 #: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
@@ -22,6 +23,18 @@ class ManagedParameter:
     name: str
     parameter: nn.Parameter
     sparse: bool = False
+
+    def spec(self, *, delayed: bool) -> ParameterSpec:
+        """Return what planning needs to know; of a DTensor, the size of its local shard."""
+        parameter = self.parameter
+        return ParameterSpec(
+            index=self.index,
+            name=self.name,
+            num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
+            kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
+            sparse=self.sparse,
+            delayed=delayed,
+        )
 
 
 class Bucket:

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -267,10 +267,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             yield
         finally:
             self.require_backward_grad_sync = before
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the training mode of the wrapper and of the wrapped module."""
-        return super().train(mode)
 
     # -- buffers ------------------------------------------------------------------------------------------------------
 

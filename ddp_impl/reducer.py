@@ -26,7 +26,8 @@ from torch.futures import Future
 from ddp_impl import collectives, messages
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
-from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order, plan_for_unknown_order
+from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.compile.active_compiler import in_compiled_backward
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import (
@@ -40,12 +41,9 @@ from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer_state import Action, Event, Phase, ReducerState
+from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase, ReducerState
 from ddp_impl.telemetry import Telemetry
-from ddp_impl.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.unused_parameters import GraphWalk
-
-CommHook = Callable[[GradBucket], Future[Tensor]]
 
 #: Marks a gradient whose arrival is not counted down but noted: the first iteration learns from it.
 _LEARNING = -1
@@ -57,6 +55,11 @@ class Reducer:
     Every rank must build it with equal members and options. `divisor` is what sums are divided by: the world size,
     unless join says otherwise.
     """
+
+    has_rebuilt_buckets: bool
+    order: list[int]  # in which gradients became ready, in the iteration that was learnt from last
+    _ready_ns: list[int]  # when they did
+    _learnt: list[int] | None  # static graph: how often each gradient arrives per iteration
 
     def __init__(
         self,
@@ -71,24 +74,14 @@ class Reducer:
         self.device = device
         self.group = group
         self.divisor = dist.get_world_size(group)
-        self.comm_hook: CommHook | None = None
+        self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
         self.state = ReducerState(dist.get_rank(group))
-        self.has_rebuilt_buckets = False
-        self.order: list[int] = []  # in which gradients became ready, in the iteration that learns
-        self.specs = [_spec_of(member, member.name in options.delayed) for member in self.members]
+        self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
         self._walk = GraphWalk([member.parameter for member in self.members])
-        self._learnt: list[int] | None = None  # static graph: how often each gradient arrives per iteration
-        self.caps = options.caps
-        self._ready_ns: list[int] = []  # when those of `order` did
-        self._num_to_learn_from = self._num_iterations_to_learn_from()
-        self._learns_order = True
-        # Walking the graph finds unused parameters early, so that they hold up no bucket. It is skipped while none is
-        # unused: should one be, the end of the backward finds it, and walks begin.
-        self._walk_pays = False
         self.num_buckets_reduced = 0
         self._reachable: set[int] | None = set()  # from all forwards since the last reduction; None: unknown
         self._marked_unused = False
@@ -104,7 +97,7 @@ class Reducer:
         self._expected: list[int] = list(self._waiting)
         self.buckets: list[Bucket] = []
         self._bucket_of: list[Bucket] = []
-        self._adopt(plan_for_unknown_order(self.specs))
+        self._begin_to_learn()
         self._hook_handles = [
             member.parameter.register_post_accumulate_grad_hook(self._make_hook(member.index))
             for member in self.members
@@ -134,6 +127,8 @@ class Reducer:
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
 
+    _rebuild_buckets = rebuild_buckets  # torch's name; lightning calls it
+
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
         cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
@@ -143,10 +138,6 @@ class Reducer:
         chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
         first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
         return BucketCaps(first_bytes, cap_bytes, measured=True)
-
-    def _num_iterations_to_learn_from(self) -> int:
-        # A static graph is learnt in its first iteration; the next one counts on it.
-        return NUM_PROFILED if self.options.caps.measured and not self.options.static_graph else 1
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
@@ -168,8 +159,6 @@ class Reducer:
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._make_prehook(reachable))
-
-    _rebuild_buckets = rebuild_buckets  # torch's name; lightning calls it
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
@@ -215,15 +204,8 @@ class Reducer:
         self.divisor = dist.get_world_size(group)
         self.state.rank = dist.get_rank(group)
         self.usage.forget_agreements()
-        self.order, self._ready_ns = [], []
-        self._learnt = None
-        self._num_to_learn_from = self._num_iterations_to_learn_from()
-        self._learns_order = True
-        self.caps = self.options.caps
-        self._walk_pays = False
-        self.has_rebuilt_buckets = False
         # New storage, too: an abandoned collective may still be writing into the old one.
-        self._adopt(plan_for_unknown_order(self.specs))
+        self._begin_to_learn()
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
@@ -361,6 +343,26 @@ class Reducer:
         if Action.FINALIZE in self.state.handle(Event.BACKWARD_END):
             self._finalize()
 
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def _begin_to_learn(self) -> None:
+        """Start from buckets that guess nothing, with nothing learnt."""
+        self.order, self._ready_ns = [], []
+        self._learnt = None
+        # A static graph is learnt in its first iteration; the next one counts on it.
+        measures = self.options.caps.measured and not self.options.static_graph
+        self._num_to_learn_from = NUM_PROFILED if measures else 1
+        # Walking the graph finds unused parameters early, so that they hold up no bucket. It is skipped while none is
+        # unused: should one be, the end of the backward finds it, and walks begin.
+        self._walk_pays = False
+        self.caps = self.options.caps
+        self.has_rebuilt_buckets = False
+        self._adopt(plan_for_unknown_order(self.specs))
+
+    @property
+    def _learns_order(self) -> bool:
+        return self._num_to_learn_from > 0
+
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _arm(self, reachable: set[int] | None) -> None:
@@ -421,10 +423,9 @@ class Reducer:
             used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
             return
-        if used is not None:
-            self._skipped = {
-                bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
-            }
+        self._skipped = {
+            bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
+        }
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -440,7 +441,7 @@ class Reducer:
         for bucket in self.buckets:
             absent = [m.index for m in bucket.members if self._waiting[m.index] != 0]
             self._take_absent(absent)
-            if self.state.buckets[bucket.index].value == "filling":
+            if self.state.buckets[bucket.index] is BucketPhase.FILLING:
                 assert bucket.pending == 0, f"bucket {bucket.index} still waits for {bucket.pending} gradients"
                 self._bucket_full(bucket)
 
@@ -463,21 +464,14 @@ class Reducer:
         """Set off the reduction of `buffer`, which holds the gradients of `bucket`, divided unless a hook does that."""
         if not self._in_flight:
             self.telemetry.current.first_launch_ns = time.time_ns()
-        if self.comm_hook is not None:
-            self._in_flight[bucket.index] = (buffer, self._run_hook(bucket, buffer))
+        if self.comm_hook is None:
+            self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
-
-    def _run_hook(self, bucket: Bucket, buffer: Tensor) -> Future[Tensor]:
-        assert self.comm_hook is not None
         is_last = all(index in self._skipped for index in range(bucket.index + 1, len(self.buckets)))
-        future = self.comm_hook(GradBucket(bucket, buffer, is_last))
-        if not hasattr(future, "wait"):
-            raise RuntimeError(
-                f"{self._here()} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "
-                f"{bucket.index} it returned {type(future).__name__}. Expected an object of type torch.futures.Future"
-            )
-        return future
+        self._in_flight[bucket.index] = (
+            buffer,
+            call_hook(self.comm_hook, GradBucket(bucket, buffer, is_last), self._here()),
+        )
 
     def _ask_usage(self) -> None:
         """Ask which parameters some rank used: after the last launch, so that it never delays a gradient."""
@@ -495,16 +489,7 @@ class Reducer:
         for bucket in self.buckets:
             if bucket.index not in self._in_flight:
                 continue
-            buffer, pending = self._in_flight.pop(bucket.index)
-            result = pending.wait() if self.comm_hook is not None else None
-            if self.comm_hook is None:
-                pending.wait()
-            elif bucket.sparse:
-                buffer = _tensor_of(result)
-            else:
-                result = _tensor_of(result)
-                if result.data_ptr() != buffer.data_ptr():
-                    buffer.copy_(result.view(-1))
+            buffer = self._wait_for(bucket)
             hand_out(bucket, self._home_of(bucket), buffer, self._used_by_now(bucket, buffer))
             if self.steps_optimizers:
                 step_parameters(bucket)
@@ -512,7 +497,6 @@ class Reducer:
             future.wait()
         self.post_backward_futures.clear()
         self._num_to_learn_from -= 1
-        self._learns_order = self._num_to_learn_from > 0
         self._walk_pays = (
             self.options.find_unused_parameters and not self.options.static_graph and bool(self.usage.unused)
         )
@@ -520,6 +504,19 @@ class Reducer:
         self._context_id = None
         self._disarm()
         self.telemetry.end()
+
+    def _wait_for(self, bucket: Bucket) -> Tensor:
+        """Return what the reduction of `bucket` has made of its gradients."""
+        buffer, pending = self._in_flight.pop(bucket.index)
+        result = pending.wait()
+        if self.comm_hook is None:
+            return buffer
+        reduced = tensor_in(result, self._here())
+        if bucket.sparse:
+            return reduced
+        if reduced.data_ptr() != buffer.data_ptr():
+            buffer.copy_(reduced.view(-1))
+        return buffer
 
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
@@ -589,23 +586,3 @@ class Reducer:
 
     def _here(self) -> str:
         return f"[rank {self.state.rank}]"
-
-
-def _tensor_of(result: Any) -> Tensor:
-    if isinstance(result, (list, tuple)) and len(result) == 1:
-        result = result[0]
-    if not isinstance(result, Tensor):
-        raise RuntimeError(f"a comm hook's future must hold the reduced tensor, got {type(result).__name__}")
-    return result
-
-
-def _spec_of(member: ManagedParameter, delayed: bool) -> ParameterSpec:
-    parameter = member.parameter
-    return ParameterSpec(
-        index=member.index,
-        name=member.name,
-        num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
-        kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
-        sparse=member.sparse,
-        delayed=delayed,
-    )

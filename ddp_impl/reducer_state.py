@@ -48,7 +48,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the reducer must do; LAUNCH comes with the indices of the buckets."""
+    """What the reducer must do; LAUNCH: those of `take_launchable`."""
 
     ARM = "expect every gradient"
     WIDEN = "expect the gradients of this forward as well"
@@ -96,19 +96,19 @@ class ReducerState:
         self.buckets = [BucketPhase.FILLING] * num_buckets
         self.num_launched = 0
 
-    def handle(self, event: Event, *, bucket: int | None = None, about: str = "") -> tuple[Action, ...]:
+    def handle(self, event: Event, *, bucket: int | None = None) -> tuple[Action, ...]:
         """Take `event`; return what must be done now.
 
-        For BUCKET_FULL, `bucket` names it; the buckets to launch are then `take_launchable()`. `about` (a parameter's
-        name) only serves the error. Raises `IllegalEventError` and changes nothing when the table has no such entry.
+        For BUCKET_FULL, `bucket` names it; the buckets to launch are then `take_launchable()`. Raises
+        `IllegalEventError` and changes nothing when the table has no such entry.
         """
         entry = TRANSITIONS.get((self.phase, event))
         if entry is None:
-            raise self._illegal(event, about)
+            raise self._illegal(event)
         if event is Event.BUCKET_FULL:
             assert bucket is not None
             if self.buckets[bucket] is not BucketPhase.FILLING:
-                raise self._illegal(event, about or f"bucket {bucket}, which is {self.buckets[bucket].value}")
+                raise self._illegal(event, f"bucket {bucket}, which is {self.buckets[bucket].value}")
             self.buckets[bucket] = BucketPhase.FULL
         elif event is Event.LAST_LAUNCHED and self.num_launched != len(self.buckets):
             raise self._illegal(event, f"{len(self.buckets) - self.num_launched} buckets not launched")
@@ -149,7 +149,7 @@ class ReducerState:
         self.buckets = [BucketPhase.FILLING] * len(self.buckets)
         self.num_launched = 0
 
-    def _illegal(self, event: Event, about: str) -> IllegalEventError:
+    def _illegal(self, event: Event, about: str = "") -> IllegalEventError:
         subject = f" ({about})" if about else ""
         return IllegalEventError(
             f"[rank {self.rank}] '{event.value}'{subject} cannot happen while the reducer is {self.phase.value} "

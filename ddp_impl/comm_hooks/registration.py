@@ -1,4 +1,4 @@
-"""Checking and binding of comm hooks, for gradients and for buffers."""
+"""Comm hooks, for gradients and for buffers: checking, binding and calling what users register."""
 
 from __future__ import annotations
 
@@ -77,6 +77,31 @@ def builtin_hook(kind: Any, group: dist.ProcessGroup) -> BoundHook | None:
     if kind == BuiltinCommHookType.FP16_COMPRESS:
         return lambda bucket: _average_in(torch.float16, bucket, group)
     raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
+
+
+def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Future[Tensor]:
+    """Let `hook` reduce `bucket`; raises `RuntimeError`, beginning with `here`, if it returns no future."""
+    future = hook(bucket)
+    if not hasattr(future, "wait"):
+        raise RuntimeError(
+            f"{here} a comm hook must return a torch.futures.Future of the reduced buffer, but for bucket "
+            f"{bucket.index()} it returned {type(future).__name__}. Expected an object of type torch.futures.Future"
+        )
+    return future
+
+
+def tensor_in(result: Any, here: str) -> Tensor:
+    """Return the tensor that a hook's future held, alone or in a list of one as ready-made hooks leave it.
+
+    Raises `RuntimeError`, beginning with `here`, for anything else.
+    """
+    if isinstance(result, (list, tuple)) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, Tensor):
+        raise RuntimeError(
+            f"{here} a comm hook's future must hold the reduced tensor, but it held {type(result).__name__}"
+        )
+    return result
 
 
 def _average_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:
