@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from conformance.errors import ConformanceError
 from conformance.subjects.subject import Subject
 from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun
 from conformance.upstream.protocol import ListTests, Refusal, RunTest
+from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 
 #: Of the world sizes at which a test can run, the smallest of these is taken.
 WORLD_SIZES = (2, 3, 4, 6)
 
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONUNBUFFERED": "1",
-    "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-}
-#: Left by a launcher, or set by a person who debugs: tests read them, and each run must read the same.
-_UNWANTED_VARIABLES = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG"}
-)
-_START_TIMEOUT_S = 120.0
 #: What a host may take longer for a test than the test's own deadline, before it is taken for hung itself.
 _PATIENCE_S = 60.0
 
@@ -51,7 +38,7 @@ class WarmHost:
     def tests(self, world_size: int) -> tuple[TestName, ...]:
         """Return the DDP tests that can run at `world_size`; raises `ConformanceError`."""
         try:
-            names: tuple[TestName, ...] = self._ask(ListTests(world_size), _START_TIMEOUT_S)
+            names: tuple[TestName, ...] = self._ask(ListTests(world_size), START_TIMEOUT_S)
         except _HostDiedError as death:
             raise ConformanceError(f"cannot list torch's tests: their host died ({death})") from death
         return names
@@ -59,7 +46,7 @@ class WarmHost:
     def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
         """Run one test. Whatever it does, it has an end, and the next one finds a host that works."""
         try:
-            run = self._ask(RunTest(name, world_size, timeout_s), _START_TIMEOUT_S + timeout_s + _PATIENCE_S)
+            run = self._ask(RunTest(name, world_size, timeout_s), START_TIMEOUT_S + timeout_s + _PATIENCE_S)
             assert isinstance(run, TestRun)
             return run
         except _HostDiedError as death:
@@ -102,18 +89,11 @@ class WarmHost:
         return answer
 
     def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        inherited = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
-        search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "conformance.upstream.host", str(theirs.fileno()), self._subject.target],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path},
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # the terminal's Ctrl-C is for the controller
+        self._process, self._connection = start_interpreter(
+            "conformance.upstream.host",
+            self._subject.target,
+            environment={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
         )
-        theirs.close()
 
 
 class _HostDiedError(Exception):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,35 +14,13 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 
 from conformance.errors import ConformanceError
+from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
 
-#: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
-_START_TIMEOUT_S = 300.0
 _CLOSE_TIMEOUT_S = 5.0
-_FIRST_HANDLE = 3
 
 #: Says of a process, in /proc/<pid>/environ, whose it is.
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
-
-#: One thread a rank (the ranks are the parallelism, and sums must not depend on the machine), loopback, no surprises.
-_RANK_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONHASHSEED": "0",
-    "PYTHONUNBUFFERED": "1",
-}
-#: Left by torchrun or a cluster's launcher; a rank's place comes from its seat alone.
-_LAUNCHER_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 class ZygoteGoneError(Exception):
@@ -66,9 +41,6 @@ class ZygoteProcess:
             self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
         except OSError as error:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
-        self._connection, theirs = Pipe()
-        # Not one of the standard streams, which the zygote gets others for: a process may have none of its own.
-        handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
         self.gone = False
         self._ready = False
         self._failure = ""
@@ -76,25 +48,13 @@ class ZygoteProcess:
         self._pool_numbers = itertools.count()
         self._forked: dict[int, tuple[int, ...]] = {}
         with open(self.directory / "zygote.output", "wb") as output:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "conformance.workers.zygote",
-                    str(handle),
-                    str(self.directory),
-                    *preload,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**_environment(os.environ, self.directory), **(environment or {})},
-                pass_fds=(handle,),
-                start_new_session=True,  # the terminal's Ctrl-C is for the controller
+            self._process, self._connection = start_interpreter(
+                "conformance.workers.zygote",
+                str(self.directory),
+                *preload,
+                environment={MARKER: str(self.directory), **(environment or {})},
+                output=output,
             )
-        theirs.close()
-        os.close(handle)
 
     def new_pool(self) -> tuple[int, Path]:
         """Return the number and the directory of a new pool, once the zygote has imported everything.
@@ -168,10 +128,10 @@ class ZygoteProcess:
 
     def await_ready(self) -> None:
         """Wait until everything is imported; raises `ConformanceError` when it could not be."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._ready or self._failure):
             if not self._connection.poll(max(0.0, deadline - time.monotonic())):
-                self._failure = f"the ranks' zygote did not start within {_START_TIMEOUT_S:.0f} s"
+                self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s"
                 break
             with contextlib.suppress(ZygoteGoneError):
                 self._receive()
@@ -196,9 +156,3 @@ class ZygoteProcess:
             self._failure = message.error and f"the ranks' zygote could not import what ranks need:\n{message.error}"
         else:
             raise AssertionError(f"the zygote sent {message!r}")
-
-
-def _environment(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
-    environment = {name: value for name, value in inherited.items() if name not in _LAUNCHER_VARIABLES}
-    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**environment, **_RANK_ENVIRONMENT, "PYTHONPATH": search_path, MARKER: str(directory)}

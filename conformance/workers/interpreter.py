@@ -1,0 +1,67 @@
+"""Starts the processes that ranks are forked from: Python interpreters of our own, each at the other end of a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import IO
+
+#: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
+START_TIMEOUT_S = 300.0
+
+#: One thread a rank (the ranks are the parallelism, and sums must not depend on the machine), loopback, no surprises.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+#: Left by torchrun or a cluster's launcher, or set by a person who debugs: what a rank does must not depend on it.
+_UNWANTED_VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCH_DISTRIBUTED_DEBUG",
+    }
+)
+_FIRST_HANDLE = 3
+
+
+def start_interpreter(
+    module: str, *arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None
+) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Run `python -m <module> <fd> <arguments>`; returns the process and the pipe whose other end is that descriptor.
+
+    It finds the modules that this process finds. `environment` takes precedence over what ranks usually get. Without
+    `output`, what it prints goes nowhere, and its errors to where ours go. The terminal's Ctrl-C is not for it.
+    """
+    ours, theirs = Pipe()
+    # Not one of the standard streams, which it gets others for: this process may have none of its own.
+    handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
+    theirs.close()
+    inherited = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
+    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(handle), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if output is None else output,
+            stderr=output,
+            env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path, **environment},
+            pass_fds=(handle,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(handle)
+    return process, ours
