@@ -33,7 +33,7 @@ class Difference:
 
 
 def difference(expected: Any, got: Any) -> Difference | None:
-    """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout and values.
+    """Return None if `got` is the same fact as `expected`: same type, dtype, shape, layout, entries and values.
 
     Not-a-numbers must be in the same places and equal each other there; zeros equal each other whatever their sign,
     because the sign of an exact zero depends on the order of a sum. Exceptions are equal when type and message are.
@@ -89,6 +89,8 @@ def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     for name in ("dtype", "shape", "layout"):
         if (has := getattr(got, name)) != (needs := getattr(expected, name)):
             return Difference(f"has {name} {_plain(has)}, expected {_plain(needs)}")
+    if expected.layout is torch.sparse_coo and (needs := _entries(expected)) != (has := _entries(got)):
+        return Difference(f"has entries at {show(has)}, expected entries at {show(needs)}")
     wanted, came = expected.to_dense(), got.to_dense()
     differs = ~equal_values(wanted, came)
     num_differing = int(differs.sum())
@@ -105,6 +107,12 @@ def _of_tensors(expected: Tensor, got: Tensor) -> Difference | None:
     return Difference(
         f"differs in {count}, {first}; largest difference {max_abs:g}", index, num_differing, came.numel(), max_abs
     )
+
+
+def _entries(tensor: Tensor) -> list[Any]:
+    """Return where a sparse tensor has entries, zeros among them, in ascending order; rows where it has whole rows."""
+    places: list[Any] = tensor.coalesce().indices().t().tolist()
+    return [place[0] for place in places] if tensor.sparse_dim() == 1 else places
 
 
 def _plain(value: Any) -> str:

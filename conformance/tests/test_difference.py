@@ -17,7 +17,15 @@ from conformance.oracles.expected import AnyOf, Anything, Close, Raises, Satisfi
 NAN = math.nan
 WRONG = Raised.of(RuntimeError("sizes of fc1.weight differ"))
 
+
+def rows(places: list[int], values: list[float]) -> torch.Tensor:
+    """Return a sparse 3 x 2 tensor with rows of the given values in the given places."""
+    repeated = torch.tensor(values, dtype=torch.float32)[:, None].expand(-1, 2)
+    return torch.sparse_coo_tensor(torch.tensor([places]), repeated, (3, 2), check_invariants=True)
+
+
 EQUAL = [
+    (rows([0, 2], [1, 0]), rows([2, 0, 0], [0, 0.5, 0.5])),
     (None, None),
     (1, 1),
     (1, 1.0),
@@ -48,6 +56,11 @@ UNEQUAL = [
     (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "has dtype float64, expected float32"),
     (torch.zeros(2), torch.zeros(2, 1), "has shape (2, 1), expected (2,)"),
     (torch.zeros(2), torch.zeros(2).to_sparse(), "has layout sparse_coo, expected strided"),
+    (rows([0, 2], [1, 0]), rows([0], [1]), "has entries at [0], expected entries at [0, 2]"),
+    (torch.eye(2).to_sparse(), torch.ones(1, 2).expand(2, 2).tril().to_sparse(),
+     "has entries at [[0, 0], [1, 0], [1, 1]], expected entries at [[0, 0], [1, 1]]"),
+    (rows([0], [1]), rows([0], [2]), "differs in 2 of 6 element(s), first at [0, 0]: expected 1.0, got 2.0; largest "
+     "difference 1"),
     (
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         torch.tensor([[1.0, 2.5], [3.0, 7.0]]),
