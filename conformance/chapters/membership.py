@@ -58,7 +58,7 @@ def _shrink_and_grow() -> Iterator[Scenario]:
                 "MEMBER-02", f"last-returns{suffix}", world_size,
                 (everybody, _STEPS), (fewer, _STEPS[:2]), (everybody, _STEPS), options=options,
             )  # fmt: skip
-            yield returned.replace(requirements=("MEMBER-02", "MEMBER-03"))
+            yield returned.replace(requirements=("MEMBER-02", "MEMBER-03", *(("MEMBER-07",) if options else ())))
             yield _scenario(
                 "MEMBER-02", f"newcomer{suffix}", world_size, (fewer, _STEPS), (everybody, _STEPS), options=options
             )

@@ -21,6 +21,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
+from conformance.programs.gradient_layout import marks_of_options, num_storages
 from conformance.programs.program import program
 from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
@@ -186,9 +187,12 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
     facts: dict[str, Any] = {}
     for index in range(3):
         model.zero_grad()
+        before = len(ctx.collectives())
         _backward(ctx.scenario, model, rank_step(ctx, first + index))
         facts |= gradients(f"{prefix}{index}", model.module)
         _learn(model.module)
+    facts[f"{prefix}/num_buckets"] = sum(map(is_gradient, ctx.collectives()[before:]))
+    facts[f"{prefix}/num_storages"] = num_storages(model.module)
     for name, tensor in (*model.module.named_parameters(), *model.module.named_buffers()):
         facts[f"{prefix}/{name}"] = tensor.detach().clone()
     return facts
@@ -209,6 +213,7 @@ def _copied_wrapper(scenario: Scenario) -> Mapping[int, Facts]:
     if moment not in ("forward", "join"):
         for rank in ranks:
             facts[rank]["num_collectives"] = 0
+    marks = marks_of_options(scenario.options, len(list(Parts().parameters())), scenario.world_size)
     with single_threaded():
         world = _World([_build(scenario) for _ in ranks], scenario, ignored)
         for index in range(_steps_before(scenario)):
@@ -226,6 +231,7 @@ def _copied_wrapper(scenario: Scenario) -> Mapping[int, Facts]:
             for rank, module in enumerate(which.modules):
                 for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                     facts[rank][f"{prefix}/{name}"] = tensor.detach().clone()
+                facts[rank] |= {f"{prefix}/{name}": number for name, number in marks.items()}
     if moment == "join":
         for rank in ranks:
             facts[rank]["said"] = True

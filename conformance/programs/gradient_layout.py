@@ -85,13 +85,30 @@ def _strides(tensor: Tensor) -> list[int]:
     return [stride for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
 
 
+def num_storages(module: nn.Module) -> int:
+    """Return in how many pieces of memory the gradients of `module` lie."""
+    present = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return len({gradient.untyped_storage().data_ptr() for gradient in present})
+
+
+def marks_of_options(options: Mapping[str, Any], num_gradients: int, world_size: int) -> dict[str, int]:
+    """Return what shows that `options` are obeyed, for a module that fits one bucket unless each gradient has its own.
+
+    `num_buckets`, collectives of `num_gradients` gradients in a step (left out for one rank, which may communicate
+    nothing), and `num_storages`, as the function of that name counts them.
+    """
+    each_alone = options.get("bucket_cap_mb", 25) < 1
+    in_one = options.get("gradient_as_bucket_view") and not each_alone
+    marks = {"num_storages": 1 if in_one else num_gradients}
+    return marks if world_size == 1 else marks | {"num_buckets": num_gradients if each_alone else 1}
+
+
 def _layout(module: nn.Module) -> dict[str, Any]:
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     present = [gradient for gradient in gradients.values() if gradient is not None]
-    storages = {gradient.untyped_storage().data_ptr() for gradient in present}
     return {
         "strides": {name: None if grad is None else _strides(grad) for name, grad in gradients.items()},
-        "num_storages": len(storages),
+        "num_storages": num_storages(module),
         "bytes_kept": sum({g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in present}.values()),
     }
 

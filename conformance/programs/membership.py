@@ -17,6 +17,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import Raises
 from conformance.oracles.replicas import single_threaded
 from conformance.oracles.steps import gradients
+from conformance.programs.gradient_layout import marks_of_options, num_storages
 from conformance.programs.program import program
 from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
@@ -80,9 +81,10 @@ def membership(ctx: RankContext) -> None:
 
     Every member of a phase updates its wrapper at its beginning, unless the first phase is everybody's; with
     `outsiders` the others update theirs as well, with what torch gave them for a group. Argument `hook` averages with a
-    comm hook, `buffer` has the module keep one. Observes gradients and buffers after each step, `phase<p>/silent` (the
-    update itself communicated nothing), `phase<p>/own` (all gradients went through the phase's group) and
-    `phase<p>/hook_called`. All ranks run it.
+    comm hook, `buffer` has the module keep one. Observes gradients and buffers after each step, `step<k>/num_buckets`
+    (collectives that reduced gradients), `step<k>/num_storages` (in how many pieces of memory gradients lie),
+    `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own` (all gradients went through the phase's
+    group) and `phase<p>/hook_called`. All ranks run it.
     """
     _course(ctx)
 
@@ -149,8 +151,11 @@ def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str) -> N
         module.armed = False
         module.zero_grad()
         return
+    before = len(ctx.collectives())
     _backward(model, turn, 0, uses)
     ctx.observe_gradients(f"step{index}", module)
+    ctx.observe(f"step{index}/num_buckets", sum(map(is_gradient, ctx.collectives()[before:])))
+    ctx.observe(f"step{index}/num_storages", num_storages(module))
     if module.seen is not None:
         ctx.observe(f"step{index}/buffer/seen", module.seen)
     module.zero_grad()
@@ -183,6 +188,10 @@ def _membership(scenario: Scenario) -> Mapping[int, Facts]:
                     facts[rank][f"phase{phase}/hook_called"] = bool(scenario.arguments.get("hook"))
             for offset, text in enumerate(steps):
                 _simulate(facts, modules, members, index + offset, text)
+                if steps[: offset + 1] == ["step"] * max(3, offset + 1):  # by then buckets are those of the options
+                    marks = marks_of_options(scenario.options, len(list(modules[0].parameters())), len(members))
+                    for rank in members:
+                        facts[rank] |= {f"step{index + offset}/{name}": number for name, number in marks.items()}
             index += len(steps)
     return facts
 
