@@ -195,7 +195,8 @@ def _auto() -> Iterator[Scenario]:
         needs=("auto_buckets",),
     )  # fmt: skip
     for world_size in (1, 2, 4):
-        yield _scenario(
-            "BUCKET-16", "slow-rank", "auto_caps", world_size, model="many_small_layers", schedule=steps,
-            options={"bucket_cap_mb": "auto"}, needs=("auto_buckets", "logging_data"),
+        chosen = _scenario(
+            "BUCKET-16", "slow-rank", "auto_caps", world_size, options={"bucket_cap_mb": "auto"},
+            needs=("auto_buckets", "logging_data"),
         )  # fmt: skip
+        yield chosen.replace(requirements=("BUCKET-16", "BUCKET-15"))
