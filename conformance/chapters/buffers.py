@@ -43,6 +43,9 @@ def _drifting() -> Iterator[Scenario]:
     for options in ({}, {"forward_sync_buffers": False}):
         slug = "asked-off" if options else "asked"
         yield _scenario("BUFFER-10", slug, "buffer_sync", 2, options=options, arguments={"asks": True})
+        slug = "announced-off" if options else "announced"
+        yield _scenario("BUFFER-10", slug, "announced_buffers", 2, options=options, needs=("no_sync",))
+    yield _scenario("BUFFER-10", "announced-none", "announced_buffers", 2, arguments={"none": True}, needs=("no_sync",))
     for world_size in (2, 4):
         yield _scenario("BUFFER-11", "eval", "buffer_sync", world_size, arguments={"mode": "eval"})
     for world_size in (1, 2):

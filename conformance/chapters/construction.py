@@ -26,7 +26,7 @@ _LOCAL = {
     "CONS-12": ("function", "class"),
     "CONS-13": ("lazy",),
     "CONS-14": ("two_device_types",),
-    "CONS-15": ("delay_without_hook",),
+    "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),
 }
 _IGNORED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -130,6 +131,41 @@ def _gradients_of_drifting(scenario: Scenario) -> Mapping[int, Facts]:
         rank: {name.replace("/grad/", "/grad/layer."): value for name, value in mine.items()}
         for rank, mine in truth.items()
     }
+
+
+#: Whether each forward of `announced_buffers` is outside `no_sync`, and whether buffers are due before it: always but
+#: after a forward inside.
+_OUTSIDE = (True, False, False, True, True)
+_DUE = (True, True, False, False, True)
+
+
+@program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def announced_buffers(ctx: RankContext) -> None:
+    """Ask before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
+
+    With argument `none` the module has no buffer. Observes `says`, the answers, and `does`, whether anything was
+    broadcast in the forward. All ranks run it.
+    """
+    module: Any = nn.Sequential(nn.Linear(3, 2))
+    if not ctx.arguments.get("none"):
+        module.register_buffer("table", torch.ones(3))
+    model: Any = ctx.wrap(module.to(ctx.device))
+    says, does = [], []
+    for index, outside in enumerate(_OUTSIDE):
+        with contextlib.nullcontext() if outside else ctx.no_sync(model):
+            says.append(model.will_sync_module_buffers())
+            _ordinary(model, rank_step(ctx, index))
+        issued = [each for each in ctx.collectives() if each.step == index and each.phase == "forward"]
+        does.append(any(each.op == "broadcast" and each.dtypes == ("float32",) for each in issued))
+    ctx.observe("says", says)
+    ctx.observe("does", does)
+
+
+@announced_buffers.expects
+def _announced_buffers(scenario: Scenario) -> Mapping[int, Facts]:
+    any_at_all = broadcasts_buffers(scenario.options) and not scenario.arguments.get("none")
+    due = [any_at_all and due for due in _DUE]
+    return {rank: {"says": due, "does": due} for rank in range(scenario.world_size)}
 
 
 class Scaled(nn.Module):

@@ -58,7 +58,7 @@ def _uses_spare(scenario: Scenario, rank: int) -> bool:
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
-    if scenario.arguments.get("by_hand") and hasattr(model, "reducer"):
+    if scenario.arguments.get("by_hand") and hasattr(model, "module"):  # the replica of the truth has no reducer
         model.require_forward_param_sync = True
         model.reducer._rebuild_buckets()
         model.reducer.prepare_for_backward([output] if scenario.options.get("find_unused_parameters") else [])

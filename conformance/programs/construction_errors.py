@@ -144,6 +144,11 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "two_device_types": Mistake(_two_device_types, Raises(("ValueError",), ("device",))),
     "delay_without_hook": Mistake(_layers, Raises(("ValueError",), ("param_to_hook_all_reduce",)), _delayed),
+    "hook_without_delay": Mistake(
+        _layers,
+        Raises(("ValueError",), ("delay_all_reduce_named_params",)),
+        _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3))),
+    ),
     "unknown_option": Mistake(_layers, Raises(("TypeError",), ("bucket_cap_gb",)), _option("bucket_cap_gb", 1)),
 }
 

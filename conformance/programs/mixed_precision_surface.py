@@ -127,6 +127,7 @@ class _Nothing:
 
 
 _TEXT: Any = "float16"
+_OTHER_DTYPE = Raises(("RuntimeError",), ("dtype",))
 
 #: Configurations that a constructor must refuse, and the exceptions that say so.
 _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
@@ -138,12 +139,10 @@ _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
     "dtype_alone": (lambda _: torch.float16, Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
     "other_object": (lambda _: _Nothing(), Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
     "reduce_differs": (
-        lambda rank: Precision(reduce_dtype=torch.bfloat16 if rank else torch.float16), Raises(("RuntimeError",), ()),
+        lambda rank: Precision(reduce_dtype=torch.bfloat16 if rank else torch.float16), _OTHER_DTYPE,
     ),
-    "param_differs": (
-        lambda rank: Precision(torch.bfloat16 if rank else torch.float16), Raises(("RuntimeError",), ()),
-    ),
-    "only_one_rank": (lambda rank: Precision(torch.float16) if rank else None, Raises(("RuntimeError",), ())),
+    "param_differs": (lambda rank: Precision(torch.bfloat16 if rank else torch.float16), _OTHER_DTYPE),
+    "only_one_rank": (lambda rank: Precision(torch.float16) if rank else None, _OTHER_DTYPE),
 }  # fmt: skip
 
 
