@@ -17,7 +17,8 @@ from conformance.errors import ReportError
 from conformance.report.environment import package_version
 from conformance.report.json_report import CHECKSUMS
 from conformance.report.read import read_report
-from conformance.report.stored_report import StoredReport, counts, summarised
+from conformance.report.run_report import counts
+from conformance.report.stored_report import StoredReport, summarised
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 

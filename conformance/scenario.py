@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,12 @@ SCHEMA_VERSION = 1
 ZERO_GRAD = ("none", "zeros", "keep")
 FAULT_KINDS = ("kill", "stop", "loop", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
+
+
+def leading_requirement(scenario_id: str, requirements: Sequence[str]) -> str:
+    """Return the requirement that the id of a scenario names, or else the first, or nothing."""
+    parts = scenario_id.split("/")
+    return parts[1] if len(parts) == 3 and parts[1] in requirements else next(iter(requirements), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,11 @@ class Scenario:
     def chapter(self) -> str:
         """The first part of the id: the chapter of the specification that owns this scenario."""
         return self.id.split("/", 1)[0]
+
+    @property
+    def leading_requirement(self) -> str:
+        """The requirement that the id names, or the first one."""
+        return leading_requirement(self.id, self.requirements)
 
     @property
     def digest(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,6 +40,17 @@ class Finding:
     verdict: Verdict
     summary: str = ""
     explanation: str = ""
+
+
+def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that made `verdict` what it is, the gravest and those with evidence first.
+
+    One whose evidence an earlier one gave already is left out.
+    """
+    found = [one for one in findings if one.verdict.is_failure or one.verdict is verdict]
+    found.sort(key=lambda one: (one.verdict is not verdict, not one.explanation))
+    told = {one.explanation: one for one in reversed(found)}
+    return tuple(one for one in found if not one.explanation or told[one.explanation] is one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.behaviours import SECTIONS, Behaviour
 from conformance.report.run_report import combine
-from conformance.report.stored_report import StoredReport, StoredResult
+from conformance.report.stored_report import StoredReport
 from conformance.verdict import Verdict
 
 _HEAD = """# Behaviours
@@ -19,7 +19,7 @@ Made by `ddp-conformance report behaviours`; the rows are in `conformance/behavi
 
 
 def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[StoredReport]) -> str:
-    """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside the first."""
+    """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them."""
     columns = _columns(reports)
     lines = [_HEAD]
     for report in reports:
@@ -40,23 +40,21 @@ _Column = Mapping[str, Counter[Verdict]]  # requirement -> how often its scenari
 
 
 def _columns(reports: Sequence[StoredReport]) -> dict[str, _Column]:
-    columns: dict[str, _Column] = {}
+    """Return a column for each subject and one for torch's DDP; a scenario counts once, as its first report has it."""
+    found: dict[str, dict[str, tuple[tuple[str, ...], Verdict]]] = {}
     for report in reports:
-        columns[report.subject.name] = _column(
-            (scenario.requirements, scenario.subject) for scenario in report.scenarios
-        )
-        native = [(one.requirements, one.native) for one in report.scenarios if one.native is not None]
-        if native:
-            columns.setdefault("torch's DDP", _column(native))
-    return columns
+        for scenario in report.scenarios:
+            for name, result in ((report.subject.name, scenario.subject), ("torch's DDP", scenario.native)):
+                if result is not None:
+                    found.setdefault(name, {}).setdefault(scenario.id, (scenario.requirements, result.verdict))
+    return {name: _column(results.values()) for name, results in found.items()}
 
 
-def _column(results: object) -> _Column:
+def _column(results: Iterable[tuple[tuple[str, ...], Verdict]]) -> _Column:
     column: dict[str, Counter[Verdict]] = {}
-    for requirements, result in results:  # type: ignore[attr-defined]
-        assert isinstance(result, StoredResult)
+    for requirements, verdict in results:
         for requirement in requirements:
-            column.setdefault(requirement, Counter())[result.verdict] += 1
+            column.setdefault(requirement, Counter())[verdict] += 1
     return column
 
 

@@ -10,7 +10,7 @@ from conformance.explanation import explain
 from conformance.report.run_report import Outcome
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.verdict import Finding, ScenarioResult, Verdict, telling
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
@@ -33,13 +33,10 @@ def result_text(
 
     Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
     """
-    telling = [
-        finding for finding in result.findings if finding.verdict.is_failure or finding.verdict is result.verdict
+    first, *others = telling(result.verdict, result.findings) or [
+        Finding("runner", result.verdict, "no checker says why")
     ]
-    telling.sort(key=lambda finding: (finding.verdict is not result.verdict, not finding.explanation))
-    first, *others = telling or [Finding("runner", result.verdict, "no checker says why")]
-    others = [finding for finding in others if not finding.explanation or finding.explanation != first.explanation]
-    requirement_id = leading_requirement(scenario)
+    requirement_id = scenario.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
     lines = [explain(first, scenario, **header)]
@@ -48,12 +45,6 @@ def result_text(
     if replay:
         lines.append(f"Replay  {replay}")
     return "\n".join(lines)
-
-
-def leading_requirement(scenario: Scenario) -> str:
-    """Return the requirement that the scenario's id names, or its first one."""
-    parts = scenario.id.split("/")
-    return parts[1] if len(parts) == 3 and parts[1] in scenario.requirements else scenario.requirements[0]
 
 
 def failure_path(folder: Path, scenario: Scenario) -> Path:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 from conformance.errors import ReportError
 from conformance.expectations import Expected
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.report.run_report import Outcome, RequirementSummary, RunReport, is_failure
+from conformance.report.run_report import Outcome, RequirementSummary, RunReport, counts, is_failure
 from conformance.spec.catalogue import Catalogue
-from conformance.verdict import ScenarioResult, Verdict
+from conformance.verdict import ScenarioResult
 
 SCHEMA_VERSION = 1
 CHECKSUMS = "SHA256SUMS"
@@ -95,18 +94,13 @@ def report_to_json(report: RunReport, catalogue: Catalogue) -> dict[str, Any]:
             "selected": report.num_selected,
             "scenarios": len(report.outcomes),
             "requirements": len(summaries),
-            "subject": _counts(report.totals),
-            "native": _counts(report.native_totals),
+            "subject": counts(report.totals),
+            "native": counts(report.native_totals),
         },
         "requirements": [_requirement_to_json(summary) for summary in summaries],
         "scenarios": [_outcome_to_json(outcome) for outcome in report.outcomes],
         "performance": [asdict(ratio) for ratio in report.performance],
     }
-
-
-def _counts(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
-    """Return every verdict's count, zeros included: a reader must not guess whether a key is missing."""
-    return {verdict.value: verdicts.get(verdict, 0) for verdict in Verdict} if verdicts else {}
 
 
 def _requirement_to_json(summary: RequirementSummary) -> dict[str, Any]:

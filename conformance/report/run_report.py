@@ -166,6 +166,11 @@ def summarise(requirement: Requirement, outcomes: Iterable[Outcome]) -> Requirem
     )
 
 
+def counts(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
+    """Return every verdict's count by name, zeros included (a reader must not guess); nothing for nothing."""
+    return {verdict.value: verdicts.get(verdict, 0) for verdict in Verdict} if verdicts else {}
+
+
 def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
     """Return what several scenarios say together about one requirement.
 

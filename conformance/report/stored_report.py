@@ -12,7 +12,8 @@ from typing import Any
 
 from conformance.report.performance import Ratio
 from conformance.report.run_report import combine
-from conformance.verdict import Finding, RankFate, Verdict
+from conformance.scenario import leading_requirement
+from conformance.verdict import Finding, RankFate, Verdict, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,8 @@ class StoredResult:
 
     @property
     def findings_that_tell(self) -> tuple[Finding, ...]:
-        """The findings that made the verdict what it is, those with evidence first; none for PASS."""
-        telling = [one for one in self.findings if one.verdict.is_failure or one.verdict is self.verdict]
-        telling = [one for one in telling if one.verdict is not Verdict.PASS]
-        telling.sort(key=lambda one: (one.verdict is not self.verdict, not one.explanation))
-        return tuple(telling)
+        """The findings that made the verdict what it is, see `telling`; none for PASS."""
+        return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
 
     @property
     def summary(self) -> str:
@@ -92,8 +90,7 @@ class StoredScenario:
     @property
     def leading_requirement(self) -> str:
         """The requirement that the id names, or the first one."""
-        parts = self.id.split("/")
-        return parts[1] if len(parts) == 3 and parts[1] in self.requirements else next(iter(self.requirements), "")
+        return leading_requirement(self.id, self.requirements)
 
     @property
     def is_failure(self) -> bool:
@@ -212,11 +209,6 @@ class StoredReport:
         """Return the version of a package in the environment of the run, or nothing."""
         packages = self.environment.get("packages")
         return str(packages.get(name, "")) if isinstance(packages, Mapping) else ""
-
-
-def counts(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
-    """Return every verdict's count by name, zeros included; nothing for nothing."""
-    return {verdict.value: verdicts.get(verdict, 0) for verdict in Verdict} if verdicts else {}
 
 
 def summarised(requirement: StoredRequirement, scenarios: tuple[StoredScenario, ...]) -> StoredRequirement:

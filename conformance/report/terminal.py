@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.report.failure import failure_text, leading_requirement, replay_command
+from conformance.report.failure import failure_text, replay_command
 from conformance.report.performance import Ratio
 from conformance.report.run_report import Progress, RequirementSummary, RunReport, combine
 from conformance.scenario import Scenario
@@ -186,10 +186,10 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
 
 def print_failures(console: Console, report: RunReport, catalogue: Catalogue, folder: Path) -> None:
     """Print why it failed: one explanation per requirement, and how many more there are of its kind."""
-    by_requirement: dict[str, int] = Counter(leading_requirement(outcome.scenario) for outcome in report.failures)
+    by_requirement: dict[str, int] = Counter(outcome.scenario.leading_requirement for outcome in report.failures)
     explained: set[str] = set()
     for outcome in report.failures:
-        requirement_id = leading_requirement(outcome.scenario)
+        requirement_id = outcome.scenario.leading_requirement
         if requirement_id in explained:
             continue
         explained.add(requirement_id)

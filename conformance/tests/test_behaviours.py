@@ -16,6 +16,7 @@ from conformance.report.behaviours import behaviours_page
 from conformance.report.pairs import pairs_page
 from conformance.report.run_report import Note
 from conformance.report.specification import specification_pages
+from conformance.report.stored_report import StoredSubject
 from conformance.spec.catalogue import load_catalogue
 from conformance.tests.reports_by_hand import FAIL, HANG, PASS, outcome, stored
 
@@ -57,6 +58,10 @@ def test_a_cell_counts_what_came_to_the_worst_verdict(tmp_path: Path) -> None:
     )
     (line,) = [line for line in behaviours_page([row], [report]).splitlines() if line.startswith("| averages")]
     assert line.endswith("| GRAD-01, GRAD-02 | FAIL 1 of 2 | PASS |")
+    more = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS, native=PASS), outcome("gradients/GRAD-01/d", FAIL))
+    page = behaviours_page([row], [report, more, dataclasses.replace(more, subject=StoredSubject("other", "a:B"))])
+    (line,) = [line for line in page.splitlines() if line.startswith("| averages")]
+    assert line.endswith("| FAIL 2 of 3 | PASS | FAIL 1 of 2 |")
     assert "[#1](https://github.com/pytorch/pytorch/issues/1)" in line
 
 

@@ -16,7 +16,8 @@ from conformance.scenario import Fault, Scenario, Step
 
 ONE = Scenario(
     "joins/JOIN-01/one", ("JOIN-01",), "train", options={"static_graph": True},
-    schedule=(Step(2), Step(zero_grad="keep")), faults=(Fault("kill", 1),), needs=("join",), arguments={"uneven": [1, None]},
+    schedule=(Step(2), Step(zero_grad="keep")), faults=(Fault("kill", 1),), needs=("join",),
+    arguments={"uneven": [1, None]},
 )  # fmt: skip
 DATA = ONE.to_json()
 
