@@ -49,7 +49,9 @@ def attached() -> Iterator[AttachedController]:
 
 def _serve(connection: Connection, index: int) -> None:
     place = Place(index, 2, index, f"host-{'ab'[index]}", "127.0.0.1")
-    Agent(connection, place, (), {"GLOO_SOCKET_IFNAME": interface_of("127.0.0.1")}).serve()
+    Agent(
+        connection, place, ("conformance.tests.worker_programs",), {"GLOO_SOCKET_IFNAME": interface_of("127.0.0.1")}
+    ).serve()
 
 
 def test_ranks_train_together_and_stay_warm(attached: AttachedController) -> None:
@@ -77,6 +79,12 @@ def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedContr
     assert [one.fate.kind for one in seen.values()] == ["hung", "hung"]
     assert "stopped by a signal" in seen[0].fate.detail
     assert all(one.stack and one.history for one in seen.values())
+
+
+def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None:
+    slow = TRAIN.replace(program="workers/slow", arguments={"times": 4, "seconds": 0.5}, deadline_s=1.0)
+    attached.run(TRAIN, OURS)  # ranks are there: their making is not part of the deadline
+    assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
 
 
 def test_a_smaller_world_is_spread_and_a_larger_one_is_refused(attached: AttachedController) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from conformance.errors import ConformanceError
-from conformance.observation import Fate, Observation, Raised
+from conformance.observation import Fate, Observation
 from conformance.workers.attached_place import Place
 from conformance.workers.attached_protocol import (
     BEAT_S,
@@ -32,7 +32,7 @@ from conformance.workers.attached_protocol import (
 )
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.flight_record import LastSeen, read_flight
-from conformance.workers.pool import EOF_GRACE_S, START_TIMEOUT_S
+from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, prolonged
 from conformance.workers.protocol import FromRank, Seat, receive, send
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -111,7 +111,7 @@ class Agent:
             started = time.monotonic()
             with contextlib.suppress(OSError):  # it has just died; waiting will find out of what
                 send(post.connection, order.task)
-            message = self._await(order, post, started + order.deadline_s)
+            message = self._await(order, post, order.deadline_s)
             assert isinstance(message, Observation)
             observation = replace(message, duration_ns=message.duration_ns or int((time.monotonic() - started) * 1e9))
             if post.ready and observation.fate.kind != "returned":
@@ -120,7 +120,7 @@ class Agent:
 
     def _start(self, order: Order, post: Post) -> Observation | None:
         """Wait until the rank is connected to the others; returns why it is not."""
-        message = self._await(order, post, time.monotonic() + START_TIMEOUT_S)
+        message = self._await(order, post, START_TIMEOUT_S)
         if isinstance(message, Observation):
             return message
         if message.error is None:
@@ -129,28 +129,28 @@ class Agent:
         fate = Fate("raised", detail=f"raised {message.error}")
         return replace(describe(post.seat, fate), raised=message.error)
 
-    def _await(self, order: Order, post: Post, deadline: float) -> FromRank:
+    def _await(self, order: Order, post: Post, deadline_s: float) -> FromRank:
         """Return what the rank sends, or an observation of why it does not; `post.ready` says which."""
         post.ready = False
-        kind = "hung"
+        started = time.monotonic()
+        deadline, kind = started + deadline_s, "hung"
         while True:
             self._zygote.update()
             if post.open and post.connection.poll(0):
                 try:
-                    message: FromRank = receive(post.connection)
+                    message = answer(post.connection, post.seat.rank)
                 except (EOFError, OSError):
                     post.open = False
                     deadline = min(deadline, time.monotonic() + EOF_GRACE_S)
                     continue
-                except Exception as error:  # what a rank observed may be of types that only it can import
-                    message = Observation(post.seat.rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
                 post.ready = True
                 return message
             if (status := self._zygote.exit_status(post.seat)) is not None:
                 return describe(post.seat, death(status))
             if self._zygote.gone:
-                lost = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
-                return describe(post.seat, lost)
+                return describe(post.seat, LOST)
+            if post.open and kind == "hung" and time.monotonic() >= deadline:
+                deadline = prolonged(started, deadline_s, post.seat.file("flight"))
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return examine_living(self._zygote, {post.seat: post.pid}, kind)[post.seat.rank]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -37,7 +36,13 @@ from conformance.workers.attached_protocol import (
     ToAgent,
 )
 from conformance.workers.flight_record import LastSeen
-from conformance.workers.pool import DEATH_GRACE_S, RAISE_GRACE_S, START_TIMEOUT_S, nothing_left_behind
+from conformance.workers.pool import (
+    DEATH_GRACE_S,
+    MOST_DEADLINES,
+    RAISE_GRACE_S,
+    START_TIMEOUT_S,
+    nothing_left_behind,
+)
 from conformance.workers.protocol import Seat, Task, dumps, receive
 
 #: What an agent may take beyond the deadline: it makes its rank write a stack first.
@@ -104,7 +109,7 @@ class AttachedController:
                 source = self._backend.source or self._backend.name
                 seat = Seat(pool, rank, scenario.world_size, source, "", scenario.recorded, meeting)
                 agent.tell(Order(number, pool, seat, task, scenario.deadline_s))
-            patience_s = scenario.deadline_s + (START_TIMEOUT_S if fresh else 0.0)
+            patience_s = MOST_DEADLINES * (scenario.deadline_s + (START_TIMEOUT_S if fresh else 0.0))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
@@ -126,9 +131,7 @@ class AttachedController:
         """Return the controller."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close, whatever happened."""
         self.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
 from conformance.backends.backend import Backend
 from conformance.observation import Observation
@@ -82,9 +81,7 @@ class Controller:
         """Return the controller."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Close, whatever happened."""
         self.close()
 

@@ -31,9 +31,11 @@ RAISE_GRACE_S = 1.0
 EOF_GRACE_S = 10.0
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
 START_TIMEOUT_S = 60.0
+#: How a rank ended whose zygote is gone.
+LOST = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
 #: A deadline is meant for ranks that do nothing more. On a slow machine they get so many times as much, while one of
 #: them enters a phase or issues a collective now and then.
-_MOST_DEADLINES = 5
+MOST_DEADLINES = 5
 
 
 class Pool:
@@ -119,11 +121,11 @@ class Pool:
             sources: list[Connection] = [*listening, *self._zygote.sources]
             ready = wait(sources, max(0.0, deadline - time.monotonic()))
             if not ready:
-                prolonged = min(self._alive_at() + deadline_s, started + _MOST_DEADLINES * deadline_s)
-                if math.isinf(patience_s) and prolonged > deadline:
-                    deadline = prolonged
-                    continue
-                break
+                later = prolonged(started, deadline_s, *(seat.file("flight") for seat in self._seats))
+                if later <= deadline or not math.isinf(patience_s):
+                    break
+                deadline = later
+                continue
             for connection in sources:
                 if connection not in ready:
                     continue
@@ -131,19 +133,11 @@ class Pool:
                     self._zygote.update()
                     continue
                 rank = listening.pop(connection).rank
-                try:
-                    messages[rank] = receive(connection)
-                except (EOFError, OSError):
-                    continue
-                except Exception as error:  # what a rank observed may be of types that only it can import
-                    messages[rank] = Observation(rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
+                with contextlib.suppress(EOFError, OSError):
+                    messages[rank] = answer(connection, rank)
             patience_s = self._patience_s(messages, listening)
             deadline = min(deadline, time.monotonic() + patience_s)
         return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
-
-    def _alive_at(self) -> float:
-        """Return when one of the ranks last entered a phase or issued a collective."""
-        return max(read_flight(seat.file("flight")).alive_at for seat in self._seats)
 
     def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Fate]:
         """Return the ranks that have died without an answer; what they sent before dying is read first."""
@@ -151,8 +145,7 @@ class Pool:
         silent = [seat for seat in self._seats if seat.rank not in messages and seat not in unread]
         dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
         if self._zygote.gone:  # nobody is left to say how
-            lost = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
-            dead |= {seat: lost for seat in silent if seat not in listening.values()}
+            dead |= {seat: LOST for seat in silent if seat not in listening.values()}
         return dead
 
     def _patience_s(self, messages: Mapping[int, FromRank], listening: Mapping[Connection, Seat]) -> float:
@@ -174,6 +167,23 @@ class Pool:
             if seat.rank not in messages and seat not in dead
         }
         return observations | (examine_living(self._zygote, living, kind) if living else {})
+
+
+def prolonged(started: float, deadline_s: float, *flights: str) -> float:
+    """Return when to give up ranks that were given a deadline at `started`, going by their flight records."""
+    alive_at = max(read_flight(path).alive_at for path in flights)
+    return min(max(started, alive_at) + deadline_s, started + MOST_DEADLINES * deadline_s)
+
+
+def answer(connection: Connection, rank: int) -> FromRank:
+    """Receive what a rank says; raises `EOFError` or `OSError` when it will say nothing more."""
+    try:
+        message: FromRank = receive(connection)
+    except (EOFError, OSError):
+        raise
+    except Exception as error:  # what a rank observed may be of types that only it can import
+        return Observation(rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
+    return message
 
 
 def _failed(message: FromRank) -> bool:
