@@ -21,8 +21,9 @@ from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 NUM_STEPS = 5  # caps are chosen after three
-_NUM_VECTORS = 26
-#: Half a MiB each: by default a bucket of 1 MiB and one of 12, which travels when the backward is over. Smaller ones
+#: A prime, so that no even split of the whole ends where a vector ends.
+_NUM_VECTORS = 23
+#: Half a MiB each: by default a bucket of 1 MiB and one of 10.5, which travels when the backward is over. Smaller ones
 #: would be on their way by then, and a machine whose measurements are not all noise chooses them.
 _LENGTH = 2**17
 
