@@ -58,7 +58,7 @@ class Reducer:
 
     has_rebuilt_buckets: bool
     order: list[int]  # in which gradients became ready, in the iteration that was learnt from last
-    _ready_ns: list[int]  # when they did
+    _ready_ns: list[int]  # how long after the beginning of the backward
     _learnt: list[int] | None  # static graph: how often each gradient arrives per iteration
 
     def __init__(
@@ -132,8 +132,7 @@ class Reducer:
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
         cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
-        begin_ns = self.telemetry.last.backward_start_ns
-        ready_s = {index: (ns - begin_ns) / 1e9 for index, ns in zip(self.order, self._ready_ns, strict=True)}
+        ready_s = {index: ns / 1e9 for index, ns in zip(self.order, self._ready_ns, strict=True)}
         choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
         chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
         first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
@@ -303,7 +302,7 @@ class Reducer:
                     self.order, self._ready_ns = [], []
                 self._seen.add(index)
                 self.order.append(index)
-                self._ready_ns.append(time.time_ns())
+                self._ready_ns.append(time.time_ns() - self.telemetry.current.backward_start_ns)
             if not bucket.pending:
                 self._bucket_full(bucket)
         elif left > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,36 @@ def test_ranks_whose_measurements_differ_agree_and_average_right(tmp_path: Path)
             assert plain["sizes"].count(",") == 0
             for mine, other in zip(auto["gradients"], plain["gradients"], strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def _learn_again(rank: int) -> tuple[float, float]:
+    given: list[dict[int, float]] = []
+
+    def choose_the_default(specs: Any, ready_s: dict[int, float], cost: AllReduceCost, default: BucketCaps) -> Choice:
+        given.append(ready_s)
+        return Choice(default, 1.0, 1.0)
+
+    vars(reducer)["choose_caps"] = choose_the_default
+    ddp = DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb="auto")
+    begin_s = 0.0
+
+    def train(num_steps: int) -> None:
+        nonlocal begin_s
+        for _ in range(num_steps):
+            begin_s = time.perf_counter()
+            ddp(torch.ones(1, 4)).sum().backward()
+
+    train(20)  # more than are all sampled for the logging data
+    ddp._update_process_group(ddp.process_group)
+    train(NUM_PROFILED)
+    last_s = time.perf_counter() - begin_s
+    train(1)
+    return max(given[-1].values()), last_s
+
+
+def test_times_are_those_of_the_iteration_that_is_learnt_from(tmp_path: Path) -> None:
+    for ready_s, last_s in run_ranks(_learn_again, 1, tmp_path):
+        assert 0 < ready_s < last_s
 
 
 def test_auto_and_a_list_contradict_each_other() -> None:
