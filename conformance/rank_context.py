@@ -25,7 +25,7 @@ class Unsupported(Exception):  # noqa: N818 - a signal to the harness, not an er
 
 
 class PhaseListener(Protocol):
-    """Whoever wants to know what the program does: the recorder, the fault injector, the watchdog."""
+    """Whoever wants to know what the program does: the recorder, the flight record, the fault injector."""
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
         """Note that the rank entered `phase`."""

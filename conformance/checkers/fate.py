@@ -13,7 +13,7 @@ from conformance.verdict import Finding, Verdict
 _TAIL_LINES = 8
 _STACK_LINES = 16  # stacks are printed with the most recent call first
 #: Frames of the harness that are on every stack and say nothing about the subject.
-_OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
+OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
 
 
 @checker("no_crash")
@@ -218,7 +218,7 @@ def _tracebacks(raised: list[Observation]) -> list[str]:
 def _attachments(observation: Observation) -> list[str]:
     texts = []
     if observation.stack:
-        frames = [line for line in observation.stack.splitlines() if not any(part in line for part in _OUR_FRAMES)]
+        frames = [line for line in observation.stack.splitlines() if not any(part in line for part in OUR_FRAMES)]
         texts.append(f"Rank {observation.rank}'s stack:\n{block(frames[:_STACK_LINES])}")
     if observation.stderr.strip():
         tail = observation.stderr.strip().splitlines()[-_TAIL_LINES:]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from conformance.checkers.facts import WrongFact, wrong_facts
-from conformance.checkers.fate import missing_from
+from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.explanation import ranks, shorten
 from conformance.fixtures.traced_blocks import read_block
 from conformance.observation import Facts, Observation
@@ -19,8 +19,6 @@ _NUM_FRAMES = 6
 _TRACEBACK_LINES = 6
 _STDERR_LINES = 6
 _NUM_VALUES = 12
-#: Frames that every rank has on its stack and that say nothing about a backend.
-_OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def _frames(observation: Observation) -> tuple[str, ...]:
     lines = observation.stack.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(("Thread", "Current thread"))]
     frames = [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
-    return tuple(line for line in frames if not any(part in line for part in _OUR_FRAMES))[:_NUM_FRAMES]
+    return tuple(line for line in frames if not any(part in line for part in OUR_FRAMES))[:_NUM_FRAMES]
 
 
 def _odd_one_out(late: list[Observation]) -> str:

@@ -46,8 +46,9 @@ class Controller:
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do.
 
-        Returns within the scenario's deadline plus what it takes to explain a hang (and, on the first call, to start).
-        When anything went wrong, the next scenario gets new ranks.
+        Returns when no rank has moved for the scenario's deadline, and after a few deadlines in any case, plus what it
+        takes to explain a hang (and, on the first call, to start). When anything went wrong, the next scenario gets new
+        ranks.
 
         Raises:
             ConformanceError: ranks cannot be made at all, because what they share cannot be imported.
