@@ -1,10 +1,11 @@
-"""Running a test's function on several ranks: fresh processes that meet through a file."""
+"""Ranks for tests: fresh processes that meet through a file, or this process alone."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,17 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 _DEADLINE_S = 240.0
+
+
+@contextlib.contextmanager
+def group_of_one() -> Iterator[dist.ProcessGroup]:
+    """Make this process the one rank of a default group while the block runs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, directory: Path, *arguments: Any) -> list[Any]:

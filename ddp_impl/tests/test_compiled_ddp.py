@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.compiled_models import WIDTH, Recorder, assert_same, gradients, layers
-from ddp_impl.tests.ranks import run_ranks
+from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 #: With these caps every layer of `layers()` is a bucket of its own.
 ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
@@ -24,11 +23,8 @@ ONE_LAYER_MB = 4 * WIDTH * (WIDTH + 1) / 2**20
 def alone() -> Iterator[None]:
     """Make this process a group of one rank."""
     torch._dynamo.reset()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
+    with group_of_one():
         yield
-    finally:
-        dist.destroy_process_group()
 
 
 def compile_wrapper(model: nn.Module, backend: Recorder) -> tuple[DistributedDataParallel, Callable[..., Any]]:

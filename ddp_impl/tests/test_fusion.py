@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
@@ -16,6 +15,7 @@ from ddp_impl.bucket_plan import ParameterSpec
 from ddp_impl.compile.averaging import GroupAlias
 from ddp_impl.compile.fusion import AVERAGE, FusedBucket, Fusion, FusionRules, collective, fuse
 from ddp_impl.options import BucketCaps
+from ddp_impl.tests.ranks import group_of_one
 
 WORLD_SIZE = 4.0
 
@@ -23,16 +23,13 @@ WORLD_SIZE = 4.0
 @pytest.fixture(scope="module")
 def names() -> Iterator[tuple[str, str]]:
     """Give two names of a group of one rank, as two wrapped modules would have."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    group = dist.group.WORLD
-    assert group is not None
-    first, second = GroupAlias(group), GroupAlias(group)
-    try:
-        yield first.name, second.name
-    finally:
-        first.forget()
-        second.forget()
-        dist.destroy_process_group()
+    with group_of_one() as group:
+        first, second = GroupAlias(group), GroupAlias(group)
+        try:
+            yield first.name, second.name
+        finally:
+            first.forget()
+            second.forget()
 
 
 class BackwardGraph:

@@ -6,25 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.tests.ranks import group_of_one
 
 
 @pytest.fixture
 def ddp() -> Iterator[DistributedDataParallel]:
     """Wrap, in a group of one rank: a sparse embedding, an ignored layer, a frozen bias and a shared weight."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
-        model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "own": nn.Linear(3, 3), "out": nn.Linear(3, 3)})
-        model["again"] = nn.Linear(3, 3, bias=False)
-        model["again"].weight = model["out"].weight
-        model["out"].bias.requires_grad_(False)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["own.weight", "own.bias"])
+    model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "own": nn.Linear(3, 3), "out": nn.Linear(3, 3)})
+    model["again"] = nn.Linear(3, 3, bias=False)
+    model["again"].weight = model["out"].weight
+    model["out"].bias.requires_grad_(False)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["own.weight", "own.bias"])
+    with group_of_one():
         yield DistributedDataParallel(model)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_parameters_of_the_reducer_and_their_names(ddp: DistributedDataParallel) -> None:
