@@ -26,14 +26,20 @@ def scenarios() -> Iterator[Scenario]:
     yield from _more_from_users()
 
 
-def _less_from_backends() -> Iterator[Scenario]:
+def _variants() -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Yield suffix, options and world size: every variant at two ranks, the default at three."""
     for suffix, options in _VARIANTS:
-        for world_size in (2, 3):
-            if world_size == 2 or not options:
-                yield _of_chapter(
-                    "COMPAT-01", f"no-results{suffix}", "compatible_training", world_size, options=options,
-                    arguments={"no_results": True}, deadline_s=8.0,
-                )  # fmt: skip
+        yield suffix, options, 2
+        if not options:
+            yield suffix, options, 3
+
+
+def _less_from_backends() -> Iterator[Scenario]:
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-01", f"no-results{suffix}", "compatible_training", world_size, options=options,
+            arguments={"no_results": True}, deadline_s=8.0,
+        )  # fmt: skip
     schedule = (Step(), Step(local_backwards=1), Step())
     for model in ("mlp", "gpt", "batchnorm_mlp", "moe", "many_small_layers", "sparse_embedding"):
         needed = _FIND if get_fixture(model).has_unused else {}
@@ -52,25 +58,21 @@ def _more_from_users() -> Iterator[Scenario]:
             "COMPAT-04", f"by-hand{suffix}", "compatible_training", 2, options=options, arguments={"by_hand": True},
             deadline_s=8.0,
         )  # fmt: skip
-    for suffix, options in _VARIANTS:
-        for world_size in (2, 3):
-            if world_size == 2 or not options:
-                yield _of_chapter(
-                    "COMPAT-05", f"reference{suffix}", "remote_references", world_size, options=options,
-                    deadline_s=15.0,
-                )  # fmt: skip
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-05", f"reference{suffix}", "remote_references", world_size, options=options,
+            deadline_s=15.0,
+        )  # fmt: skip
     yield _of_chapter("COMPAT-06", "names", "documented_names", 1)
     for suffix, options in _VARIANTS:
         yield _of_chapter(
             "COMPAT-07", f"views{suffix}", "replicated_views", 2, options=options, needs=("replicated_parameters",),
             deadline_s=15.0,
         )  # fmt: skip
-    for suffix, options in _VARIANTS:
-        for world_size in (2, 3):
-            if world_size == 2 or not options:
-                yield _of_chapter(
-                    "COMPAT-08", f"synchronised-mean{suffix}", "synchronised_statistics", world_size, options=options,
-                    deadline_s=8.0,
-                )  # fmt: skip
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-08", f"synchronised-mean{suffix}", "synchronised_statistics", world_size, options=options,
+            deadline_s=8.0,
+        )  # fmt: skip
     for suffix, options in _VARIANTS:
         yield _of_chapter("COMPAT-09", f"buffer-elsewhere{suffix}", "misplaced_buffer", 2, options=options)
