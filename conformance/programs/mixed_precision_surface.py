@@ -70,10 +70,10 @@ def _construct(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.
 
 def _checkpoint(ctx: RankContext, module: nn.Module, model: Any, before: list[nn.Parameter]) -> Mapping[str, Any]:
     loss = model(_inputs().to(ctx.device)).sum()
-    between = _dtypes(dict(module.named_buffers()))
+    facts: dict[str, Any] = {"dtypes_between": _dtypes(module.state_dict()), "between": _values(module.state_dict())}
     ctx.backward(loss, 0)
     state = model.state_dict()
-    facts = {"between": between, "keys": list(state), "dtypes": _dtypes(module.state_dict())}
+    facts |= {"keys": list(state), "dtypes": _dtypes(module.state_dict())}
     facts["values"] = _values(module.state_dict())
     model.load_state_dict({name: tensor.double() + 1 for name, tensor in state.items() if "count" not in name}, False)
     return {
@@ -115,7 +115,7 @@ def _surface(scenario: Scenario) -> Mapping[int, Facts]:
     state = module.state_dict()
     facts = {"same": True, "dtypes": _dtypes(state), "values": _values(state)}
     if scenario.arguments["aspect"] == "checkpoint":
-        facts["between"] = _dtypes(dict(module.named_buffers()))
+        facts |= {"dtypes_between": facts["dtypes"], "between": facts["values"]}
         facts["keys"] = [f"module.{name}" for name in state]
         facts["loaded_dtypes"] = _dtypes(state)
         facts["loaded"] = module.layer.weight.detach() + 1
