@@ -8,7 +8,6 @@ kernel kills its ranks when it dies (`PR_SET_PDEATHSIG`), and it goes as soon as
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import shutil
@@ -29,13 +28,13 @@ from conformance.upstream.protocol import ListTests, Refusal, RunTest
 from conformance.upstream.rank import prepare_environment, run_rank
 from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
+from conformance.workers.forked import die_with, lead_own_group, signal_group
 
 #: How long ranks may go on after another one has failed: they may have something to say as well, or hang for ever.
 _GRACE_S = 3.0
 #: A rank ends itself at its deadline, and says where it was; one that cannot is killed this much later.
 _OVERTIME_S = 5.0
 _OUTPUT_BYTES = 8192
-_PR_SET_PDEATHSIG = 1
 
 
 class ControllerGoneError(Exception):
@@ -101,8 +100,7 @@ class Host:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # in both processes, whichever comes first
-            os.setpgid(pid, pid)
+        lead_own_group(pid)
         if pid == 0:
             for connection in (ours, self._connection, *(elder.connection for elder in elders)):
                 connection.close()  # or this rank would keep open what tells of another's death
@@ -155,8 +153,7 @@ class _Rank:
 
     def kill(self) -> None:
         """End the process, if it lives, and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        signal_group(self.pid, signal.SIGKILL)
         self.connection.close()
         os.waitpid(self.pid, 0)
 
@@ -192,9 +189,7 @@ def _become_rank(
     """Turn the forked child into a rank; never returns into the host's code."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != host:  # it died before the kernel knew
-            os._exit(1)
+        die_with(host)
         output = os.open(directory / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)

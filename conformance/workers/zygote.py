@@ -12,7 +12,6 @@ kills its ranks and whatever they started, removes the private directory, and go
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -25,13 +24,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import NoReturn
 
+from conformance.workers.forked import die_with, lead_own_group, signal_group
 from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
 from conformance.workers.rank_main import rank_main
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 
 
 def preload(modules: tuple[str, ...]) -> None:
@@ -82,7 +82,7 @@ class Nursery:
     def kill_all(self) -> None:
         """Kill every rank and what it started, and wait until they are gone."""
         for pid in self._seats:
-            _kill_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         for pid in list(self._seats):
             os.waitpid(pid, 0)
 
@@ -92,7 +92,7 @@ class Nursery:
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
             pid = os.fork()
-            _lead_own_group(pid)  # in both processes: whoever comes first, nobody sees it otherwise
+            lead_own_group(pid)
             if pid == 0:
                 for other in (*handles, self._wakeup, self._wakeup_writer, self._connection.fileno()):
                     if other != handle:
@@ -107,7 +107,7 @@ class Nursery:
     def _signal(self, message: SignalRank) -> None:
         for pid, seat in self._seats.items():  # only the living: a buried one's id may belong to somebody else
             if (seat.pool, seat.rank) == (message.pool, message.rank):
-                _kill_group(pid, message.signum)
+                signal_group(pid, message.signum)
 
     def _bury(self) -> None:
         while self._seats:
@@ -117,19 +117,8 @@ class Nursery:
             seat = self._seats.pop(pid, None)
             if seat is None:
                 continue  # something that a preloaded module has started
-            _kill_group(pid, signal.SIGKILL)  # what a dead rank started must not live on
+            signal_group(pid, signal.SIGKILL)  # what a dead rank started must not live on
             send(self._connection, Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)))
-
-
-def _kill_group(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signum)
-
-
-def _lead_own_group(pid: int) -> None:
-    """Put a rank into a process group of its own, which can be signalled as a whole."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has done so itself, and may be gone already
-        os.setpgid(pid, pid)
 
 
 def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
@@ -138,11 +127,8 @@ def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != zygote:  # it died before the kernel knew
-            os._exit(status)
+        die_with(zygote)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
         rank_main(seat, connection)
         status = 0
     except SystemExit as end:  # a program may call sys.exit: that is how the rank ends, not a harness error
