@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
@@ -40,19 +41,16 @@ class Net(nn.Module):
 @contextmanager
 def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
     """Set the level, by function or by environment, and put back what was there."""
-    level, variable = get_debug_level(), os.environ.get(_VARIABLE)
-    try:
-        if by_environment:
-            os.environ[_VARIABLE] = name
-            set_debug_level_from_env()
-        else:
-            set_debug_level(getattr(DebugLevel, name))
-        yield
-    finally:
-        os.environ.pop(_VARIABLE, None)
-        if variable is not None:
-            os.environ[_VARIABLE] = variable
-        set_debug_level(level)
+    level = get_debug_level()
+    with mock.patch.dict(os.environ, {_VARIABLE: name} if by_environment else {}):
+        try:
+            if by_environment:
+                set_debug_level_from_env()
+            else:
+                set_debug_level(getattr(DebugLevel, name))
+            yield
+        finally:
+            set_debug_level(level)
 
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:

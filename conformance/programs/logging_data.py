@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -200,38 +200,22 @@ def _unused(ctx: RankContext) -> Mapping[str, Any]:
     return facts
 
 
-_VARIABLES = {
-    "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": "somewhere", "MASTER_PORT": None,
-    "TORCH_DISTRIBUTED_DEBUG": None,
-}  # fmt: skip
+_SET = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "somewhere"}
+_NOT_SET = ("CUDA_VISIBLE_DEVICES", "MASTER_PORT", "TORCH_DISTRIBUTED_DEBUG")
 
 
 def _environment(ctx: RankContext) -> Mapping[str, Any]:
-    with _environment_of(_VARIABLES):
+    with mock.patch.dict(os.environ, _SET):
+        for name in _NOT_SET:
+            os.environ.pop(name, None)
         model: Any = ctx.wrap(_layers().to(ctx.device))
         _step(ctx, model, 0)
         data: Data = model._get_ddp_logging_data()
-    facts: dict[str, Any] = {name: data[name] for name in map(str.lower, _VARIABLES) if "gloo" not in name}
+    facts: dict[str, Any] = {name: data[name] for name in map(str.lower, ("MASTER_ADDR", *_NOT_SET))}
     is_gloo = dist.get_backend(ctx.process_group) == "gloo"
     facts["interface"] = data["gloo_socket_ifname"] == "lo" if is_gloo else "gloo_socket_ifname" not in data
     facts["of_others"] = sorted(name for name in data if is_gloo and "nccl" in name)
     return facts
-
-
-@contextmanager
-def _environment_of(variables: Mapping[str, str | None]) -> Iterator[None]:
-    before = dict(os.environ)
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
 
 
 def _numbers(text: Any) -> list[int]:
@@ -318,8 +302,8 @@ def _expect_unused(scenario: Scenario, rank: int) -> Facts:
 
 
 def _expect_environment(scenario: Scenario, rank: int) -> Facts:
-    said = {name.lower(): value or "N/A" for name, value in _VARIABLES.items() if not name.startswith("GLOO")}
-    return {**said, "interface": True, "of_others": []}
+    not_set = {name.lower(): "N/A" for name in _NOT_SET}
+    return {"master_addr": _SET["MASTER_ADDR"], **not_set, "interface": True, "of_others": []}
 
 
 _EXPECTED: Mapping[str, Callable[[Scenario, int], Facts]] = {

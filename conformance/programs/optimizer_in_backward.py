@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
-_KEEP_GRADIENTS = "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE"
+_SETS_TO_NONE = "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE"
 
 #: Name -> class and settings. Those of SGD are powers of two: multiplying by them is exact.
 OPTIMIZERS: Mapping[str, tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
@@ -136,7 +137,7 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, _averaging_hook(ctx))
     rest = _rest(scenario, module)
-    with _keeping_gradients(bool(ctx.arguments.get("keep_gradients"))):
+    with mock.patch.dict(os.environ, {_SETS_TO_NONE: "0" if ctx.arguments.get("keep_gradients") else "1"}):
         for index, micro_batches in enumerate(_steps(scenario, ctx.rank)):
             if scenario.arguments.get("zero_grad", True):
                 module.zero_grad()
@@ -149,19 +150,6 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
             facts |= _after_step(index, module, inner)
             if ctx.arguments.get("halve_rates"):
                 inner.halve_rates()
-
-
-@contextlib.contextmanager
-def _keeping_gradients(keep: bool) -> Iterator[None]:
-    before = os.environ.get(_KEEP_GRADIENTS)
-    if keep:
-        os.environ[_KEEP_GRADIENTS] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(_KEEP_GRADIENTS, None)
-        if before is not None:
-            os.environ[_KEEP_GRADIENTS] = before
 
 
 def _state(prefix: str, module: nn.Module) -> dict[str, Any]:
