@@ -85,6 +85,9 @@ def _error(requirement: str, mistake: str, world_size: int, *, recover: bool = F
 
 
 def _surface() -> Iterator[Scenario]:
+    yield _scenario(
+        "CONS-25", "trains", "autograd_use", 2, options={"check_reduction": True}, arguments={"use": "ordinary"}
+    )
     for requirement, aspect in (
         ("CONS-17", "identity"), ("CONS-18", "state"), ("CONS-19", "modes"), ("CONS-24", "signature"),
         ("CONS-25", "check_reduction"), ("CONS-28", "attributes"), ("CONS-22", "ignore_by_method"),
