@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     help="Folder for report.json and one scenario file per failure.",
 )
 @click.option(
-    "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="In which scenarios are run."
+    "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="The order in which scenarios run."
 )
 @click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: drawn, and said]")
 @click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")

@@ -44,8 +44,10 @@ def scenario(scenario_id: str, **changes: Any) -> Scenario:
 def result(
     of: Scenario, verdict: Verdict, subject: str = "ddp_impl", summary: str = "", ranks: Sequence[RankFate] = ()
 ) -> ScenarioResult:
-    evidence = f"Let   A = {summary}\nThen  A is not 2." if verdict.is_failure else ""
-    finding = Finding("facts", verdict, summary or f"it was {verdict.value}", evidence)
+    summary = summary or f"it was {verdict.value}"
+    finding = Finding(
+        "facts", verdict, summary, f"Let   A = {summary}\nThen  A is not 2." if verdict.is_failure else ""
+    )
     return ScenarioResult(of.id, of.requirements, subject, verdict, (finding,), tuple(ranks), 12.5, 3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -16,32 +17,19 @@ from conformance.report.json_report import prepare_folder, report_to_json, write
 from conformance.report.run_report import Note, Outcome, Progress, RunReport, combine
 from conformance.report.terminal import ProgressBar, print_report, work
 from conformance.scenario import Scenario, Step
-from conformance.spec.catalogue import Catalogue, Chapter, Requirement
-from conformance.tests.reports_by_hand import outcome as by_hand
-from conformance.verdict import Finding, ScenarioResult, Verdict
-
-PASS, FAIL, UNSUPPORTED, UNKNOWN = Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.UNKNOWN
-HANG, CRASH, HARNESS_ERROR = Verdict.HANG, Verdict.CRASH, Verdict.HARNESS_ERROR
-
-
-def requirement(requirement_id: str, statement: str) -> Requirement:
-    chapter = "gradients" if requirement_id.startswith("GRAD") else "buckets"
-    return Requirement(requirement_id, chapter, statement, "core", ("torch DDP docs",), "0.1")
-
-
-MEAN = requirement("GRAD-01", "Every rank MUST hold the mean of the ranks' local gradients.")
-CAP = requirement("GRAD-02", "A gradient MUST NOT depend on the bucket cap.")
-ORDER = requirement("BUCKET-01", "Every rank MUST reduce the same buckets in the same order.")
-CATALOGUE = Catalogue(
-    (Chapter("gradients", "Gradients", "GRAD", (MEAN, CAP)), Chapter("buckets", "Buckets", "BUCKET", (ORDER,)))
+from conformance.tests import reports_by_hand as by_hand
+from conformance.tests.reports_by_hand import (
+    CATALOGUE,
+    CRASH,
+    FAIL,
+    HANG,
+    HARNESS_ERROR,
+    MEAN,
+    PASS,
+    UNKNOWN,
+    UNSUPPORTED,
 )
-
-
-def result(scenario: Scenario, subject: str, verdict: Verdict, duration_ms: float) -> ScenarioResult:
-    finding = Finding(
-        "facts", verdict, f"it was {verdict.value}", "Let   A = 1\nThen  A is not 2." if verdict.is_failure else ""
-    )
-    return ScenarioResult(scenario.id, scenario.requirements, subject, verdict, (finding,), duration_ms=duration_ms)
+from conformance.verdict import Finding, ScenarioResult, Verdict
 
 
 def outcome(
@@ -52,15 +40,18 @@ def outcome(
     warm_ms: float = 0.0,
     notes: tuple[Note, ...] = (),
 ) -> Outcome:
-    scenario = Scenario(scenario_id, (scenario_id.split("/")[1], *also), "train", world_size=2, seed=7)
-    beside = result(scenario, "torch", native, 5.0) if native is not None else None
-    return Outcome(scenario, result(scenario, "ddp_impl", verdict, warm_ms), beside, notes, warm=warm_ms > 0)
+    one = by_hand.outcome(scenario_id, verdict, native)
+    return dataclasses.replace(
+        one,
+        scenario=one.scenario.replace(requirements=(*one.scenario.requirements, *also)),
+        result=dataclasses.replace(one.result, duration_ms=warm_ms),
+        notes=notes,
+        warm=warm_ms > 0,
+    )
 
 
 def run_report(*outcomes: Outcome, missing: int = 0, interrupted: bool = False) -> RunReport:
-    return RunReport(
-        "ddp_impl", "ddp_impl:DistributedDataParallel", "gloo", outcomes, len(outcomes) + missing, interrupted, 12.5
-    )
+    return by_hand.run_report(*outcomes, num_selected=len(outcomes) + missing, interrupted=interrupted, duration_s=12.5)
 
 
 MIXED = run_report(
@@ -218,17 +209,17 @@ class WhatPeopleRead(expecttest.TestCase):
             """\
            requirement                                                       scenarios  ddp_impl   torch's DDP
 GRAD       Gradients                                                                 4  CRASH 1/4  FAIL 1/4
-GRAD-01    Every rank MUST hold the mean of the ranks' local gradients.              3  FAIL 1/3   FAIL 1/3
+GRAD-01    Every rank MUST hold the mean of the gradients.                           3  FAIL 1/3   FAIL 1/3
 GRAD-02    A gradient MUST NOT depend on the bucket cap.                             2  CRASH 1/2  PASS 1/2
 
 BUCKET     Buckets                                                                   2  PASS 1/2   PASS 1/2
-BUCKET-01  Every rank MUST reduce the same buckets in the same order.                2  PASS 1/2   PASS 1/2
+BUCKET-01  Ranks MUST reduce the same buckets.                                       2  PASS 1/2   PASS 1/2
 
 FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       gradients/GRAD-02/mlp
       subject=ddp_impl backend=gloo world=2 seed=7
       it was FAIL
-Let   A = 1
+Let   A = it was FAIL
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
       and 1 more of GRAD-02 in report/failures
@@ -248,10 +239,10 @@ torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
             """\
            requirement                                                                     scenarios  ddp_impl
 GRAD       Gradients                                                                               1  PASS
-GRAD-01    Every rank MUST hold the mean of the ranks' local gradients.                            1  PASS
+GRAD-01    Every rank MUST hold the mean of the gradients.                                         1  PASS
 
 BUCKET     Buckets                                                                                 1  PASS
-BUCKET-01  Every rank MUST reduce the same buckets in the same order.                              1  PASS
+BUCKET-01  Ranks MUST reduce the same buckets.                                                     1  PASS
 
 2 scenarios for 2 requirements in 12.5 s
 ddp_impl: 2 PASS
@@ -276,7 +267,7 @@ FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       gradients/GRAD-02/mlp
       subject=ddp_impl backend=gloo world=2 seed=7
       it was FAIL
-Let   A = 1
+Let   A = it was FAIL
 Then  A is not 2.
 Replay  the command""",
         )
@@ -285,7 +276,7 @@ Replay  the command""",
 def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcomes = [by_hand(f"gradients/GRAD-01/{number}", Verdict.PASS) for number in range(4)]
+    outcomes = [by_hand.outcome(f"gradients/GRAD-01/{number}", Verdict.PASS) for number in range(4)]
     scenarios = tuple(outcome.scenario for outcome in outcomes)
     clock = iter([100.0 + 6 * tick for tick in range(100)])  # six seconds from each look at it to the next
     monkeypatch.setattr("conformance.report.terminal.time.monotonic", lambda: next(clock))
