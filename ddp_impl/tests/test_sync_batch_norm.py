@@ -67,6 +67,25 @@ def test_ranks_normalise_as_one_module_does_that_has_the_whole_batch(
         torch.testing.assert_close(found["evaluated"], whole(batch(0, 0, dims)), rtol=1e-4, atol=1e-4)
 
 
+def normalise_in_a_group_without_rank_2(rank: int) -> tuple[Tensor, Tensor]:
+    layer = SyncBatchNorm(2, affine=False, process_group=dist.new_group([0, 1])).double()
+    rows = batch(rank, 0, 2).double().requires_grad_()
+    output = layer(rows)
+    output.pow(3).sum().backward()
+    assert rows.grad is not None
+    return output.detach(), rows.grad
+
+
+def test_a_group_normalises_its_own_ranks_batches_and_who_is_outside_its_own(tmp_path: Path) -> None:
+    found = run_ranks(normalise_in_a_group_without_rank_2, 3, tmp_path / "ranks")
+    for together in ([0, 1], [2]):
+        rows = torch.cat([batch(rank, 0, 2) for rank in together]).double().requires_grad_()
+        output = nn.BatchNorm1d(2, affine=False).double()(rows)
+        output.pow(3).sum().backward()
+        torch.testing.assert_close(torch.cat([found[rank][0] for rank in together]), output.detach())
+        torch.testing.assert_close(torch.cat([found[rank][1] for rank in together]), rows.grad)
+
+
 def one_value(rank: int) -> None:
     layer = SyncBatchNorm(2)
     with pytest.raises(RuntimeError, match="expects more than 1 value per feature over all ranks, got 1"):
