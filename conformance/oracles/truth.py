@@ -13,6 +13,7 @@ from conformance.fixtures.models import get_fixture
 from conformance.fixtures.optimizers import sgd
 from conformance.observation import Facts
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
+from conformance.oracles.steps import follow_step
 from conformance.scenario import Scenario, Step
 
 
@@ -83,16 +84,7 @@ class _Simulation:
         return self.facts
 
     def _step(self, index: int, step: Step) -> None:
-        for optimizer in self.optimizers:
-            if step.zero_grad != "keep":
-                optimizer.zero_grad(set_to_none=step.zero_grad == "none")
-        for micro in range(step.local_backwards):
-            self._backward(f"step{index}/local{micro}", index, micro, synchronised=False)
-        if step.synchronised:
-            self._backward(f"step{index}", index, step.local_backwards, synchronised=True)
-        if step.optimizer:
-            for optimizer in self.optimizers:
-                optimizer.step()
+        follow_step(index, step, self.optimizers, self._backward)
         for rank, module in enumerate(self.replicas.modules):
             self._record_state(rank, f"step{index}", module)
 
