@@ -87,6 +87,13 @@ def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None
     assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
 
 
+def test_ranks_in_doubt_are_replaced(attached: AttachedController) -> None:
+    idle = TRAIN.replace(program="workers/idle")
+    before = {one.facts["pid"] for one in attached.run(idle, OURS).values()}
+    attached.run(TRAIN.replace(program="workers/forget", arguments={"ranks": [0]}), OURS)
+    assert before.isdisjoint(one.facts["pid"] for one in attached.run(idle, OURS).values())
+
+
 def test_a_smaller_world_is_spread_and_a_larger_one_is_refused(attached: AttachedController) -> None:
     assert attached.num_ranks == 2
     assert [one.host for one in attached.run(TRAIN.replace(world_size=1), OURS).values()] == ["host-a"]
