@@ -58,10 +58,12 @@ def test_a_cell_counts_what_came_to_the_worst_verdict(tmp_path: Path) -> None:
     )
     (line,) = [line for line in behaviours_page([row], [report]).splitlines() if line.startswith("| averages")]
     assert line.endswith("| GRAD-01, GRAD-02 | FAIL 1 of 2 | PASS |")
-    more = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS, native=PASS), outcome("gradients/GRAD-01/d", FAIL))
+    more = stored(
+        tmp_path, outcome("gradients/GRAD-01/a", PASS, native=PASS), outcome("gradients/GRAD-01/d", FAIL, FAIL)
+    )
     page = behaviours_page([row], [report, more, dataclasses.replace(more, subject=StoredSubject("other", "a:B"))])
     (line,) = [line for line in page.splitlines() if line.startswith("| averages")]
-    assert line.endswith("| FAIL 2 of 3 | PASS | FAIL 1 of 2 |")
+    assert line.endswith("| FAIL 2 of 3 | FAIL 1 of 3 | FAIL 1 of 2 |")
     assert "[#1](https://github.com/pytorch/pytorch/issues/1)" in line
 
 
