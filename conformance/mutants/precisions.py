@@ -141,6 +141,37 @@ class NothingStaysFull(_Casting):
             super().__init__(module, dataclasses.replace(config, full_precision_modules=()), ignored)
 
 
+class CastsNoParameters(_Casting):
+    """BUG: parameters are not cast: the module computes in full precision."""
+
+    class OwnCaster(PrecisionCaster):
+        """Leaves parameters as they are."""
+
+        def _cast(self, parameter: Tensor) -> Tensor:
+            return parameter
+
+
+class ReducingMeansComputing(_Casting):
+    """BUG: a configuration that names only `reduce_dtype` computes in it too."""
+
+    class OwnCaster(PrecisionCaster):
+        """Confuses the two."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Take one for the other."""
+            super().__init__(module, dataclasses.replace(config, param_dtype=config.communication_dtype), ignored)
+
+
+class TakesAnyPrecision(DistributedDataParallel):
+    """BUG: a configuration that makes no sense is ignored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError:
+            super().__init__(*args, **{**kwargs, "mixed_precision": None})
+
+
 class CastsTheModule(DistributedDataParallel):
     """BUG: the module's own parameters are cast to `param_dtype` and back around each forward, and lose bits."""
 

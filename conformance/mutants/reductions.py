@@ -71,11 +71,13 @@ class DoesNotWait(Reducing):
             if self.comm_hook is None and last >= 0:
                 buffer, work = self._in_flight[last]
                 self.unwaited = work
-                self._in_flight[last] = (buffer, _NothingToWaitFor())
+                self._in_flight[last] = (buffer, NothingToWaitFor())
             super()._finalize()
 
 
-class _NothingToWaitFor:
+class NothingToWaitFor:
+    """Stands for the work of a collective."""
+
     def wait(self) -> None:
         """Return at once."""
 

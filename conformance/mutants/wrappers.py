@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, Self
@@ -59,6 +60,79 @@ class ChecksNoArguments(DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with mock.patch.object(distributed, "check_arguments"):
             super().__init__(*args, **kwargs)
+
+
+class ComparesNoIgnoredNames(DistributedDataParallel):
+    """BUG: ranks may ignore different parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        describe = wrapped_module.describe
+
+        def without(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> Any:
+            return {**describe(members, ignored, options), "ignored": [], "parameters": []}
+
+        with mock.patch.object(distributed, "describe", without):
+            super().__init__(*args, **kwargs)
+
+
+class TakesGroupAndMesh(DistributedDataParallel):
+    """BUG: of a process group and a device mesh that are both given, the mesh is ignored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("process_group") is not None:
+            kwargs.pop("device_mesh", None)
+        super().__init__(*args, **kwargs)
+
+
+class TakesNegativeCaps(DistributedDataParallel):
+    """BUG: a negative bucket cap is taken for its absolute value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(kwargs.get("bucket_cap_mb"), (int, float)):
+            kwargs["bucket_cap_mb"] = abs(kwargs["bucket_cap_mb"])
+        super().__init__(*args, **kwargs)
+
+
+class SaysNothingOfLazyParameters(DistributedDataParallel):
+    """BUG: that a parameter is uninitialised is told in the words of whatever stumbles over it first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except RuntimeError as error:
+            if "uninitialized" in str(error):
+                raise ValueError("cannot read the shape of a parameter") from None
+            raise
+
+
+class MixesDevices(DistributedDataParallel):
+    """BUG: parameters on different types of devices are accepted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with (
+            mock.patch.object(distributed, "device_type", return_value="cpu"),
+            mock.patch.object(distributed, "verify_replicas"),
+            mock.patch.object(distributed, "broadcast_state"),
+        ):
+            super().__init__(*args, **kwargs)
+
+
+class LeavesScalarsLocal(DistributedDataParallel):
+    """BUG: parameters without dimensions are not averaged."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        shaped = [member for member in members if member.parameter.dim()]
+        renumbered = [dataclasses.replace(member, index=index) for index, member in enumerate(shaped)]
+        super()._attach_reducer(renumbered)
+
+
+class ForgetsItsOptions(DistributedDataParallel):
+    """BUG: the attributes of options say what they are by default."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.find_unused_parameters = False
+        self.gradient_as_bucket_view = False
 
 
 class TakesAnyDevice(DistributedDataParallel):
