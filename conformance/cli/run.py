@@ -260,11 +260,11 @@ def judge_selection(
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
+        print_report(console, report, catalogue, folder, with_table=not quiet)
         page = folder / "report.html"
         page.write_text(html_page([read_report(path)]))
         if request.certified:
             write_checksums(folder)
-    print_report(console, report, catalogue, folder, with_table=not quiet)
     console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
