@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from conformance.backends.gloo import GLOO
 from conformance.checkers.checker import get_checker
@@ -21,10 +23,10 @@ from conformance.errors import ConformanceError
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of
-from conformance.workers import attached_agent
+from conformance.workers import attached_agent, attached_place
 from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
-from conformance.workers.attached_place import Place, interface_of, place_of
+from conformance.workers.attached_place import Door, Place, interface_of, knock, place_of
 from conformance.workers.attached_protocol import Beat, Forget, Hello, Order
 from conformance.workers.flight_record import LastSeen
 from conformance.workers.protocol import receive, send
@@ -99,6 +101,21 @@ def test_a_smaller_world_is_spread_and_a_larger_one_is_refused(attached: Attache
     assert [one.host for one in attached.run(TRAIN.replace(world_size=1), OURS).values()] == ["host-a"]
     with pytest.raises(ConformanceError, match="3 ranks are needed, and 2 of 2 are left"):
         attached.run(TRAIN.replace(world_size=3), OURS)
+
+
+def test_strangers_at_the_door_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_place, "_ANSWER_TIMEOUT_S", 1)
+    store = HashStore()
+    door = Door(Place(0, 1, 0, "host-a", "127.0.0.1"), store)
+    address, port, _ = json.loads(store.get("ddp_conformance/controller"))
+    silent, rude = (socket.create_connection((address, port)) for _ in range(2))
+    rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    agent = threading.Thread(target=lambda: send(knock(store)[0], Hello(0, "host-a")))
+    agent.start()
+    assert receive(door.admit()) == Hello(0, "host-a")
+    agent.join()
+    for one in (silent, rude, door):
+        one.close()
 
 
 class Stranger:

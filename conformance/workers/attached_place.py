@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from torch._C._distributed_c10d import Store
@@ -20,6 +21,8 @@ from conformance.errors import ConformanceError
 
 #: How long processes wait for each other at the start; a cluster may start them minutes apart.
 MEETING_TIMEOUT_S = 300.0
+#: Whoever knocks has so many seconds to say the secret: port scanners say nothing, and others must be let in.
+_ANSWER_TIMEOUT_S = 10
 _KEY = "ddp_conformance/controller"
 _SIOCGIFADDR = 0x8915
 
@@ -84,19 +87,32 @@ class Door:
         store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
 
     def admit(self) -> Connection:
-        """Wait for one agent; raises `ConformanceError` when none comes."""
-        try:
-            accepted, _ = self._socket.accept()
-        except TimeoutError as error:
-            raise ConformanceError(f"a process did not join within {MEETING_TIMEOUT_S:g} s") from error
-        connection = Connection(accepted.detach())
-        deliver_challenge(connection, self._secret)
-        answer_challenge(connection, self._secret)
-        return connection
+        """Wait for one agent; raises `ConformanceError` when none comes. Strangers are sent away."""
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except TimeoutError as error:
+                raise ConformanceError(f"a process did not join within {MEETING_TIMEOUT_S:g} s") from error
+            with accepted:
+                connection = Connection(os.dup(accepted.fileno()))
+                _limit_waiting(accepted, _ANSWER_TIMEOUT_S)
+                try:
+                    deliver_challenge(connection, self._secret)
+                    answer_challenge(connection, self._secret)
+                except (AuthenticationError, EOFError, OSError):
+                    connection.close()
+                    continue
+                _limit_waiting(accepted, 0)
+                return connection
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._socket.close()
+
+
+def _limit_waiting(joined: socket.socket, seconds: int) -> None:
+    """Let whoever reads wait no longer than so many seconds (0: for ever), also through another descriptor."""
+    joined.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def knock(store: Store) -> tuple[Connection, str]:
