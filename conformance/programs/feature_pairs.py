@@ -8,10 +8,12 @@ takes part in which step.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Satisfies
 from conformance.oracles.replicas import single_threaded, sparse_like
 from conformance.oracles.steps import gradients
+from conformance.programs.optimizer_in_backward import SETS_TO_NONE
 from conformance.programs.program import program
 from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
@@ -198,7 +201,8 @@ def feature_pair(ctx: RankContext) -> None:
     run = _Run(ctx)
     raised = None
     try:
-        run.train()
+        with mock.patch.dict(os.environ, {SETS_TO_NONE: "1"}):
+            run.train()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         if run.stage not in _REFUSABLE:
             raise

@@ -32,7 +32,8 @@ from conformance.programs.written_steps import rank_step
 from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
-_SETS_TO_NONE = "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE"
+#: Unless this is "0", gradients that an optimizer in backward has used are None afterwards.
+SETS_TO_NONE = "DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE"
 
 #: Name -> class and settings. Those of SGD are powers of two: multiplying by them is exact.
 OPTIMIZERS: Mapping[str, tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
@@ -137,7 +138,7 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, _averaging_hook(ctx))
     rest = _rest(scenario, module)
-    with mock.patch.dict(os.environ, {_SETS_TO_NONE: "0" if ctx.arguments.get("keep_gradients") else "1"}):
+    with mock.patch.dict(os.environ, {SETS_TO_NONE: "0" if ctx.arguments.get("keep_gradients") else "1"}):
         for index, micro_batches in enumerate(_steps(scenario, ctx.rank)):
             if scenario.arguments.get("zero_grad", True):
                 module.zero_grad()
