@@ -4,6 +4,7 @@
 #     bash ci/nightly.sh                 # gloo
 #     bash ci/nightly.sh nccl            # a machine with GPUs
 #     LAST=folder bash ci/nightly.sh     # last night's report folder; without it there is nothing to compare
+#     MUTANTS=1 bash ci/nightly.sh       # also: does the suite still notice the DDPs that are wrong on purpose?
 #
 # Scenarios run in an order that is new every night, with the date as its seed: verdicts must not depend on it.
 # NIGHT=folder is where this night's report goes (default: nightly). Ends with 1 when the DDP does not conform or when
@@ -28,5 +29,8 @@ if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
     ddp-conformance report diff "$LAST" "$NIGHT" | tee "$NIGHT/diff.txt" || status=1
 else
     echo "No report of last night to compare with."
+fi
+if [ -n "${MUTANTS:-}" ]; then
+    ddp-conformance mutants --out "$NIGHT/detection.md" || status=1
 fi
 exit "$status"
