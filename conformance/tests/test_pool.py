@@ -190,7 +190,7 @@ def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None
     assert [observations[rank].fate.kind for rank in (0, 1)] == ["hung", "hung"]
     assert observations[1].faults_fired == 1
     assert "in backward" in observations[1].stack
-    assert "in step" in observations[0].stack
+    assert all("in step" in one.stack for one in observations.values())  # down to the program: stacks are whole
     waits_in, missing = observations[0].history, observations[1].history
     assert len(waits_in) == len(missing) + 1
     assert waits_in[-1].op == "all_reduce"

@@ -16,6 +16,7 @@ from conformance.workers.zygote_process import ZygoteProcess
 #: How long ranks may take to write their stacks. They need a millisecond, once they are given a processor.
 _STACK_TIMEOUT_S = 1.0
 _STACK_POLL_S = 0.005
+_OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
 _STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension modules:")
 
@@ -82,15 +83,19 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _await_stacks(files: list[Path]) -> None:
-    """Wait until every file holds something and none has grown for a moment: no mark says that a stack is complete."""
+    """Wait until every file ends as a whole stack does."""
     deadline = time.monotonic() + _STACK_TIMEOUT_S
-    before: list[int] = []
-    while time.monotonic() < deadline:
-        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-        if all(sizes) and sizes == before:
-            return
-        before = sizes
+    while not all(_is_whole(_text(str(file))) for file in files) and time.monotonic() < deadline:
         time.sleep(_STACK_POLL_S)
+
+
+def _is_whole(stack: str) -> bool:
+    """Whether the main thread, which faulthandler writes last, is written down to its outermost frame or to the limit.
+
+    Writing takes many system calls, between which a busy machine may let a rank wait for any time.
+    """
+    last = stack.rstrip("\n").rpartition("\n")[2]
+    return stack.endswith("\n") and (last.endswith(_OUTERMOST) or last == "  ...")
 
 
 def _text(path: str, last_bytes: int | None = None) -> str:

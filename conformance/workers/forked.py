@@ -22,6 +22,20 @@ def signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
+def signal_main_thread(pid: int, signum: int) -> None:
+    """Send a signal that the main thread of a process must handle, if it still lives.
+
+    Of a process that is stopped, a signal to the whole may fall to any thread, which then handles it while the main
+    thread goes on.
+    """
+    try:
+        tgkill = ctypes.CDLL(None).tgkill
+    except AttributeError:  # glibc before 2.30
+        signal_group(pid, signum)
+    else:
+        tgkill(pid, pid, signum)
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process, which `parent` has forked, when that one ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

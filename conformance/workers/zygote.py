@@ -24,8 +24,18 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import NoReturn
 
-from conformance.workers.forked import die_with, lead_own_group, signal_group
-from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
+from conformance.workers.forked import die_with, lead_own_group, signal_group, signal_main_thread
+from conformance.workers.protocol import (
+    STACK_SIGNAL,
+    Ended,
+    Forked,
+    ForkPool,
+    Preloaded,
+    Seat,
+    SignalRank,
+    receive,
+    send,
+)
 from conformance.workers.rank_main import rank_main
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
@@ -107,7 +117,8 @@ class Nursery:
     def _signal(self, message: SignalRank) -> None:
         for pid, seat in self._seats.items():  # only the living: a buried one's id may belong to somebody else
             if (seat.pool, seat.rank) == (message.pool, message.rank):
-                signal_group(pid, message.signum)
+                send_signal = signal_main_thread if message.signum == STACK_SIGNAL else signal_group
+                send_signal(pid, message.signum)
 
     def _bury(self) -> None:
         while self._seats:
