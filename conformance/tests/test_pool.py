@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
 from conformance.workers.controller import Controller
-from conformance.workers.pool import RAISE_GRACE_S
+from conformance.workers.pool import RAISE_GRACE_S, Pool
+from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")
 PROGRAMS = "conformance.tests.worker_programs"
@@ -196,6 +198,20 @@ def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None
     assert waits_in[-1].op == "all_reduce"
     assert waits_in[-1].phase == "backward"
     assert next_scenario_runs(controller)
+
+
+def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -> None:
+    """Another host's agent may look at the rank that waits for it a moment later, and must find it waiting."""
+    zygote = ZygoteProcess(None, (PROGRAMS,))
+    try:
+        pool = Pool(zygote, get_backend("gloo"), 2, recorded=True, start_timeout_s=60)
+        assert pool.start() == {}
+        faults = (Fault("stop", rank=1, at="backward"),)
+        observations = pool.run(scenario("step", faults=faults, deadline_s=1.0), TORCH)
+        assert [one.fate.kind for one in observations.values()] == ["hung", "hung"]
+        assert wait(pool._connections, timeout=0.5) == []  # neither has ended its step
+    finally:
+        zygote.close()
 
 
 def test_ranks_that_are_slow_get_more_time(controller: Controller) -> None:

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -182,7 +183,14 @@ def _arrange_process(seat: Seat) -> FlightRecord:
     os.dup2(output, 2)
     os.close(output)
     faulthandler.enable(stack)
-    faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=False)
+    signal.signal(STACK_SIGNAL, _stay)
+    faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing one takes seconds, in which the death goes unnoticed
     torch.set_num_threads(1)
     return flight
+
+
+def _stay(_: int, __: object) -> None:
+    """Go no further, now that the stack is written: the other ranks are to be found where they waited for this one."""
+    while True:
+        signal.pause()
