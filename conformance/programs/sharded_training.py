@@ -45,6 +45,8 @@ class Grid:
         for group in groups.values():
             if group is not self._world:
                 dist.destroy_process_group(group)
+        # torch's memory of DTensor operations keeps the mesh, which would keep its groups, whose threads never rest.
+        getattr(self.mesh, "_pg_registry", {}).clear()
 
 
 @contextlib.contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
+from conformance.backends.backend import get_backend
 from conformance.chapters.chapter import load_scenarios
 from conformance.errors import ScenarioError
 from conformance.fixtures.sharded import get_sharded_model
@@ -14,6 +17,8 @@ from conformance.oracles.unsharded import ShardedPlan, UnshardedRows
 from conformance.programs.program import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.subjects.subject import get_subject
+from conformance.workers.controller import Controller
 
 
 def own_scenarios() -> list[Scenario]:
@@ -30,6 +35,20 @@ def test_every_requirement_has_a_scenario_on_two_rows_of_two() -> None:
     assert uncovered == {"TP-24"}, "three dimensions are no square"
     assert {one.id.split("/")[1] for one in own_scenarios()} >= uncovered
     assert {one.world_size for one in own_scenarios()} == {2, 3, 4}
+
+
+def test_groups_of_a_mesh_end_with_the_scenario() -> None:
+    """Each has threads that poll: on ranks that keep them, every later scenario is slower."""
+    scenario = next(one for one in own_scenarios() if one.id == "tensor_parallel/TP-01/mlp-2x2-world4")
+    with Controller(get_backend("gloo")) as controller:
+
+        def num_threads() -> int:
+            observations = controller.run(scenario, get_subject("ddp_impl"))
+            assert {one.fate.kind for one in observations.values()} == {"returned"}
+            (pool,) = controller._pools.values()
+            return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pool._pids)
+
+        assert num_threads() == num_threads()
 
 
 def test_scenarios_travel_as_json() -> None:
