@@ -22,12 +22,11 @@ def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[StoredRep
     """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them."""
     columns = _columns(reports)
     lines = [_HEAD]
+    runs: dict[str, set[str]] = {}
     for report in reports:
-        torch_version = report.package_version("torch")
-        lines.append(
-            f"Run of {report.subject.name} on {report.backend} with torch {torch_version}: "
-            f"{len(report.scenarios)} scenarios.\n"
-        )
+        run = f"Run of {report.subject.name} on {report.backend} with torch {report.package_version('torch')}"
+        runs.setdefault(run, set()).update(scenario.id for scenario in report.scenarios)
+    lines += [f"{run}: {len(scenarios)} scenarios.\n" for run, scenarios in runs.items()]
     for section, title in SECTIONS.items():
         lines += [f"## {title}", "", f"| behaviour | promise | sources | requirements | {' | '.join(columns)} |"]
         lines.append("|---|---|---|---|" + "---|" * len(columns))
