@@ -24,6 +24,7 @@ from pathlib import Path
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
 from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
 
 PATH = Path(__file__).with_suffix(".toml")
@@ -118,15 +119,13 @@ def _kills(table: dict[str, str]) -> tuple[Kill, ...]:
 def chosen(names: Iterable[str], profile: str, catalogue: Catalogue) -> tuple[Mutant, ...]:
     """Return the mutants called `names` (all, if none) with those of their kills that are in `profile` (all, if empty).
 
-    Raises `SubjectError` for a name or profile that does not exist, and when nothing is left.
+    Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile.
     """
     mutants = load_mutants()
     known = {mutant.name for mutant in mutants}
     if unknown := [name for name in names if name not in known]:
         raise SubjectError(f"unknown mutant {unknown[0]!r}{hint(unknown[0], known)}")
-    if profile and profile not in LEVELS:
-        raise SubjectError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
-    levels = {"": LEVELS, "full": ("core", "full")}.get(profile, (profile,))
+    levels = levels_of(profile) if profile else LEVELS
     found = []
     for mutant in mutants:
         kills = tuple(kill for kill in mutant.kills if catalogue.requirement(kill.requirement).level in levels)

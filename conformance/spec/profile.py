@@ -9,14 +9,21 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import LEVELS, Catalogue, hint
 
 
-def in_profile(profile: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
-    """Return the scenarios of a profile in their order.
+def levels_of(profile: str) -> tuple[str, ...]:
+    """Return the levels of the requirements that a profile holds.
 
     Profile full includes core. The others (compiled, parallel, gpu) are about something that a DDP may well be used
-    without: each holds its own level alone. A scenario belongs to the level of the requirement that its id names.
-    Raises `SpecificationError` for a profile that does not exist.
+    without: each holds its own level alone. Raises `SpecificationError` for a profile that does not exist.
     """
     if profile not in LEVELS:
         raise SpecificationError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
-    levels = ("core", "full") if profile == "full" else (profile,)
+    return ("core", "full") if profile == "full" else (profile,)
+
+
+def in_profile(profile: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
+    """Return the scenarios of a profile in their order; raises as `levels_of` does.
+
+    A scenario belongs to the level of the requirement that its id names.
+    """
+    levels = levels_of(profile)
     return tuple(one for one in scenarios if catalogue.requirement(one.id.split("/")[1]).level in levels)
