@@ -11,17 +11,17 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.backends.backend import get_backend
-from conformance.chapters.chapter import load_scenarios
 from conformance.errors import ConformanceError
-from conformance.order import Order
-from conformance.programs.program import preloads_of
+from conformance.programs.registry import preloads_of
 from conformance.report.failure import failure_text, replay_command
-from conformance.report.run_report import is_failure
-from conformance.runner import check, probe
+from conformance.run.order import Order
+from conformance.run.outcome import is_failure
+from conformance.run.runner import check, probe
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
-from conformance.scenario_runner import ScenarioRunner
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, failed, harness_error, passed
+from conformance.checkers.explanation import ranks
 from conformance.checkers.facts import wrong_facts
-from conformance.explanation import ranks
 from conformance.observation import Observation
 from conformance.scenario import Fault
 from conformance.verdict import Finding

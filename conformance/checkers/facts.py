@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import diagnose
-from conformance.explanation import let_then, ranks
+from conformance.checkers.explanation import let_then, ranks
 from conformance.observation import Facts
 from conformance.oracles.difference import Difference
 from conformance.oracles.expected import describe, mismatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
-from conformance.explanation import block, let_then, ranks, shorten
+from conformance.checkers.explanation import block, let_then, ranks, shorten
 from conformance.history import Collective, by_member
 from conformance.observation import Observation, Raised
 from conformance.verdict import Finding, Verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown
-from conformance.explanation import let_then
+from conformance.checkers.explanation import let_then
 from conformance.history import Collective, by_member
 from conformance.observation import Observation
 from conformance.verdict import Finding

@@ -39,8 +39,8 @@ def command(
 
     `ddp-conformance run --bench` puts these ratios into a run's report.
     """
-    from conformance import bench
     from conformance.backends.backend import get_backend
+    from conformance.bench import measure as bench
     from conformance.report.terminal import ratios_table
     from conformance.subjects.subject import get_subject
 

@@ -15,7 +15,7 @@ def command() -> None:
 
     Exits with 1 when something is missing that every run needs.
     """
-    from conformance.doctor import examine
+    from conformance.run.doctor import examine
 
     console = make_console()
     ill = False

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.errors import ExpectationError
-from conformance.expectations import Circumstances, Expectation, check_names, expected, read_expectations
-from conformance.report.run_report import Outcome
 from conformance.report.stored_report import StoredReport
+from conformance.run.known_failures import Circumstances, Expectation, check_names, expected, read_expectations
+from conformance.run.outcome import Outcome
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 

@@ -46,11 +46,11 @@ def command(
     prepare_folder(folder)
     seed = random.randrange(2**32) if seed is None else seed
 
-    from conformance import runner
     from conformance.backends.backend import get_backend
-    from conformance.exploration import REQUIREMENT, explore
-    from conformance.report.run_report import Outcome
-    from conformance.scenario_runner import ScenarioRunner
+    from conformance.run import runner
+    from conformance.run.exploration import REQUIREMENT, explore
+    from conformance.run.outcome import Outcome
+    from conformance.run.scenario_runner import ScenarioRunner
     from conformance.subjects.subject import get_subject
     from conformance.workers.controller import Controller
 

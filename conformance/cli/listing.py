@@ -35,7 +35,7 @@ def command(
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
     if as_scenarios or world_size or keyword or not set(names) <= known:
         # Imported here: chapters import torch, and whoever looks up a requirement should not wait for that.
-        from conformance.chapters.chapter import load_scenarios
+        from conformance.suite import load_scenarios
 
         selection = selection_of(names, chapter, requirement, world_size, keyword)
         for scenario in selection.apply(load_scenarios(), catalogue):

@@ -13,7 +13,7 @@ from conformance.cli.console import make_console
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
-    from conformance.detection.detector import Detection
+    from conformance.mutants.detector import Detection
 
 
 @click.command("mutants", short_help="Run DDPs that are wrong on purpose, and say which requirements notice.")
@@ -35,13 +35,13 @@ def command(names: tuple[str, ...], profile: str, all_requirements: bool, out: P
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, and when it
     kills one that was known to survive.
     """
-    from conformance.chapters.chapter import load_scenarios
-    from conformance.detection.detector import detect_all
-    from conformance.detection.page import detection_page, detection_table
     from conformance.mutants.catalogue import chosen, load_deviations
-    from conformance.report.environment import package_version
+    from conformance.mutants.detector import detect_all
+    from conformance.mutants.page import detection_page, detection_table
+    from conformance.run.environment import package_version
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
+    from conformance.suite import load_scenarios
 
     catalogue = load_catalogue()
     if out is not None and (names or profile):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from conformance.chapters.chapter import Selection
+from conformance.suite import Selection
 
 Decorated = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
-from conformance.report.run_report import RunReport
+from conformance.run.outcome import RunReport
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.verdict import ScenarioResult, Verdict
@@ -39,8 +39,8 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
 
-    from conformance import runner
     from conformance.backends.backend import get_backend
+    from conformance.run import runner
     from conformance.subjects.subject import get_subject
 
     subject, backend_value = get_subject(ddp), get_backend(backend)

@@ -94,8 +94,8 @@ def trace(report: Path, out: Path | None) -> None:
 @_OUT
 def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
     """Make Markdown of what a complete DDP does, row by row, with the verdicts of REPORTS."""
-    from conformance.behaviours import load_behaviours
     from conformance.report.behaviours import behaviours_page
+    from conformance.spec.behaviours import load_behaviours
 
     _write(behaviours_page(load_behaviours(), [read_report(report) for report in reports]), out)
 
@@ -105,7 +105,7 @@ def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
 @_OUT
 def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
     """Make a table in Markdown of which features work together; REPORTS hold chapter pairs."""
-    from conformance.chapters.pairs import REQUIREMENTS, slug_of
+    from conformance.chapters.pairs.scenarios import REQUIREMENTS, slug_of
     from conformance.report.pairs import pairs_page
 
     _write(pairs_page([read_report(report) for report in reports], [slug_of(one) for one in REQUIREMENTS]), out)
@@ -171,9 +171,9 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
     given reason, issue and expiry. Entries whose conditions do not hold for the report's subject, backend or torch are
     left alone. Comments in FILE are not kept; look at the difference before you commit it.
     """
-    from conformance.chapters.chapter import load_scenarios
     from conformance.cli.expecting import circumstances_of, read_file
-    from conformance.expectations import Expectation, expectations_to_toml, updated
+    from conformance.run.known_failures import Expectation, expectations_to_toml, updated
+    from conformance.suite import load_scenarios
     from conformance.verdict import Verdict
 
     stored = read_report(report)

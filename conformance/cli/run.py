@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from conformance.certification import write_checksums
-from conformance.chapters.chapter import Selection, load_scenarios
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.expecting import expecting
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
-from conformance.expectations import Circumstances
-from conformance.order import LISTED, ORDERS, Order
-from conformance.report.environment import package_version
+from conformance.report.certificate import write_checksums
 from conformance.report.json_report import prepare_folder, write_report
-from conformance.report.run_report import Assignment
 from conformance.report.terminal import ProgressBar, print_report
+from conformance.run.environment import package_version
+from conformance.run.known_failures import Circumstances
+from conformance.run.order import LISTED, ORDERS, Order
+from conformance.run.outcome import Assignment
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
+from conformance.suite import Selection, load_scenarios
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conformance.backends.backend import Backend
-    from conformance.report.performance import Ratio
+    from conformance.bench.ratio import Ratio
     from conformance.subjects.subject import Subject
     from conformance.workers.attached_controller import AttachedController
 
@@ -188,7 +188,7 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, 
     selected = selected_by(request)
 
     from conformance.backends.backend import get_backend
-    from conformance.programs.program import preloads_of
+    from conformance.programs.registry import preloads_of
     from conformance.workers.attached import attach
     from conformance.workers.attached_place import place_of
 
@@ -232,10 +232,10 @@ def judge_selection(
     prepare_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
-    from conformance import runner
     from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
     from conformance.report.read import read_report
+    from conformance.run import runner
     from conformance.subjects.subject import get_subject
 
     subject, backend = get_subject(ddp), get_backend(backend_name)
@@ -273,7 +273,7 @@ def judge_selection(
 
 def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Ratio, ...]:
     """Return ratios of step times; none, and say why, when they cannot be had: verdicts must not get lost by that."""
-    from conformance import bench
+    from conformance.bench import measure as bench
 
     world_size = min(2, backend.max_world_size() or 2)
     try:

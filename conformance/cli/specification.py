@@ -19,9 +19,9 @@ import click
 )
 def command(out: Path) -> None:
     """Write one page per chapter, and a README that leads to them."""
-    from conformance.chapters.chapter import load_scenarios
     from conformance.report.specification import specification_pages
     from conformance.spec.catalogue import load_catalogue
+    from conformance.suite import load_scenarios
 
     pages = specification_pages(load_catalogue(), load_scenarios())
     out.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ def command(report: Path) -> None:
     each with a verdict; the environment must be there; counts and answers must follow from the verdicts. Exits with 0
     for a valid certificate of conformance, 1 for a valid one that says that the subject does not conform, 2 for none.
     """
-    from conformance.certification import verify
-    from conformance.chapters.chapter import load_scenarios
+    from conformance.report.certificate import verify
     from conformance.report.headline import headline
     from conformance.spec.catalogue import LEVELS, load_catalogue
     from conformance.spec.profile import in_profile
+    from conformance.suite import load_scenarios
 
     scenarios, catalogue = load_scenarios(), load_catalogue()
     stored = verify(report, {level: in_profile(level, scenarios, catalogue) for level in LEVELS})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.fixtures.exact import exact_mean
+from conformance.models.exact import exact_mean
 
 
 @contextlib.contextmanager

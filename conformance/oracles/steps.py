@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import nn, optim
 
-from conformance.fixtures.integers import RankStep
+from conformance.models.integers import RankStep
 from conformance.observation import Facts
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.scenario import Step

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conformance.fixtures.models import get_fixture
-from conformance.fixtures.optimizers import sgd
+from conformance.models.catalogue import get_fixture
+from conformance.models.optimizers import sgd
 from conformance.observation import Facts
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import follow_step

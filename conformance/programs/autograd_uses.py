@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.fixtures.integers import UNIT, RankStep, integers, with_integer_weights
+from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import simulate_steps
-from conformance.programs.program import program
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 NUM_STEPS = 3

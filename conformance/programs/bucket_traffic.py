@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
 from conformance.errors import ScenarioError
-from conformance.fixtures.integers import RankStep, with_integer_weights
-from conformance.fixtures.models import get_fixture
 from conformance.history import Collective
+from conformance.models.catalogue import get_fixture
+from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.steps import simulate_steps
-from conformance.programs.program import program
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 NUM_STEPS = 4

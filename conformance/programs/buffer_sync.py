@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.fixtures.integers import RankStep, integers, with_integer_weights
-from conformance.fixtures.models import get_fixture
+from conformance.models.buffer_values import BUFFERS, buffer_value
+from conformance.models.catalogue import get_fixture
+from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import gradients, simulate_steps
-from conformance.programs.initial_state import BUFFERS, buffer_value
-from conformance.programs.program import program
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
-from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 NUM_STEPS = 4

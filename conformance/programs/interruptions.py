@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.fixtures.bomb import Bomb
-from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.models.bomb import Bomb
+from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Raises, Satisfies
 from conformance.oracles.steps import gradients, simulate_steps
-from conformance.programs.program import program
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
-from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn, optim
 
-from conformance.fixtures.optimizers import sgd
+from conformance.models.optimizers import sgd
 from conformance.oracles import truth
-from conformance.programs.program import program
-from conformance.rank_context import RankContext
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.scenario import Step
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
-from conformance.fixtures.integers import RankStep, with_integer_weights
+from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
-from conformance.programs.program import program
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
-from conformance.rank_context import RankContext
 from conformance.scenario import Scenario
 
 BRANCHES = "abcd"

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.fixtures.integers import with_integer_weights
+from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
-from conformance.programs.program import program
-from conformance.rank_context import RankContext
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 from conformance.scenario import Scenario
 
 #: The arguments of torch's constructor, in their order; a DDP may have more behind them.

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from conformance.fixtures.integers import RankStep
+from conformance.models.integers import RankStep
 from conformance.oracles.steps import StepFunction, gradients
-from conformance.rank_context import RankContext
+from conformance.programs.rank_context import RankContext
 
 
 def rank_step(ctx: RankContext, index: int) -> RankStep:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.behaviours import SECTIONS, Behaviour
-from conformance.report.run_report import combine
 from conformance.report.stored_report import StoredReport
+from conformance.run.outcome import combine
+from conformance.spec.behaviours import SECTIONS, Behaviour
 from conformance.verdict import Verdict
 
 _HEAD = """# Behaviours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.report.performance import changes
+from conformance.bench.ratio import changes
 from conformance.report.stored_report import StoredReport, StoredScenario
 from conformance.verdict import Verdict
 

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.explanation import explain
-from conformance.report.run_report import Outcome
+from conformance.checkers.explanation import explain
+from conformance.run.outcome import Outcome
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import Finding, ScenarioResult, Verdict, telling

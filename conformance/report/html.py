@@ -17,14 +17,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from conformance.checkers.explanation import ranks as names_of
+from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
-from conformance.explanation import ranks as names_of
-from conformance.explanation import shorten
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
-from conformance.report.run_report import NATIVE, combine
 from conformance.report.stored_report import StoredReport, StoredRequirement, StoredResult, StoredScenario
 from conformance.report.timeline import Timeline, timeline
+from conformance.run.outcome import NATIVE, combine
 from conformance.verdict import RankFate, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ReportError
-from conformance.expectations import Expected
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.report.run_report import Outcome, RequirementSummary, RunReport, counts, is_failure
+from conformance.run.known_failures import Expected
+from conformance.run.outcome import Outcome, RequirementSummary, RunReport, counts, is_failure
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import ScenarioResult
 

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from conformance.bench.ratio import Ratio
 from conformance.report.headline import headline, verdict_counts
-from conformance.report.performance import Ratio
-from conformance.report.run_report import combine
 from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.run.outcome import combine
 from conformance.verdict import Verdict
 
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.errors import ReportError
-from conformance.report.run_report import counts
 from conformance.report.stored_report import StoredReport, StoredSelection, StoredTotals, summarised
+from conformance.run.outcome import counts
 
 _SHOWN = 5
 

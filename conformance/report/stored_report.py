@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.report.performance import Ratio
-from conformance.report.run_report import combine
+from conformance.bench.ratio import Ratio
+from conformance.run.outcome import combine
 from conformance.scenario import leading_requirement
 from conformance.verdict import Finding, RankFate, Verdict, telling
 
@@ -57,7 +57,7 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredExpectation:
-    """What was expected of a scenario instead of PASS, and what became of that: see `conformance.expectations`."""
+    """What was expected of a scenario instead of PASS, and what became of that: see `run.known_failures`."""
 
     status: str
     verdict: Verdict

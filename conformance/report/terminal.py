@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from conformance.bench.ratio import Ratio
 from conformance.report.failure import failure_text, replay_command
-from conformance.report.performance import Ratio
-from conformance.report.run_report import Progress, RequirementSummary, RunReport, combine
+from conformance.run.outcome import Progress, RequirementSummary, RunReport, combine
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import Verdict

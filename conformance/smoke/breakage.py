@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from conformance.checkers.explanation import ranks, shorten
 from conformance.checkers.facts import WrongFact, wrong_facts
 from conformance.checkers.fate import OUR_FRAMES, missing_from
-from conformance.explanation import ranks, shorten
-from conformance.fixtures.traced_blocks import read_block
+from conformance.models.traced_blocks import read_block
 from conformance.observation import Facts, Observation
 from conformance.oracles.difference import kind, show
 

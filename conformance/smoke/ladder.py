@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from conformance.backends.backend import CAPABILITIES, Backend, get_backend
-from conformance.chapters.chapter import load_scenarios
 from conformance.errors import BackendError, SubjectError
-from conformance.programs.program import get_program
-from conformance.scenario_runner import ScenarioRunner, needs_of
+from conformance.programs.registry import get_program
+from conformance.run.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject, get_subject
+from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess

@@ -1,9 +1,9 @@
-"""The catalogue of requirements: one TOML file per chapter beside this module, loaded as frozen values.
+"""The catalogue of requirements: `requirements.toml` in every chapter's folder, loaded as frozen values.
 
-A chapter's file looks like this; unknown keys are errors, so that a typing mistake never loses a requirement:
+The file looks like this; unknown keys are errors, so that a typing mistake never loses a requirement:
 
     [chapter]
-    name = "gradients"             # the file's name and the first part of every scenario id
+    name = "gradients"             # the folder's name and the first part of every scenario id
     title = "Gradients"
     prefix = "GRAD"                # every id of this chapter is GRAD-01, GRAD-02, ...
     order = 20                     # optional: where the chapter stands in reports
@@ -34,7 +34,8 @@ from conformance.errors import SpecificationError
 if TYPE_CHECKING:
     from conformance.scenario import Scenario
 
-SPEC_DIR = Path(__file__).parent
+CHAPTERS_DIR = Path(__file__).parent.parent / "chapters"
+REQUIREMENTS = "requirements.toml"
 LEVELS = ("core", "full", "compiled", "parallel", "gpu")
 
 _ID = re.compile(r"^(?P<prefix>[A-Z][A-Z0-9]*)-(?P<number>[0-9]{2,3})$")
@@ -130,9 +131,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f"; known: {shown or 'none'}"
 
 
-def load_catalogue(directory: Path = SPEC_DIR) -> Catalogue:
-    """Read every chapter of `directory`; raises `SpecificationError` naming file and entry of the first mistake."""
-    chapters = [_read_chapter(path) for path in sorted(directory.glob("*.toml"))]
+def load_catalogue(directory: Path = CHAPTERS_DIR) -> Catalogue:
+    """Read every chapter of `directory`; raises `SpecificationError` naming file and entry of the first mistake.
+
+    A chapter is a folder with `requirements.toml`, at any depth: chapters about one subject may stand in one folder.
+    """
+    chapters = [_read_chapter(path) for path in _requirements_files(directory)]
     prefixes: dict[str, str] = {}
     for chapter in chapters:
         if other := prefixes.get(chapter.prefix):
@@ -141,24 +145,38 @@ def load_catalogue(directory: Path = SPEC_DIR) -> Catalogue:
     return Catalogue(tuple(sorted(chapters, key=lambda chapter: (chapter.order, chapter.name))))
 
 
+def chapter_packages(directory: Path = CHAPTERS_DIR) -> dict[str, str]:
+    """Return the Python package of every chapter by the chapter's name, such as `conformance.chapters.join`."""
+    folders = [path.parent for path in _requirements_files(directory)]
+    return {
+        folder.name: ".".join(("conformance", directory.name, *folder.relative_to(directory).parts))
+        for folder in folders
+    }
+
+
+def _requirements_files(directory: Path) -> list[Path]:
+    return sorted(directory.rglob(REQUIREMENTS), key=lambda path: path.parent.name)
+
+
 def _read_chapter(path: Path) -> Chapter:
+    where = f"{path.parent.name}/{path.name}"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecificationError(f"{path.name}: not valid TOML: {error}") from error
+        raise SpecificationError(f"{where}: not valid TOML: {error}") from error
     if extra := sorted(set(data) - {"chapter", "requirement"}):
-        raise SpecificationError(f"{path.name}: unknown table(s): {', '.join(extra)}")
-    head = _checked(f"{path.name}: [chapter]", data.get("chapter"), _CHAPTER_KEYS)
-    if head["name"] != path.stem:
-        raise SpecificationError(f"{path.name}: chapter is called {head['name']!r}, but its file {path.stem!r}")
+        raise SpecificationError(f"{where}: unknown table(s): {', '.join(extra)}")
+    head = _checked(f"{where}: [chapter]", data.get("chapter"), _CHAPTER_KEYS)
+    if head["name"] != path.parent.name:
+        raise SpecificationError(f"{where}: chapter is called {head['name']!r}, but its folder {path.parent.name!r}")
     entries = data.get("requirement", [])
     if not isinstance(entries, list):
-        raise SpecificationError(f"{path.name}: requirements are written [[requirement]], with two brackets")
+        raise SpecificationError(f"{where}: requirements are written [[requirement]], with two brackets")
     requirements: dict[str, Requirement] = {}
     for index, entry in enumerate(entries, start=1):
-        requirement = _requirement(f"{path.name}: requirement {index}", entry, head["name"], head["prefix"])
+        requirement = _requirement(f"{where}: requirement {index}", entry, head["name"], head["prefix"])
         if requirement.id in requirements:
-            raise SpecificationError(f"{path.name}: {requirement.id} is defined twice")
+            raise SpecificationError(f"{where}: {requirement.id} is defined twice")
         requirements[requirement.id] = requirement
     return Chapter(requirements=tuple(requirements.values()), **head)
 

@@ -9,7 +9,7 @@ from typing import Any
 from conformance.checkers.checker import Evidence
 from conformance.history import Collective
 from conformance.observation import Facts, Fate, Observation, Raised
-from conformance.programs.program import Program
+from conformance.programs.registry import Program
 from conformance.scenario import Scenario
 
 SCENARIO = Scenario("gradients/GRAD-01/by-hand", ("GRAD-01",), "by_hand", seed=7)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.ratio import Ratio
 from conformance.history import Collective
 from conformance.report.json_report import write_report
-from conformance.report.performance import Ratio
 from conformance.report.read import read_report
-from conformance.report.run_report import Assignment, Note, Outcome, RunReport
 from conformance.report.stored_report import StoredReport
+from conformance.run.outcome import Assignment, Note, Outcome, RunReport
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Chapter, Requirement
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from conformance.backends.gloo import GLOO
 from conformance.checkers.checker import get_checker
 from conformance.errors import ConformanceError
+from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of
@@ -28,7 +29,6 @@ from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
 from conformance.workers.attached_place import Door, Place, interface_of, knock, place_of
 from conformance.workers.attached_protocol import Beat, Forget, Hello, Order
-from conformance.workers.flight_record import LastSeen
 from conformance.workers.protocol import receive, send
 
 TRAIN = Scenario("gradients/GRAD-01/attached", ("GRAD-01",), "train", schedule=(Step(), Step()), deadline_s=10.0)

@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import FileStore
 from conformance.backends.backend import get_backend
 from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
+from conformance.run.scenario_runner import needs_of
 from conformance.scenario import Scenario
-from conformance.scenario_runner import needs_of
 
 
 def test_gloo_is_known_and_usable() -> None:

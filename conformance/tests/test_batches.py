@@ -6,7 +6,7 @@ from importlib import resources
 
 import torch
 
-from conformance.fixtures.batches import Batch, digits, mixed_seed, text
+from conformance.models.batches import Batch, digits, mixed_seed, text
 
 
 def batch(**place: int) -> Batch:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from conformance.behaviours import Behaviour, load_behaviours
-from conformance.chapters.chapter import load_scenarios
-from conformance.chapters.pairs import REQUIREMENTS, slug_of
+from conformance.chapters.pairs.scenarios import REQUIREMENTS, slug_of
 from conformance.errors import SpecificationError
 from conformance.report.behaviours import behaviours_page
 from conformance.report.pairs import pairs_page
-from conformance.report.run_report import Note
 from conformance.report.specification import specification_pages
 from conformance.report.stored_report import StoredSubject
+from conformance.run.outcome import Note
+from conformance.spec.behaviours import Behaviour, load_behaviours
 from conformance.spec.catalogue import load_catalogue
+from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import FAIL, HANG, PASS, outcome, stored
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance import bench
 from conformance.backends.backend import get_backend
+from conformance.bench import measure as bench
 from conformance.errors import ConformanceError
 from conformance.subjects.subject import get_subject
 

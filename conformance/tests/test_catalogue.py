@@ -8,11 +8,11 @@ import pytest
 
 from conformance.backends.gloo import GLOO
 from conformance.backends.nccl import NCCL
-from conformance.chapters.chapter import Selection, check_scenarios, load_scenarios
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.subjects.subject import CAPABILITIES
+from conformance.suite import Selection, check_scenarios, load_scenarios
 
 CHAPTER = """
 [chapter]

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from conformance import certification
-from conformance.certification import changed_files, objections, verify, write_checksums
-from conformance.chapters.chapter import load_scenarios
 from conformance.cli import main
 from conformance.errors import ReportError, SpecificationError
+from conformance.report import certificate as certification
+from conformance.report.certificate import changed_files, objections, verify, write_checksums
 from conformance.report.json_report import CHECKSUMS
-from conformance.report.run_report import Assignment
 from conformance.report.stored_report import StoredExpectation, StoredReport
+from conformance.run.outcome import Assignment
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
+from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, RATIOS, UNKNOWN, UNSUPPORTED, outcome, stored
 from conformance.verdict import Verdict
 

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from conformance import bench, doctor
-from conformance.chapters.chapter import load_scenarios
+from conformance.bench import measure as bench
+from conformance.bench.ratio import Ratio
 from conformance.cli import main
 from conformance.cli.replay import read_scenario
 from conformance.errors import ConformanceError
-from conformance.report.performance import Ratio
 from conformance.report.read import read_report
 from conformance.report.stored_report import StoredReport
 from conformance.report.terminal import STYLES
+from conformance.run import doctor
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
+from conformance.suite import load_scenarios
 from conformance.tests.processes import processes_under
 from conformance.tests.reports_by_hand import RATIOS
 from conformance.verdict import Verdict

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.detection.detector import Detector
+from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder
 from conformance.errors import ScenarioError
 from conformance.mutants.catalogue import Kill, Mutant, load_mutants
-from conformance.programs.compiled_context import PRELOAD, CompileOrder
+from conformance.mutants.detector import Detector
 from conformance.scenario import Scenario
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.fixtures.exact import QUANTA, assert_exact, exact_mean, make_exact, quantise
+from conformance.models.exact import QUANTA, assert_exact, exact_mean, make_exact, quantise
 
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from conformance.cli import main
 from conformance.errors import ExpectationError
-from conformance.expectations import (
+from conformance.report.read import read_report
+from conformance.run.known_failures import (
     EXPECTABLE,
     EXPIRED,
     MET,
@@ -28,8 +29,7 @@ from conformance.expectations import (
     read_expectations,
     updated,
 )
-from conformance.report.read import read_report
-from conformance.report.run_report import is_failure
+from conformance.run.outcome import is_failure
 from conformance.tests.reports_by_hand import outcome, stored
 from conformance.verdict import Verdict
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from expecttest import TestCase
 
-from conformance.explanation import explain, ranks
-from conformance.judge import judge
+from conformance.checkers.explanation import explain, ranks
 from conformance.observation import Facts, Observation
+from conformance.run.judge import judge
 from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, collective, ended, gradients, raised, returned
 
 MEAN = torch.tensor([[1.0, 2.0], [4.0, 8.0]])

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
 from conformance.cli import main
-from conformance.exploration import MODELS, REQUIREMENT, Exploration, explore
-from conformance.report.run_report import Outcome
+from conformance.run.exploration import MODELS, REQUIREMENT, Exploration, explore
+from conformance.run.outcome import Outcome
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario, Step
-from conformance.scenario_runner import ScenarioRunner
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
 from conformance.verdict import ScenarioResult, Verdict

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.history import Collective
-from conformance.workers.flight_record import NUM_SLOTS, FlightRecord, read_flight
+from conformance.recorder.flight_record import NUM_SLOTS, FlightRecord, read_flight
 
 
 def collective(index: int, num_tensors: int = 1) -> Collective:

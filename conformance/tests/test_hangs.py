@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import pytest
 
 from conformance.backends.backend import get_backend
-from conformance.chapters.chapter import load_scenarios
 from conformance.history import Collective
-from conformance.judge import judge
 from conformance.observation import Observation
-from conformance.programs.program import get_program
+from conformance.programs.registry import get_program
+from conformance.run.judge import judge
 from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 

@@ -9,9 +9,9 @@ import torch
 
 from conformance.checkers.checker import get_checker
 from conformance.errors import SpecificationError
-from conformance.judge import judge
 from conformance.observation import Facts, Observation, Raised
-from conformance.programs.program import Program
+from conformance.programs.registry import Program
+from conformance.run.judge import judge
 from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, ended, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
 

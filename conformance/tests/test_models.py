@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from conformance.errors import ScenarioError
-from conformance.fixtures.exact import QUANTA
-from conformance.fixtures.models import ModelFixture, get_fixture, load_fixtures
-from conformance.fixtures.routing import active_experts
+from conformance.models.catalogue import ModelFixture, get_fixture, load_fixtures
+from conformance.models.exact import QUANTA
+from conformance.models.routing import active_experts
 from conformance.scenario import Scenario
 
 PROMISED = {

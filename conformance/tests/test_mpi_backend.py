@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from mpi_backend.adapter import BACKEND
 
 from conformance.backends.backend import get_backend
-from conformance.chapters.chapter import Selection, load_scenarios
-from conformance.fixtures.mpi_backend.adapter import BACKEND
-from conformance.runner import run
+from conformance.run.runner import run
 from conformance.smoke.ladder import Status, climb
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
+from conformance.suite import Selection, load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
-NAME = "conformance.fixtures.mpi_backend.adapter:BACKEND"
+NAME = "mpi_backend.adapter:BACKEND"
 pytestmark = pytest.mark.skipif(bool(BACKEND.unavailable()), reason=BACKEND.unavailable() or "usable")
 
 

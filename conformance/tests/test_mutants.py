@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import ddp_impl
 from conformance.backends.backend import get_backend
 from conformance.cli import main
-from conformance.detection.detector import Detection, Detector, Fate, Found, scenarios_of
-from conformance.detection.page import detection_page
 from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
+from conformance.mutants.detector import Detection, Detector, Fate, Found, scenarios_of
+from conformance.mutants.page import detection_page
 from conformance.spec.catalogue import load_catalogue
 
 CATALOGUE = load_catalogue()

@@ -10,8 +10,8 @@ import pytest
 from conformance import plugins
 from conformance.backends.backend import get_backend
 from conformance.backends.gloo import GLOO
-from conformance.doctor import _plugins
 from conformance.errors import BackendError, SubjectError
+from conformance.run.doctor import _plugins
 from conformance.subjects.subject import CAPABILITIES, get_subject
 
 Install = Callable[..., None]

@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 
 from conformance.cli import main
 from conformance.errors import ReportError
-from conformance.order import LISTED, Order
 from conformance.report.diff import compare
 from conformance.report.merge import merge
 from conformance.report.read import read_report, report_to_data
-from conformance.report.run_report import Assignment
+from conformance.run.order import LISTED, Order
+from conformance.run.outcome import Assignment
 from conformance.tests.reports_by_hand import (
     CRASH,
     FAIL,

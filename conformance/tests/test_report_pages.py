@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from conformance.bench.ratio import Ratio
 from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
-from conformance.report.performance import Ratio
 from conformance.report.stored_report import StoredExpectation, StoredReport
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of

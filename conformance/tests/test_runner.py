@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-import conformance.scenario_runner
-from conformance import runner
+import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
 from conformance.observation import Facts, Fate, Observation, Raised
 from conformance.oracles.expected import Satisfies
-from conformance.order import LISTED, Order
-from conformance.programs.program import Program
-from conformance.report.run_report import Note, Progress
+from conformance.programs.registry import Program
+from conformance.run import runner
+from conformance.run.order import LISTED, Order
+from conformance.run.outcome import Note, Progress
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
-from conformance.scenario_runner import ScenarioRunner
 from conformance.subjects.subject import Subject, get_subject
 from conformance.verdict import Verdict
 
@@ -57,7 +57,7 @@ def answer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every scenario expect one fact, `answer` = 42."""
     program = Program("train", lambda ctx: None, invariants=())
     program.expects(lambda scenario: {rank: {"answer": 42} for rank in range(scenario.world_size)})
-    monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
 
 
 def verdicts(
@@ -121,7 +121,7 @@ def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch
     bound = Satisfies("at least 0.9", lambda value: value >= 0.9)
     word = Satisfies("a word", str.isalpha)
     program.expects(lambda scenario: {0: {"accuracy": bound, "step0/accuracy": bound, "name": word, "answer": 42}})
-    monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
     observed = {"accuracy": 0.97, "step0/accuracy": 0.91, "name": "digits", "answer": 42}
     ranks = PretendedRanks(lambda scenario, subject: observed)
     report = runner.run([scenario("a")], MINE, GLOO, native=False, controller=ranks)
@@ -169,10 +169,10 @@ def test_an_exception_in_truth_or_judge_is_a_harness_error(part: str, monkeypatc
         raise ZeroDivisionError(part)
 
     if part == "judge":
-        monkeypatch.setattr(conformance.scenario_runner, "judge", fail)
+        monkeypatch.setattr(conformance.run.scenario_runner, "judge", fail)
     else:
         program = Program("train", lambda ctx: None, expectation=fail)  # type: ignore[arg-type]
-        monkeypatch.setattr(conformance.scenario_runner, "get_program", lambda name: program)
+        monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
     assert verdicts(scenario("a"), ranks=PretendedRanks()) == [Verdict.HARNESS_ERROR]
 
 

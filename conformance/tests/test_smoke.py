@@ -9,14 +9,14 @@ import torch
 from click.testing import CliRunner, Result
 
 from conformance.cli import main
-from conformance.fixtures.traced_blocks import block, read_block, summands
 from conformance.history import Collective
+from conformance.models.traced_blocks import block, read_block, summands
 from conformance.observation import Fate, Observation, Raised
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.workers.zygote_process import ZygoteProcess
 
-BROKEN = "conformance.fixtures.broken_backends"
+BROKEN = "broken_backends"
 SUBJECTS = "conformance.tests.subjects"
 
 

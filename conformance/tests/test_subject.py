@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from conformance.errors import SubjectError
-from conformance.rank_context import Unsupported
+from conformance.programs.rank_context import Unsupported
 from conformance.subjects import others
 from conformance.subjects.adapters.adapter import only
 from conformance.subjects.others import OTHERS

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from conformance.backends.backend import get_backend
-from conformance.chapters.chapter import load_scenarios
+from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRows
 from conformance.errors import ScenarioError
-from conformance.fixtures.sharded import get_sharded_model
+from conformance.models.sharded import get_sharded_model
 from conformance.observation import Raised
 from conformance.oracles.expected import Close, mismatch
-from conformance.oracles.unsharded import ShardedPlan, UnshardedRows
-from conformance.programs.program import get_program
+from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
 from conformance.workers.controller import Controller
 
 

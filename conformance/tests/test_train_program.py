@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.backends.backend import get_backend
-from conformance.chapters.training import scenarios
-from conformance.judge import judge
-from conformance.programs.program import get_program
+from conformance.chapters.training.scenarios import scenarios
+from conformance.programs.registry import get_program
+from conformance.run.judge import judge
 from conformance.scenario import Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.verdict import Verdict

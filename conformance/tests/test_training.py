@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.chapters.training import scenarios
+from conformance.chapters.training.oracle import simulate_training
+from conformance.chapters.training.scenarios import scenarios
 from conformance.errors import ScenarioError
-from conformance.fixtures.models import load_fixtures
-from conformance.fixtures.recipe import RESTARTS, Learner, Recipe, loss_ratio
-from conformance.fixtures.tasks import get_task
+from conformance.models.catalogue import load_fixtures
+from conformance.models.recipe import RESTARTS, Learner, Recipe, loss_ratio
+from conformance.models.tasks import get_task
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies, mismatch
-from conformance.oracles.training import simulate_training
-from conformance.programs.program import get_program
+from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.fixtures.models import get_fixture
-from conformance.fixtures.optimizers import LEARNING_RATE, MOMENTUM
+from conformance.models.catalogue import get_fixture
+from conformance.models.optimizers import LEARNING_RATE, MOMENTUM
 from conformance.oracles import truth
 from conformance.oracles.replicas import single_threaded
 from conformance.scenario import Scenario, Step
@@ -191,7 +191,7 @@ def test_result_is_shared_between_scenarios_that_differ_in_buckets_only() -> Non
 
 
 def test_inexact_gradients_are_an_error_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.fixtures.models.make_exact", lambda module: module)
+    monkeypatch.setattr("conformance.models.catalogue.make_exact", lambda module: module)
     with pytest.raises(AssertionError, match="multiple of"):
         truth.simulate(scenario("mlp", 3, seed=12345))
 

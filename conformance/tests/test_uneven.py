@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from conformance.chapters.join import UNEVEN
+from conformance.chapters.join.oracle import UnevenPlan, UnevenReplicas, simulate_uneven
+from conformance.chapters.join.scenarios import UNEVEN
 from conformance.errors import ScenarioError
-from conformance.oracles.uneven import UnevenPlan, UnevenReplicas, simulate_uneven
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.programs.program import program
-from conformance.rank_context import RankContext
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
 
 
 @program("workers/idle")

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.errors import ReportError
-from conformance.report.environment import capture_environment
+from conformance.run.environment import capture_environment
 from conformance.upstream.comparison import Comparison, Row
 from conformance.upstream.outcome import Outcome, TestRun
 

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 
 from conformance.errors import ConformanceError
 from conformance.observation import Fate, Observation
+from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.workers.attached_place import Place
 from conformance.workers.attached_protocol import (
     BEAT_S,
@@ -31,7 +32,6 @@ from conformance.workers.attached_protocol import (
     ToAgent,
 )
 from conformance.workers.autopsy import death, describe, examine_living, tail
-from conformance.workers.flight_record import LastSeen, read_flight
 from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, prolonged
 from conformance.workers.protocol import FromRank, Seat, receive, send
 from conformance.workers.zygote_process import ZygoteProcess

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Fate, Observation
+from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.attached_protocol import (
@@ -35,7 +36,6 @@ from conformance.workers.attached_protocol import (
     Ping,
     ToAgent,
 )
-from conformance.workers.flight_record import LastSeen
 from conformance.workers.pool import (
     DEATH_GRACE_S,
     MOST_DEADLINES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.observation import Observation
-from conformance.workers.flight_record import LastSeen
+from conformance.recorder.flight_record import LastSeen
 from conformance.workers.protocol import Seat, Task
 
 #: Both sides say something at least so often ...

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conformance.observation import Fate, Observation
-from conformance.workers.flight_record import LastSeen, read_flight
+from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.workers.protocol import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection, wait
 
 from conformance.backends.backend import Backend
 from conformance.observation import Fate, Observation, Raised
+from conformance.recorder.flight_record import read_flight
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import death, describe, examine_living, tail
-from conformance.workers.flight_record import read_flight
 from conformance.workers.protocol import FromRank, Ready, Seat, Task, dumps, receive
 from conformance.workers.zygote_process import ZygoteProcess
 

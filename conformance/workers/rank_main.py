@@ -28,17 +28,17 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError, SubjectError
-from conformance.fixtures.models import get_fixture
 from conformance.history import Collective
+from conformance.models.catalogue import get_fixture
 from conformance.observation import Fate, Observation, Raised
-from conformance.programs.program import get_program
-from conformance.rank_context import RankContext, Unsupported
+from conformance.programs.rank_context import RankContext, Unsupported
+from conformance.programs.registry import get_program
+from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject, load
 from conformance.workers.faults import FaultInjector
-from conformance.workers.flight_record import FlightRecord
 from conformance.workers.hygiene import seed_everything, surroundings, violations
 from conformance.workers.protocol import STACK_SIGNAL, Ready, Seat, Task, dumps, receive, send
 

@@ -46,8 +46,8 @@ _PR_SET_NAME = 15
 
 def preload(modules: tuple[str, ...]) -> None:
     """Import all that ranks share. Raises what a module raises, and `RuntimeError` when one leaves a thread behind."""
-    from conformance.fixtures.models import load_fixtures
-    from conformance.programs.program import load_programs
+    from conformance.models.catalogue import load_fixtures
+    from conformance.programs.registry import load_programs
 
     load_programs()
     load_fixtures()

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-import conformance
-
-SCRIPTS = Path(conformance.__file__).parent / "fixtures" / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "fixtures" / "scripts"
 WORLD_SIZE = 2
 TORCHRUN = (
     *("-m", "torch.distributed.run", "--nproc-per-node", str(WORLD_SIZE)),
@@ -42,7 +40,14 @@ def trained(script: str, results: Path, *through: str) -> list[dict[str, Any]]:
     """Run `script` on both ranks, `through` a module if given; return by rank what it found in each case."""
     results.mkdir()
     done = subprocess.run(
-        [sys.executable, *TORCHRUN, *through, str(SCRIPTS / script), str(results)],
+        [
+            sys.executable,
+            *TORCHRUN,
+            str(SCRIPTS / "without_teardown.py"),
+            *through,
+            str(SCRIPTS / script),
+            str(results),
+        ],
         cwd=results,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from conformance.rank_context import Unsupported
+from conformance.programs.rank_context import Unsupported
 from conformance.subjects.adapters.adapter import group_of, only
 
 _CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}

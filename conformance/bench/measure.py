@@ -1,0 +1,178 @@
+"""How fast a DDP is beside torch's own: paired ratios of step times, measured on the same ranks in one run.
+
+Absolute times say more about the machine than about the DDP, so none is reported. For each workload and set of options
+the subject and torch's DDP take turns; each round gives one ratio, and the median of the ratios is the result, printed
+with its quartiles. Another contestant, torch's DDP a second time, shows how much of a ratio is noise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.backends.backend import Backend
+from conformance.bench.ratio import Ratio
+from conformance.errors import ConformanceError
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
+from conformance.workers.controller import Controller
+
+#: Options whose step times are compared; the reference is always torch's DDP with its defaults.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "bucket view": {"gradient_as_bucket_view": True},
+    "find unused": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+}
+#: What decides who averages the gradients of a compiled module (`torch._dynamo.config.optimize_ddp`); torch's default
+#: is the first.
+REDUCTIONS = ("ddp_optimizer", "python_reducer")
+_AUTO = "auto buckets"
+_WARM_UP_ROUNDS = 5
+_DEADLINE_S = 600.0
+
+
+def measure(
+    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60
+) -> tuple[Ratio, ...]:
+    """Compare `subject` with torch's DDP on one workload.
+
+    For each variant: the ratio to torch's DDP with the same options and with its defaults; where the subject chooses
+    bucket caps by itself, the ratio to itself with default caps; last, torch's DDP against itself.
+
+    Raises `ConformanceError` when a rank did not finish.
+    """
+    contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}]]
+    for variant, options in VARIANTS.items():
+        contestants.append([variant, subject.target, dict(options)])
+        if options:
+            contestants.append([f"torch {variant}", "torch", dict(options)])
+    if chooses_caps := "auto_buckets" in subject.capabilities:
+        contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
+    facts = _run("step_time", subject, backend, workload, world_size, rounds, {"contestants": contestants})
+    steps = _Steps.of(workload, facts, contestants)
+    ratios = []
+    for variant, options in VARIANTS.items():
+        if options:
+            ratios.append(steps.ratio(variant, "torch, same options", variant, f"torch {variant}"))
+        ratios.append(steps.ratio(variant, "torch's default", variant, "torch"))
+    if chooses_caps:
+        ratios.append(steps.ratio(_AUTO, "its default", _AUTO, "default"))
+    return (*ratios, steps.ratio("torch itself", "torch's default", "torch again", "torch"))
+
+
+def measure_compiled(
+    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60, compiler: str
+) -> tuple[Ratio, ...]:
+    """Compare the compiled `subject` with torch's compiled DDP on one workload of `compiled_step_time`.
+
+    The subject with each of `REDUCTIONS` is compared with torch's DDP with each; last, torch's DDP with itself.
+    `compiler` is the backend of `torch.compile`. Raises `ConformanceError` when a rank did not finish, or when torch's
+    graphs were not split although they had to be: ratios would then be about something else.
+    """
+    contestants = [
+        [f"{name}{reduction}", target, reduction]
+        for name, target in (("", subject.target), ("torch ", "torch"))
+        for reduction in REDUCTIONS
+    ]
+    default = f"torch {REDUCTIONS[0]}"
+    contestants.append(["torch again", "torch", REDUCTIONS[0]])
+    arguments = {"contestants": contestants, "compiler": compiler}
+    facts = _run("compiled_step_time", subject, backend, workload, world_size, rounds, arguments)
+    for rank, seen in facts.items():
+        if seen[f"graphs/{default}"] < 2:
+            raise ConformanceError(
+                f"bench: {workload!r} was to be split by torch's optimiser, but on rank {rank} it compiled "
+                f"{seen[f'graphs/{default}']} graph(s); choose a larger model"
+            )
+    steps = _Steps.of(workload, facts, contestants)
+    ratios = [
+        steps.ratio(variant, f"torch's {reference}", variant, f"torch {reference}")
+        for variant in REDUCTIONS
+        for reference in REDUCTIONS
+    ]
+    return (*ratios, steps.ratio("torch itself", f"torch's {REDUCTIONS[0]}", "torch again", default))
+
+
+def _run(
+    program: str,
+    subject: Subject,
+    backend: Backend,
+    workload: str,
+    world_size: int,
+    rounds: int,
+    arguments: Mapping[str, Any],
+) -> dict[int, Mapping[str, Any]]:
+    """Return every rank's facts."""
+    scenario = Scenario(
+        id=f"bench/{workload}",
+        requirements=("BENCH",),
+        program=program,
+        world_size=world_size,
+        arguments={"workload": workload, "rounds": rounds + _WARM_UP_ROUNDS, **arguments},
+        deadline_s=_DEADLINE_S,
+        recorded=False,
+        min_collectives=0,
+    )
+    with Controller(backend) as controller:
+        observations = controller.run(scenario, subject)
+    for observation in observations.values():
+        if observation.fate.kind != "returned":
+            raise ConformanceError(f"bench: rank {observation.rank} {observation.fate}; {workload!r} was not measured")
+    return {rank: observation.facts for rank, observation in observations.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Seconds of every contestant's steps on one workload, by the contestant's label."""
+
+    workload: str
+    world_size: int
+    seconds: Mapping[str, Sequence[float]]
+
+    @staticmethod
+    def of(workload: str, facts: Mapping[int, Mapping[str, Any]], contestants: Sequence[Sequence[Any]]) -> _Steps:
+        """Take them from what the ranks observed. A step ends when the slowest rank's does."""
+        seconds = {
+            str(label): [max(times) for times in zip(*(seen[label] for seen in facts.values()), strict=True)]
+            for label, *_ in contestants
+        }
+        return _Steps(workload, len(facts), seconds)
+
+    def ratio(self, variant: str, reference: str, ours: str, theirs: str) -> Ratio:
+        """Return the ratio of the contestants labelled `ours` and `theirs`, warm-up left out."""
+        pairs = zip(self.seconds[ours][_WARM_UP_ROUNDS:], self.seconds[theirs][_WARM_UP_ROUNDS:], strict=True)
+        values = [a / b for a, b in pairs]
+        lower, median, upper = statistics.quantiles(values, n=4)
+        return Ratio(self.workload, variant, reference, self.world_size, median, lower, upper, len(values))
+
+
+def run(
+    subject: Subject,
+    backend: Backend,
+    *,
+    world_size: int = 2,
+    rounds: int = 60,
+    compiler: str | None = None,
+    progress: Callable[[str], object] = lambda workload: None,
+) -> tuple[Ratio, ...]:
+    """Measure every workload, calling `progress(workload)` before each.
+
+    With `compiler`, the name of a backend of `torch.compile`, compiled DDPs are compared. Raises `ConformanceError` as
+    `measure` and `measure_compiled` do.
+    """
+    from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
+    from conformance.bench.programs.step_time import WORKLOADS
+
+    ratios: list[Ratio] = []
+    for workload in WORKLOADS if compiler is None else COMPILED_WORKLOADS:
+        progress(workload)
+        if compiler is None:
+            ratios += measure(subject, backend, workload, world_size=world_size, rounds=rounds)
+        else:
+            ratios += measure_compiled(
+                subject, backend, workload, world_size=world_size, rounds=rounds, compiler=compiler
+            )
+    return tuple(ratios)

@@ -1,0 +1,1 @@
+"""What every rank runs to measure step times."""

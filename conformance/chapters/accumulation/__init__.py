@@ -1,0 +1,1 @@
+"""Chapter accumulation: Gradient accumulation with no_sync."""

@@ -1,0 +1,198 @@
+"""Program `accumulation`: micro-batches inside and outside `no_sync`, in every way in which people arrange them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.checkers.protocol import is_gradient
+from conformance.errors import ScenarioError
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.scenario import Scenario
+
+#: The kinds of micro-batches, and whether their gradients are synchronised. `forward_inside` runs its forward inside
+#: `no_sync` and its backward outside, `backward_inside` the reverse; `after_inner` runs between leaving an inner
+#: `no_sync` and leaving the outer one; `after_exception` and `after_empty` run when a `no_sync` was left by an
+#: exception, or without anything in it; `local_by_rank` runs rank + 1 micro-batches inside.
+KINDS: Mapping[str, bool] = {
+    "local": False,
+    "sync": True,
+    "forward_inside": False,
+    "backward_inside": True,
+    "after_inner": False,
+    "after_exception": True,
+    "after_empty": True,
+    "local_by_rank": False,
+}
+
+
+class Branches(nn.Module):
+    """A trunk and two branches, of which a forward uses those that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(3, 3)
+        self.a = nn.Linear(3, 2)
+        self.b = nn.Linear(3, 2, bias=False)
+
+    def forward(self, inputs: Tensor, which: str) -> Tensor:
+        """Return the sum of the branches named in `which`."""
+        hidden = self.trunk(inputs)
+        outputs: list[Tensor] = [getattr(self, name)(hidden) for name in which]
+        return torch.stack(outputs).sum(0)
+
+
+class Interrupted(Exception):  # noqa: N818 - raised on purpose, to leave a block
+    """Leaves `no_sync` in the middle."""
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Branches(), scenario.seed)
+
+
+def _micro_batches(scenario: Scenario) -> list[list[tuple[str, str]]]:
+    """Return for each step its micro-batches as (kind, branches); written `kind` or `kind:branches`."""
+    steps = []
+    for step in scenario.arguments["steps"]:
+        parts = [text.partition(":") for text in step]
+        steps.append([(kind, branches or "ab") for kind, _, branches in parts])
+        if unknown := {kind for kind, _ in steps[-1]} - set(KINDS):
+            raise ScenarioError(f"{scenario.id}: unknown micro-batches {sorted(unknown)}; known: {', '.join(KINDS)}")
+    return steps
+
+
+def _forward(model: Any, turn: RankStep, micro: int, branches: str) -> Tensor:
+    return turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), branches), micro)
+
+
+def _num_forwards(kind: str, rank: int) -> int:
+    return rank + 1 if kind == "local_by_rank" else 1
+
+
+@program("accumulation", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def accumulation(ctx: RankContext) -> None:
+    """Run the micro-batches of argument `steps`, a list of steps of `KINDS`; gradients are set to None per step.
+
+    With argument `zero_grad` = "keep" or "zeros" they are kept or set to zero instead. Observes after each micro-batch
+    `step<k>/micro<m>/grad/<name>` and `num_gradient_collectives` of it, and `flags`: `require_backward_grad_sync`
+    inside `no_sync` and after it, which is judged with argument `flags`. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    for index, step in enumerate(_micro_batches(ctx.scenario)):
+        _zero_grad(module, ctx.arguments.get("zero_grad", "none"))
+        turn = RankStep(ctx.rank, index, ctx.device, _Phases(ctx, index))
+        for micro, (kind, branches) in enumerate(step):
+            before = len(ctx.collectives())
+            flags = [
+                _run(ctx, model, turn, kind, micro + 10 * part, branches)
+                for part in range(_num_forwards(kind, ctx.rank))
+            ]
+            prefix = f"step{index}/micro{micro}"
+            issued = sum(map(is_gradient, ctx.collectives()[before:]))
+            ctx.observe(f"{prefix}/num_gradient_collectives", issued)
+            ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
+            ctx.observe_gradients(prefix, module)
+
+
+class _Phases:
+    """Announces phases of one step; an object, because a partial of a generator function has no such type."""
+
+    def __init__(self, ctx: RankContext, step: int) -> None:
+        self._ctx = ctx
+        self._step = step
+
+    def __call__(self, name: str) -> Any:
+        return self._ctx.phase(name, self._step)
+
+
+def _run(ctx: RankContext, model: Any, turn: RankStep, kind: str, micro: int, branches: str) -> list[bool | None]:
+    """Run one micro-batch and return `require_backward_grad_sync` as it is inside `no_sync`, if that is entered."""
+    inside: list[bool | None] = []
+    if kind in ("local", "local_by_rank"):
+        with ctx.no_sync(model):
+            inside.append(_synchronises(model))
+            turn.backward(_forward(model, turn, micro, branches))
+    elif kind == "sync":
+        turn.backward(_forward(model, turn, micro, branches))
+    elif kind == "forward_inside":
+        with ctx.no_sync(model):
+            inside.append(_synchronises(model))
+            loss = _forward(model, turn, micro, branches)
+        turn.backward(loss)
+    elif kind == "backward_inside":
+        loss = _forward(model, turn, micro, branches)
+        with ctx.no_sync(model):
+            inside.append(_synchronises(model))
+            turn.backward(loss)
+    elif kind == "after_inner":
+        with ctx.no_sync(model):
+            with model.no_sync():
+                inside.append(_synchronises(model))
+            inside.append(_synchronises(model))
+            turn.backward(_forward(model, turn, micro, branches))
+    elif kind == "after_exception":
+        try:
+            with ctx.no_sync(model):
+                inside.append(_synchronises(model))
+                raise Interrupted
+        except Interrupted:
+            turn.backward(_forward(model, turn, micro, branches))
+    else:
+        with ctx.no_sync(model):
+            inside.append(_synchronises(model))
+        turn.backward(_forward(model, turn, micro, branches))
+    return inside
+
+
+def _synchronises(model: Any) -> bool | None:
+    flag: bool | None = getattr(model, "require_backward_grad_sync", None)
+    return flag
+
+
+def _zero_grad(module: nn.Module, how: str) -> None:
+    if how != "keep":
+        module.zero_grad(set_to_none=how == "none")
+
+
+@accumulation.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    modules = [_build(scenario) for _ in ranks]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
+    with single_threaded():
+        world = Replicas(modules)
+        for index, step in enumerate(_micro_batches(scenario)):
+            for module in modules:
+                _zero_grad(module, scenario.arguments.get("zero_grad", "none"))
+            for micro, (kind, branches) in enumerate(step):
+                _local_backwards(modules, index, micro, kind, branches)
+                if KINDS[kind]:
+                    world.average_gradients()
+                prefix = f"step{index}/micro{micro}"
+                for rank in ranks:
+                    facts[rank] |= gradients(prefix, modules[rank])
+                    facts[rank][f"{prefix}/num_gradient_collectives"] = _SOME if KINDS[kind] else 0
+                    if scenario.arguments.get("flags"):
+                        facts[rank][f"{prefix}/flags"] = [*[False] * _NUM_FLAGS.get(kind, 1), True]
+    return facts
+
+
+#: How often a kind looks at the flag inside, where that is not once.
+_NUM_FLAGS = {"sync": 0, "after_inner": 2}
+_SOME = Satisfies("at least one gradient collective", lambda got: got >= 1)
+
+
+def _local_backwards(modules: Sequence[nn.Module], index: int, micro: int, kind: str, branches: str) -> None:
+    for rank, module in enumerate(modules):
+        for part in range(_num_forwards(kind, rank)):
+            _forward(module, RankStep(rank, index), micro + 10 * part, branches).backward()

@@ -1,0 +1,111 @@
+"""Scenarios of chapter accumulation: `no_sync`, from the plain use to the twisted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.chapters.in_chapter import in_chapter
+from conformance.models.catalogue import get_fixture
+from conformance.scenario import Scenario, Step
+
+_of_chapter = in_chapter("accumulation")
+
+_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
+_FIND: dict[str, Any] = {"find_unused_parameters": True}
+_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (("", {}), ("-view", _VIEW), ("-unused", _FIND))
+_NEEDS = ("no_sync",)
+
+
+def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
+    return _of_chapter(requirement, slug, program, world_size, needs=_NEEDS, **rest)
+
+
+def _steps(
+    requirement: str, slug: str, world_size: int, options: dict[str, Any], *steps: str, zero_grad: str = "none"
+) -> Scenario:
+    """Return a scenario of program `accumulation`; each step is written as micro-batches between blanks."""
+    arguments = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": requirement == "ACCUM-11"}
+    return _scenario(requirement, slug, "accumulation", world_size, options=options, arguments=arguments)
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    yield from _plain()
+    yield from _twisted()
+    yield from _schedules()
+
+
+def _plain() -> Iterator[Scenario]:
+    for suffix, options in _VARIANTS:
+        for world_size in (2, 3, 4):
+            yield _steps("ACCUM-01", f"local{suffix}", world_size, options, "sync", "local local", "local", "sync")
+        for world_size in (2, 3):
+            yield _steps("ACCUM-07", f"uneven{suffix}", world_size, options, "local_by_rank sync", "local_by_rank sync")
+            yield _steps("ACCUM-08", f"first{suffix}", world_size, options, "local local sync", "local sync", "sync")
+    yield _steps("ACCUM-07", "uneven-first", 4, {}, "sync", "local_by_rank local sync")
+    for zero_grad in ("zeros", "keep"):
+        for suffix, options in _VARIANTS[:2]:
+            yield _steps(
+                "ACCUM-03", f"{zero_grad}{suffix}", 2, options, "local sync", "local sync", "sync", zero_grad=zero_grad
+            )
+
+
+def _twisted() -> Iterator[Scenario]:
+    for suffix, options in _VARIANTS:
+        for requirement, slug, steps in (
+            ("ACCUM-04", "nested", ("sync", "after_inner sync", "after_inner", "sync")),
+            ("ACCUM-05", "forward-inside", ("sync", "forward_inside sync", "forward_inside forward_inside sync")),
+            ("ACCUM-05", "backward-inside", ("backward_inside", "local backward_inside", "backward_inside sync")),
+            ("ACCUM-06", "exception", ("after_exception", "local after_exception", "sync")),
+            ("ACCUM-11", "empty", ("after_empty", "local after_empty after_empty", "sync")),
+            ("ACCUM-11", "every-kind", ("local after_inner sync", "forward_inside backward_inside", "after_exception")),
+        ):
+            for world_size in (2, 3):
+                if world_size == 3 and options:
+                    continue
+                yield _steps(requirement, f"{slug}{suffix}", world_size, options, *steps)
+    for suffix, options in (("", _FIND), ("-view", {**_FIND, **_VIEW})):
+        for world_size in (2, 3, 4):
+            yield _steps(
+                "ACCUM-09", f"only-local{suffix}", world_size, options,
+                "sync:ab", "local:b sync:a", "local:a local:b sync:a", "local:a sync:b sync:a", "sync:b",
+            )  # fmt: skip
+
+
+def _schedules() -> Iterator[Scenario]:
+    models = ("mlp", "cnn", "gpt", "lstm", "many_small_layers", "mixed_dtypes", "moe", "sparse_embedding")
+    for model in models:
+        fixture = get_fixture(model)
+        needed = _FIND if fixture.has_unused else {}
+        for num_local, world_size in ((1, 2), (3, 2), (2, 3)):
+            schedule = tuple(Step(local_backwards=num_local) for _ in range(3))
+            yield _scenario(
+                "ACCUM-02", f"{model.replace('_', '-')}-{num_local}-local", "train", world_size, model=model,
+                options=needed, schedule=schedule, dtype=fixture.dtypes[0],
+            )  # fmt: skip
+    for world_size in (1, 4):
+        schedule = tuple(Step(local_backwards=2) for _ in range(3))
+        yield _scenario("ACCUM-02", "mlp-2-local", "train", world_size, model="mlp", schedule=schedule)
+    for model in ("mlp", "gpt"):
+        for zero_grad in ("zeros", "keep"):
+            for suffix, options in _VARIANTS[:2]:
+                schedule = tuple(Step(local_backwards=1, zero_grad=zero_grad) for _ in range(3))
+                yield _scenario(
+                    "ACCUM-03", f"{model}-{zero_grad}{suffix}", "train", 2, model=model, options=options,
+                    schedule=schedule,
+                )  # fmt: skip
+    only_local = Step(local_backwards=2, synchronised=False)
+    for suffix, options in _VARIANTS[:2]:
+        for world_size in (2, 3):
+            schedule = (Step(), only_local, only_local, Step(local_backwards=1))
+            yield _scenario(
+                "ACCUM-10", f"local-optimizer{suffix}", "train", world_size, model="mlp", options=options,
+                schedule=schedule,
+            )  # fmt: skip
+            paused = Step(local_backwards=1, synchronised=False, optimizer=False)
+            schedule = (paused, Step(zero_grad="keep"), paused, paused, Step(zero_grad="keep"))
+            yield _scenario(
+                "ACCUM-08", f"steps-apart{suffix}", "train", world_size, model="mlp", options=options,
+                schedule=schedule,
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Chapter buckets: Buckets and their collectives."""

@@ -1,0 +1,1 @@
+"""Chapter comm_hooks: Communication hooks."""

@@ -1,0 +1,182 @@
+"""Program `buffer_hooks`: a user's function synchronises the buffers in place of the broadcast from rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+
+
+class Counting(nn.Module):
+    """A layer, and two buffers that grow in every forward by what the rank adds; `seen` is what a forward found.
+
+    All elements of `total`, `length` of them, are the same.
+    """
+
+    total: Tensor
+    largest: Tensor
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("total", torch.zeros(length))
+        self.register_buffer("largest", torch.zeros(3, dtype=torch.int64))
+        self.seen: list[Any] = []
+
+    def forward(self, inputs: Tensor, amount: int) -> Tensor:
+        """Return rows of 2."""
+        self.seen.append(self.contents())
+        self.total += amount
+        self.largest += amount
+        output: Tensor = self.layer(inputs)
+        return output
+
+    def contents(self) -> list[list[float]]:
+        """Return the different values in each buffer."""
+        return [self.total.unique().tolist(), self.largest.unique().tolist()]
+
+
+def _build(scenario: Scenario) -> Any:
+    return with_integer_weights(Counting(scenario.arguments.get("length", 2)), scenario.seed)
+
+
+def _amount(turn: RankStep, micro: int) -> int:
+    return 1 + turn.rank + 10 * turn.step + 100 * micro
+
+
+def _backward(model: Any, turn: RankStep, micro: int) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), _amount(turn, micro)), micro=micro))
+
+
+@program("buffer_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def buffer_hooks(ctx: RankContext) -> None:
+    """Train `Counting` with a buffer hook that sums one buffer over the ranks and takes the maximum of the other.
+
+    Arguments: `location`, "PRE_FORWARD", "POST_FORWARD" or "" (the default, which is POST_FORWARD); `futures`, whether
+    the hook returns futures instead of waiting; `local_backwards`, under no_sync before each synchronised one; `length`
+    of the summed buffer, 2 unless it is to take its time. Observes for each step what the forwards `found`, what the
+    buffers hold `after` backward, gradients, the names that each call of the hook was given, and `num_broadcasts` in
+    forward. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    calls: list[list[str]] = []
+    state = object()
+    states: set[bool] = set()
+
+    def hook(given: Any, buffers: Mapping[str, Tensor]) -> Any:
+        states.add(given is state)
+        calls.append(sorted(buffers))
+        works = [
+            dist.all_reduce(buffers["total"], group=ctx.process_group, async_op=True),
+            dist.all_reduce(buffers["largest"], dist.ReduceOp.MAX, group=ctx.process_group, async_op=True),
+        ]
+        futures = [work.get_future() for work in works if work is not None]
+        if ctx.arguments.get("futures"):
+            return futures
+        for future in futures:
+            future.wait()
+        return None
+
+    location = ctx.arguments["location"]
+    where = {"comm_hook_location": _BufferCommHookLocation[location]} if location else {}
+    model._register_buffer_comm_hook(state, hook, **where)
+    for index in range(NUM_STEPS):
+        module.zero_grad()
+        calls.clear()
+        module.seen.clear()
+        before = len(ctx.collectives())
+        turn = rank_step(ctx, index)
+        for micro in range(_num_backwards(ctx.scenario)):
+            is_last = micro == _num_backwards(ctx.scenario) - 1
+            with contextlib.nullcontext() if is_last else ctx.no_sync(model):
+                _backward(model, turn, micro)
+        ctx.observe(f"step{index}/after", module.contents())
+        ctx.observe(f"step{index}/found", module.seen)
+        ctx.observe_gradients(f"step{index}", module)
+        ctx.observe(f"step{index}/calls", calls)
+        broadcasts = [each for each in ctx.collectives()[before:] if each.op == "broadcast" and each.phase == "forward"]
+        # Earlier forwards may have broadcast the order of the gradients.
+        ctx.observe(f"step{index}/num_broadcasts", len(broadcasts) if index == NUM_STEPS - 1 else 0)
+    ctx.observe("state", states == {True})
+
+
+def _num_backwards(scenario: Scenario) -> int:
+    return 1 + int(scenario.arguments.get("local_backwards", 0))
+
+
+@buffer_hooks.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    modules = [_build(scenario) for _ in ranks]
+    facts: dict[int, dict[str, Any]] = {rank: {"state": True} for rank in ranks}
+    before_forward = scenario.arguments["location"] == "PRE_FORWARD"
+    due = True
+    with single_threaded():
+        world = Replicas(modules, broadcast_buffers=False)
+        for index in range(NUM_STEPS):
+            num_calls = 0
+            for module in modules:
+                module.zero_grad()
+                module.seen.clear()
+            for micro in range(_num_backwards(scenario)):
+                is_last = micro == _num_backwards(scenario) - 1
+                if before_forward and due:
+                    _combine(modules)
+                    num_calls += 1
+                for rank, module in enumerate(modules):
+                    _backward(module, RankStep(rank, index), micro)
+                if not before_forward and due:
+                    _combine(modules)
+                    num_calls += 1
+                due = is_last
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients(f"step{index}", module)
+                facts[rank] |= {
+                    f"step{index}/after": module.contents(),
+                    f"step{index}/found": list(module.seen),
+                    f"step{index}/calls": [["largest", "total"]] * num_calls,
+                    f"step{index}/num_broadcasts": 0,
+                }
+    return facts
+
+
+def _combine(modules: list[Any]) -> None:
+    """Do what the hook does."""
+    total = torch.stack([module.total for module in modules]).sum(0)
+    largest = torch.stack([module.largest for module in modules]).amax(0)
+    for module in modules:
+        module.total.copy_(total)
+        module.largest.copy_(largest)
+
+
+@program("buffer_hook_misuse", invariants=("leaves_no_trace",))
+def buffer_hook_misuse(ctx: RankContext) -> None:
+    """Register something that is no function; observes `raised`. All ranks run it."""
+    model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
+    with ctx.catching("raised"):
+        model._register_buffer_comm_hook(None, "no function")
+
+
+@buffer_hook_misuse.expects
+def _misuse(scenario: Scenario) -> Mapping[int, Facts]:
+    refusal = Raises(("TypeError", "AssertionError"), ("callable",))
+    return {rank: {"raised": refusal} for rank in range(scenario.world_size)}

@@ -1,0 +1,363 @@
+"""Program `hook_calls`: what a comm hook is given, when it is called, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from conformance.errors import ScenarioError
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.replicas import single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.agreement import same_bits_everywhere
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+
+#: What a scenario may require besides right gradients: raw gradients in the buckets; buckets in index order; every
+#: parameter once, and no call under no_sync; the bucket's surface; the same buckets on all ranks; one state object;
+#: gradients that live in the bucket that the hook saw.
+ASPECTS = ("raw", "order", "once", "surface", "same_buckets", "state", "storage")
+
+_SHAPES = ((5,), (3, 4), (2, 3, 2), (7,), (1,), (4, 2), (6,), (3,))
+
+
+class Factors(nn.Module):
+    """Parameters of many shapes; each forward multiplies those it is given factors for, so that gradients are those."""
+
+    def __init__(self, dtypes: Sequence[torch.dtype], frozen: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(shape, dtype=dtypes[place % len(dtypes)]), requires_grad=place not in frozen)
+            for place, shape in enumerate(_SHAPES)
+        )
+
+    def forward(self, factors: Sequence[Tensor | None]) -> Tensor:
+        """Return one number that is linear in every weight that has a factor."""
+        terms = [
+            (weight * factor).sum().to(torch.float32)
+            for weight, factor in zip(self.weights, factors, strict=True)
+            if factor is not None
+        ]
+        return torch.stack(terms).sum()
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    dtypes = [getattr(torch, name) for name in scenario.arguments.get("dtypes", ["float32"])]
+    module = Factors(dtypes, scenario.arguments.get("frozen", ()))
+    return with_integer_weights(module, scenario.seed)
+
+
+def _is_unused(scenario: Scenario, place: int, rank: int) -> bool:
+    """Whether a rank leaves out a weight: with argument `unused`, the third on odd ranks and the fifth everywhere."""
+    return bool(scenario.arguments.get("unused")) and (place == 4 or (place == 2 and rank % 2 == 1))
+
+
+def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> None:
+    module: Any = getattr(model, "module", model)
+    factors = [
+        None
+        if _is_unused(scenario, place, turn.rank)
+        else turn.inputs(*weight.shape, micro=100 * micro + place, dtype=weight.dtype)
+        for place, weight in enumerate(module.weights)
+    ]
+    turn.backward(turn.loss(turn.forward(model, factors), micro=micro))
+
+
+@dataclass
+class Journal:
+    """The state of the hook: what it saw in this step."""
+
+    group: Any
+    names: Mapping[int, str]
+    calls: list[Any] = field(default_factory=list)
+    raw: dict[str, Tensor] = field(default_factory=dict)
+
+    def note(self, bucket: Any) -> None:
+        """Write down what `bucket` says of itself."""
+        buffer, parameters, views = bucket.buffer(), bucket.parameters(), bucket.gradients()
+        names = [self.names[id(parameter)] for parameter in parameters]
+        surface = {
+            "flat": buffer.dim() == 1,
+            "dtype": all(view.dtype == buffer.dtype for view in views),
+            "shapes": [view.shape for view in views] == [parameter.shape for parameter in parameters],
+            "numel": sum(view.numel() for view in views) == buffer.numel(),
+            "views": all(view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr() for view in views),
+            "index": type(bucket.index()) is int,
+        }
+        self.calls.append((bucket.index(), bucket.is_last(), names, surface, buffer.untyped_storage().data_ptr()))
+        self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self.calls.clear()
+        self.raw.clear()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a hook does, and what a gradient is afterwards, given every rank's local one."""
+
+    hook: Callable[[Journal, Any], Future[Any]]
+    truth: Callable[[Sequence[Tensor], int], Tensor]
+
+
+def _done(tensor: Tensor) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(tensor)
+    return future
+
+
+def _summed(journal: Journal, tensor: Tensor) -> Future[Any]:
+    """Return a future of the sum of `tensor` over the ranks, on its way."""
+    work = dist.all_reduce(tensor, group=journal.group, async_op=True)
+    assert work is not None
+    total: Future[Any] = work.get_future().then(lambda _: tensor)
+    return total
+
+
+def _average(journal: Journal, bucket: Any) -> Future[Any]:
+    size = dist.get_world_size(journal.group)
+    mean: Future[Any] = _summed(journal, bucket.buffer()).then(lambda future: future.value() / size)
+    return mean
+
+
+def _in_place(_: Journal, bucket: Any) -> Future[Any]:
+    return _done(bucket.buffer().mul_(3))
+
+
+def _through_views(_: Journal, bucket: Any) -> Future[Any]:
+    for view in bucket.gradients():
+        view.mul_(2)
+    return _done(bucket.buffer())
+
+
+def _several_collectives(journal: Journal, bucket: Any) -> Future[Any]:
+    """Gather everybody's buffer, and take the sum with that of a second collective."""
+    buffer = bucket.buffer()
+    gathered = [torch.empty_like(buffer) for _ in range(dist.get_world_size(journal.group))]
+    dist.all_gather(gathered, buffer.clone(), group=journal.group)
+    both: Future[Any] = _summed(journal, buffer.clone()).then(lambda got: got.value() + torch.stack(gathered).sum(0))
+    return both
+
+
+def _blocking(journal: Journal, bucket: Any) -> Future[Any]:
+    dist.all_reduce(bucket.buffer(), group=journal.group)
+    return _done(bucket.buffer())
+
+
+def _sum(locals_: Sequence[Tensor], _: int) -> Tensor:
+    return torch.stack(list(locals_)).sum(0)
+
+
+ANSWERS: Mapping[str, Answer] = {
+    "identity": Answer(lambda _, bucket: _done(bucket.buffer()), lambda locals_, rank: locals_[rank]),
+    "average": Answer(_average, lambda locals_, rank: _sum(locals_, rank) / len(locals_)),
+    "sum": Answer(lambda journal, bucket: _summed(journal, bucket.buffer()), _sum),
+    "new_tensor": Answer(lambda _, bucket: _done(bucket.buffer() * 2), lambda locals_, rank: 2 * locals_[rank]),
+    "in_place": Answer(_in_place, lambda locals_, rank: 3 * locals_[rank]),
+    "through_views": Answer(_through_views, lambda locals_, rank: 2 * locals_[rank]),
+    "several_collectives": Answer(_several_collectives, lambda locals_, rank: 2 * _sum(locals_, rank)),
+    "blocking": Answer(_blocking, _sum),
+}
+
+_Respond = Callable[[Any, Any], Any]
+
+
+class _Callable:
+    """A hook as a bound method and as an object that can be called."""
+
+    def __init__(self, respond: _Respond) -> None:
+        self.respond = respond
+
+    # Without annotations: these are the user's functions, and most are written like this.
+    def method(self, state, bucket):  # type: ignore[no-untyped-def]
+        return self.respond(state, bucket)
+
+    def __call__(self, state, bucket):  # type: ignore[no-untyped-def]
+        return self.respond(state, bucket)
+
+
+def _with_extra(respond: _Respond, extra, state, bucket):  # type: ignore[no-untyped-def]
+    assert extra == "extra"
+    return respond(state, bucket)
+
+
+def _other_name(respond: _Respond) -> Any:
+    return lambda state, gradients_of_bucket: respond(state, gradients_of_bucket)
+
+
+def _positional(respond: _Respond) -> Any:
+    return lambda state, bucket, /: respond(state, bucket)
+
+
+def _star(respond: _Respond) -> Any:
+    return lambda *both: respond(*both)
+
+
+def _annotated(respond: _Respond) -> Any:
+    """Return a hook that is annotated as torch documents it."""
+    hook: Any = lambda state, bucket: respond(state, bucket)  # noqa: E731
+    hook.__annotations__ = {"state": object, "bucket": GradBucket, "return": Future[Tensor]}
+    return hook
+
+
+def _postponed(respond: _Respond) -> Any:
+    """Return a hook whose annotations are texts, as in any module that begins like this one."""
+
+    def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
+        answer: Future[Tensor] = respond(state, bucket)
+        return answer
+
+    return hook
+
+
+#: Kinds of callables: each makes one of a function that does the work.
+CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
+    "lambda": lambda respond: lambda state, bucket: respond(state, bucket),
+    "method": lambda respond: _Callable(respond).method,
+    "object": _Callable,
+    "partial": lambda respond: functools.partial(_with_extra, respond, "extra"),
+    "other_name": _other_name,
+    "positional": _positional,
+    "star": _star,
+    "annotated": _annotated,
+    "postponed": _postponed,
+}
+
+
+@program("hook_calls", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def hook_calls(ctx: RankContext) -> None:
+    """Train `Factors` with a comm hook that writes down what it sees. All ranks run it.
+
+    Arguments: `answer`, one of `ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
+    `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave two weights
+    out; `local_backwards` under no_sync in every step; `registered_at`, the step before which the hook is registered.
+    """
+    answer = ANSWERS[ctx.arguments["answer"]]
+    module: Any = _build(ctx.scenario).to(ctx.device)
+    journal = Journal(ctx.process_group, {id(weight): name for name, weight in module.named_parameters()})
+    states: set[int] = set()
+
+    def respond(state: Any, bucket: Any) -> Any:
+        states.add(id(state))
+        journal.note(bucket)
+        return answer.hook(journal, bucket)
+
+    model: Any = ctx.wrap(module)
+    for index in range(NUM_STEPS):
+        if index == ctx.arguments.get("registered_at", 0):
+            model.register_comm_hook(journal, CALLABLES[ctx.arguments.get("callable", "lambda")](respond))
+        module.zero_grad()
+        journal.clear()
+        turn = rank_step(ctx, index)
+        for micro in range(ctx.arguments.get("local_backwards", 0)):
+            with ctx.no_sync(model):
+                _backward(ctx.scenario, model, turn, micro + 1)
+        ctx.observe(f"step{index}/calls_in_no_sync", len(journal.calls))
+        _backward(ctx.scenario, model, turn)
+        _observe_step(ctx, f"step{index}", module, journal)
+    ctx.observe("state", states == {id(journal)})
+
+
+def _observe_step(ctx: RankContext, prefix: str, module: nn.Module, journal: Journal) -> None:
+    for name, value in gradients(prefix, module).items():
+        ctx.observe(name, value)
+    ctx.observe(f"{prefix}/raw", journal.raw)
+    ctx.observe(f"{prefix}/indices", [index for index, *_ in journal.calls])
+    ctx.observe(f"{prefix}/is_last", [is_last for _, is_last, *_ in journal.calls])
+    ctx.observe(f"{prefix}/parameters", sorted(name for _, _, names, *_ in journal.calls for name in names))
+    ctx.observe(f"{prefix}/surface", [surface for *_, surface, _ in journal.calls])
+    storages = {name: pointer for _, _, names, _, pointer in journal.calls for name in names}
+    in_bucket = [
+        parameter.grad is not None and parameter.grad.untyped_storage().data_ptr() == storages.get(name)
+        for name, parameter in module.named_parameters()
+    ]
+    ctx.observe(f"{prefix}/storage", all(in_bucket))
+    places = {name: place for place, (name, _) in enumerate(module.named_parameters())}
+    layout = torch.full((len(places),), -1, device=ctx.device)
+    for index, _, names, *_ in journal.calls:
+        for position, name in enumerate(names):
+            layout[places[name]] = 100 * index + position
+    ctx.observe(f"{prefix}/same_buckets", same_bits_everywhere(ctx, [layout]))
+
+
+_FROM_0 = Satisfies("0, 1, 2, ...", lambda got: bool(got) and got == list(range(len(got))))
+_ASCENDING = Satisfies("ascending", lambda got: bool(got) and got == sorted(set(got)))
+_LAST_ONCE = Satisfies(
+    "True for the last bucket alone", lambda got: bool(got) and got == [False] * (len(got) - 1) + [True]
+)
+_ALL_TRUE = Satisfies("true in every respect", lambda got: bool(got) and all(all(each.values()) for each in got))
+
+
+@hook_calls.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    judge = scenario.arguments["judge"]
+    if unknown := set(judge) - set(ASPECTS):
+        raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
+    with single_threaded():
+        return _Truth(scenario).facts
+
+
+class _Truth:
+    """Every rank's local gradients, and what the answer makes of them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.judge = scenario.arguments["judge"]
+        self.unused = bool(scenario.arguments.get("unused"))
+        self.answer = ANSWERS[scenario.arguments["answer"]]
+        self.replicas = [_build(scenario) for _ in range(scenario.world_size)]
+        self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+        for index in range(NUM_STEPS):
+            self._step(index, hooked=index >= scenario.arguments.get("registered_at", 0))
+        if "state" in self.judge:
+            for facts in self.facts.values():
+                facts["state"] = True
+
+    def _step(self, index: int, *, hooked: bool) -> None:
+        for rank, module in enumerate(self.replicas):
+            module.zero_grad()
+            for micro in range(1 + self.scenario.arguments.get("local_backwards", 0)):
+                _backward(self.scenario, module, RankStep(rank, index), micro)
+        named = [dict(module.named_parameters()) for module in self.replicas]
+        trained = [name for name, parameter in named[0].items() if parameter.requires_grad]
+        raw = {name: [_or_zeros(parameters[name]) for parameters in named] for name in trained}
+        used = {name for name in trained if any(parameters[name].grad is not None for parameters in named)}
+        truth = self.answer.truth if hooked else ANSWERS["average"].truth
+        for rank, facts in self.facts.items():
+            for name in named[rank]:
+                facts[f"step{index}/grad/{name}"] = truth(raw[name], rank) if name in used else None
+            if hooked:
+                facts |= self._judged(f"step{index}", {name: raw[name][rank] for name in trained})
+
+    def _judged(self, prefix: str, raw: Mapping[str, Tensor]) -> dict[str, Any]:
+        possible: dict[str, dict[str, Any]] = {
+            "raw": {"raw": raw},
+            # A bucket of which nobody uses anything may be left out.
+            "order": {"indices": _ASCENDING if self.unused else _FROM_0, "is_last": _LAST_ONCE},
+            "once": {"parameters": sorted(raw), "calls_in_no_sync": 0},
+            "surface": {"surface": _ALL_TRUE},
+            "same_buckets": {"same_buckets": True},
+            # The first buckets are given up once the order of the gradients is known.
+            "storage": {"storage": True} if prefix not in ("step0", "step1") else {},
+            "state": {},
+        }
+        return {f"{prefix}/{name}": fact for aspect in self.judge for name, fact in possible[aspect].items()}
+
+
+def _or_zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

@@ -1,0 +1,1 @@
+"""Chapter compatibility: What backends leave out, and what users reach for."""

@@ -1,0 +1,328 @@
+"""Programs about what lies around a DDP: backends that promise less, users and frameworks that reach further in."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Work
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+_INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
+_NUM_STEPS = 3
+
+
+class Counting(nn.Module):
+    """Two layers, another that the first rank alone uses if asked, and a buffer that counts forwards."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.spare = nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2."""
+        with torch.no_grad():
+            self.count += 1
+        output: Tensor = self.last(self.first(inputs))
+        return output + self.spare(inputs) if with_spare else output
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Counting(), scenario.seed)
+
+
+def _uses_spare(scenario: Scenario, rank: int) -> bool:
+    return not scenario.options.get("find_unused_parameters") or rank == 0
+
+
+def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
+    if scenario.arguments.get("by_hand") and hasattr(model, "module"):  # the replica of the truth has no reducer
+        model.require_forward_param_sync = True
+        model.reducer._rebuild_buckets()
+        model.reducer.prepare_for_backward([output] if scenario.options.get("find_unused_parameters") else [])
+    turn.backward(turn.loss(output))
+    return {"count": getattr(model, "module", model).count.clone()}
+
+
+@contextmanager
+def _without_results() -> Iterator[None]:
+    """Have every Work refuse `result`, as backends may that do not override it."""
+
+    def result(work: Any) -> Any:
+        raise NotImplementedError("this backend's Work has no result()")
+
+    before = Work.result
+    Work.result = result  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Work.result = before  # type: ignore[method-assign]
+
+
+@program("compatible_training", invariants=_INVARIANTS)
+def compatible_training(ctx: RankContext) -> None:
+    """Train three steps: with `no_results` on groups whose Work has none, with `by_hand` preparing backward once more.
+
+    Observes gradients and the buffer. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    with _without_results() if ctx.arguments.get("no_results") else nullcontext():
+        observe_run(
+            ctx, lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS)
+        )
+
+
+@compatible_training.expects
+def _counted(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_build(scenario) for _ in range(scenario.world_size)]
+    return simulate_steps(replicas, lambda model, turn: _step(scenario, model, turn), _NUM_STEPS)
+
+
+@program("moved_arguments", invariants=("leaves_no_trace",))
+def moved_arguments(ctx: RankContext) -> None:
+    """Call `to_kwargs`; observe what comes, where its tensors are, and which methods there are. All ranks run it."""
+    model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
+    inputs = (torch.ones(2), [torch.zeros(1), "text"], 3)
+    moved_inputs, moved_keywords = model.to_kwargs(inputs, {"more": torch.ones(1), "flag": True}, ctx.device.index or 0)
+    ctx.observe("inputs", list(moved_inputs))
+    ctx.observe("keywords", list(moved_keywords))
+    tensors = (moved_inputs[0][0], moved_inputs[0][1][0], moved_keywords[0]["more"])
+    ctx.observe("moved", [tensor.device.type == ctx.device.type for tensor in tensors])
+    ctx.observe(
+        "methods", [name for name in ("to_kwargs", "scatter", "gather") if callable(getattr(model, name, None))]
+    )
+
+
+@moved_arguments.expects
+def _moved_arguments(scenario: Scenario) -> Mapping[int, Facts]:
+    facts = {
+        "inputs": [[torch.ones(2), [torch.zeros(1), "text"], 3]],
+        "keywords": [{"more": torch.ones(1), "flag": True}],
+        "moved": [True] * 3,
+        "methods": ["to_kwargs", "scatter", "gather"],
+    }
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+class _Referring(nn.Module):
+    """Gives what its module gives, as a reference to it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Any:
+        """Return an RRef of rows of 2, which this process owns; the rows themselves where there is no RPC."""
+        output = self.inner(inputs, with_spare)
+        return dist.rpc.RRef(output) if dist.rpc.api._is_current_rpc_agent_set() else output  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _alone_in_rpc() -> Iterator[None]:
+    """Make this process the only one of an RPC world of its own: references need an owner and nobody else."""
+    with tempfile.TemporaryDirectory() as directory:
+        meeting = f"file://{Path(directory) / 'rpc'}"
+        options = dist.rpc.TensorPipeRpcBackendOptions(init_method=meeting)
+        dist.rpc.init_rpc("owner", rank=0, world_size=1, rpc_backend_options=options)
+        try:
+            yield
+        finally:
+            dist.rpc.shutdown()
+
+
+def _referred_step(scenario: Scenario, model: Any, turn: RankStep) -> None:
+    output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
+    turn.backward(turn.loss(output if isinstance(output, Tensor) else output.local_value()))
+
+
+@program("remote_references", invariants=("same_collectives", "nothing_in_flight"))
+def remote_references(ctx: RankContext) -> None:
+    """Train three steps of a module that returns an RRef. Observes gradients. All ranks run it."""
+    module = _Referring(_build(ctx.scenario)).to(ctx.device)
+    with _alone_in_rpc():
+        observe_run(
+            ctx,
+            lambda: run_steps(
+                ctx, module, ctx.wrap(module), lambda m, t: _referred_step(ctx.scenario, m, t), _NUM_STEPS
+            ),
+        )
+
+
+@remote_references.expects
+def _referred(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_Referring(_build(scenario)) for _ in range(scenario.world_size)]
+    return simulate_steps(replicas, lambda model, turn: _referred_step(scenario, model, turn), _NUM_STEPS)
+
+
+@program("documented_names")
+def documented_names(ctx: RankContext) -> None:
+    """Observe `undocumented`: public names of the wrapper's class that have no docstring. All ranks run it."""
+    cls = type(ctx.wrap(_build(ctx.scenario).to(ctx.device)))
+    public = {
+        name: value
+        for base in cls.__mro__
+        if base.__module__.partition(".")[0] == cls.__module__.partition(".")[0] and base is not nn.Module
+        for name, value in vars(base).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
+    }
+    # forward overrides a method of Module, and inherits its documentation.
+    missing = [f"{cls.__name__}.{name}" for name in sorted(public) if not inspect.getdoc(getattr(cls, name))]
+    ctx.observe("undocumented", missing + ([] if inspect.getdoc(cls) else [cls.__name__]))
+
+
+@documented_names.expects
+def _documented(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"undocumented": []} for rank in range(scenario.world_size)}
+
+
+class _Looking(Counting):
+    """Notes what its weights are while forward runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2."""
+        weight: Any = self.first.weight
+        local = weight.to_local() if hasattr(weight, "to_local") else weight
+        placements = ", ".join(map(str, getattr(weight, "placements", ("plain",))))
+        self.seen.append((placements, local.data_ptr()))
+        return super().forward(inputs, with_spare)
+
+
+@program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
+def replicated_views(ctx: RankContext) -> None:
+    """Train in a block of replicated parameters; observe gradients, what forward saw, and what is left. All ranks."""
+    module: Any = with_integer_weights(_Looking(), ctx.scenario.seed).to(ctx.device)
+    before = dict(module.named_parameters())
+    storage = module.first.weight.data_ptr()
+    model: Any = ctx.wrap(module)
+    package = importlib.import_module(type(model).__module__.partition(".")[0])
+    with package.replicated_parameters(model):
+        observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
+    ctx.observe("seen", sorted({placements for placements, _ in module.seen}))
+    ctx.observe("same_storage", all(pointer == storage for _, pointer in module.seen))
+    ctx.observe("unchanged", all(before[name] is parameter for name, parameter in module.named_parameters()))
+
+
+@replicated_views.expects
+def _replicated(scenario: Scenario) -> Mapping[int, Facts]:
+    after = {"seen": ["R"], "same_storage": True, "unchanged": True}
+    return {rank: {**facts, **after} for rank, facts in _counted(scenario).items()}
+
+
+class _SharedSum(torch.autograd.Function):
+    """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = values.clone()
+        if group is not None:
+            dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].contiguous().clone()
+        if ctx.group is not None:
+            dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Centred(nn.Module):
+    """Layers with a normalisation between them that takes from each feature its sum over the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        """Return rows of 2; without a group `inputs` are the batches of all ranks, one after the other."""
+        hidden = self.first(inputs)
+        total: Any = _SharedSum.apply(hidden.sum(0), group)
+        output: Tensor = self.last(hidden + total)
+        return output
+
+
+@program("synchronised_statistics", invariants=_INVARIANTS)
+def synchronised_statistics(ctx: RankContext) -> None:
+    """Train three steps of a module that sums its activations over all ranks. Observes gradients. All ranks run it."""
+    module = with_integer_weights(_Centred(), ctx.scenario.seed).to(ctx.device)
+
+    def step(model: Any, turn: RankStep) -> None:
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), ctx.process_group)))
+
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
+
+
+@synchronised_statistics.expects
+def _whole_batch(scenario: Scenario) -> Mapping[int, Facts]:
+    """One module on the whole batch; DDP's mean is its gradient divided by the number of ranks."""
+    module = with_integer_weights(_Centred(), scenario.seed)
+    facts: dict[str, Any] = {}
+    for index in range(_NUM_STEPS):
+        turns = [RankStep(rank, index) for rank in range(scenario.world_size)]
+        module.zero_grad()
+        batch = torch.cat([turn.inputs(4, 3) for turn in turns])
+        outputs = module(batch, None).chunk(scenario.world_size)
+        losses = [turn.loss(output) for turn, output in zip(turns, outputs, strict=True)]
+        torch.stack(losses).sum().backward()
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None
+            facts[f"step{index}/grad/{name}"] = parameter.grad / scenario.world_size
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+class _WithGhost(Counting):
+    """Has a buffer on a device of another type, which forward does not read."""
+
+    ghost: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ghost", torch.empty(2, device="meta"))
+
+
+@program("misplaced_buffer", invariants=_INVARIANTS)
+def misplaced_buffer(ctx: RankContext) -> None:
+    """Wrap and train a module with a buffer elsewhere. Observes `outcome`: gradients, or the refusal. All ranks."""
+    module: Any = with_integer_weights(_WithGhost(), ctx.scenario.seed)
+    for part in module.children():
+        part.to(ctx.device)
+    module.count = module.count.to(ctx.device)
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS),
+        may_refuse=True,
+    )
+
+
+@misplaced_buffer.expects
+def _misplaced(scenario: Scenario) -> Mapping[int, Facts]:
+    refusal = Raises(types=("ValueError", "RuntimeError"), mentions=("ghost",))
+    return {rank: {"outcome": AnyOf(dict(facts), refusal)} for rank, facts in _counted(scenario).items()}

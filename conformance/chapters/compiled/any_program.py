@@ -1,0 +1,51 @@
+"""Program `compiled`: any other program, with everything that it wraps compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import get_program, program
+from conformance.scenario import Scenario
+
+
+@program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+def compiled(ctx: RankContext) -> None:
+    """Run the program that argument `program` names, compiling as argument `compile` says (`CompileOrder`).
+
+    Observes what that program observes, and `compiled/num_captured`, how many graphs Dynamo captured, and
+    `compiled/num_in_graphs`, how many reductions are nodes of the graphs that code was generated for. Arguments:
+    `num_captured`, the least and the most there may be; `averages`, "graph" where graphs must reduce and "reducer"
+    where they must not; `num_in_graphs`, exactly how many reductions graphs must have. All ranks run it.
+    """
+    with compiling(ctx) as (inside, watch):
+        get_program(ctx.arguments["program"]).body(inside)
+        ctx.observe("compiled/num_captured", watch.num_captured)
+        ctx.observe("compiled/num_in_graphs", watch.num_reductions())
+
+
+@compiled.expects
+def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
+    CompileOrder.of(scenario)
+    least, most = scenario.arguments.get("num_captured", (1, 1000))
+    count = Satisfies(
+        f"{least} to {most} graphs" if most < 1000 else "at least 1 graph", lambda got: least <= got <= most
+    )
+    expectation = get_program(scenario.arguments["program"]).expectation
+    assert expectation is not None
+    facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(scenario).items()}
+    judged: dict[str, Any] = {"compiled/num_captured": count, **_judged_reductions(scenario)}
+    return {rank: {**mine, **judged} for rank, mine in facts.items()}
+
+
+def _judged_reductions(scenario: Scenario) -> Facts:
+    averages, exactly = scenario.arguments.get("averages"), scenario.arguments.get("num_in_graphs")
+    if exactly is not None:
+        return {"compiled/num_in_graphs": exactly}
+    if averages is None:
+        return {}
+    return {"compiled/num_in_graphs": 0 if averages == "reducer" else Satisfies("at least 1", lambda got: got >= 1)}

@@ -1,0 +1,257 @@
+"""How a scenario compiles what it wraps: read from its arguments, and done through what torch offers everybody.
+
+Any program runs compiled in a `CompilingContext`, whose `wrap` returns the wrapped module under `torch.compile`. The
+truth stays what it was: compilation changes no number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from conformance.errors import ScenarioError
+from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
+
+#: What tracing and code generation import, seconds of it.
+PRELOAD = ("torch._dynamo.testing", "torch._inductor.compile_fx")
+
+#: Who averages the gradients -> value of `torch._dynamo.config.optimize_ddp`, torch's switch for all DDPs.
+REDUCTIONS: dict[str, Any] = {"split": True, "whole": False, "in_graph": "python_reducer"}
+#: Ways to fuse in-graph averages -> Inductor's passes of `_fuse_ddp_communication_passes`, torch's switch for it.
+FUSIONS = {
+    "concat": ["fuse_ddp_with_concat_op", "schedule_comm_wait"],
+    "coalesced": ["fuse_ddp_with_coalesced_op", "schedule_comm_wait"],
+}
+#: Functional collectives that reduce, as nodes of graphs are called.
+REDUCTIONS_IN_GRAPHS = frozenset(
+    f"_c10d_functional.{name}.default"
+    for name in ("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_")
+)
+WAYS = ("wrapper", "in_place", "before", "inner", "function")
+BACKENDS = ("eager", "aot_eager", "inductor", "callable", "watched")
+
+
+@dataclass(frozen=True)
+class CompileOrder:
+    """What argument `compile` of a scenario says.
+
+    `backend`: the name of one of torch's, "callable" (a function of the user's that runs graphs as they are) or
+    "watched" (one built by `aot_autograd`). `way`: `torch.compile(ddp)` ("wrapper"), `ddp.compile()` ("in_place"),
+    `DDP(torch.compile(module))` ("before"), `ddp.module.compile()` ("inner"), or a compiled function that calls the
+    wrapped module ("function"). `reduction` and `fusion` are keys of the tables above. `compiled_autograd`: backwards
+    run inside torch's context for compiling them, which torch's own in-graph reduction asks for.
+    """
+
+    backend: str = "watched"
+    way: str = "wrapper"
+    reduction: str = "split"
+    fusion: str = "concat"
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    compiled_autograd: bool = False
+
+    @staticmethod
+    def of(scenario: Scenario) -> CompileOrder:
+        """Read the order of a scenario; raises `ScenarioError` for what no compilation could mean."""
+        given = dict(scenario.arguments.get("compile", {}))
+        if unknown := sorted(set(given) - {entry.name for entry in fields(CompileOrder)}):
+            raise ScenarioError(f"{scenario.id}: unknown compile argument(s): {', '.join(unknown)}")
+        order = CompileOrder(**given)
+        for name, known in (("backend", BACKENDS), ("way", WAYS), ("reduction", REDUCTIONS), ("fusion", FUSIONS)):
+            if getattr(order, name) not in known:
+                raise ScenarioError(f"{scenario.id}: compile {name} must be one of {', '.join(known)}")
+        return order
+
+
+class GraphWatch:
+    """What compilers were given: the graphs that Dynamo captured, and those that code was generated for."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.captured: list[torch.fx.GraphModule] = []
+        self.generated: list[torch.fx.GraphModule] = []
+
+    def backend(self, name: str) -> Any:
+        """Return the backend called `name`, which reports here if it is one of ours."""
+        if name == "callable":
+            return self._run_as_it_is
+        if name == "watched":
+            from torch._dynamo.backends.common import aot_autograd
+
+            return aot_autograd(fw_compiler=self._generate_forward, bw_compiler=self._generate)
+        return name
+
+    @property
+    def num_captured(self) -> int:
+        """How many graphs the backend was given; for one of torch's, how many Dynamo captured since its reset."""
+        return len(self.captured) or int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    def num_reductions(self) -> int:
+        """Return how many reductions are nodes of graphs that code was generated for."""
+        return sum(str(node.target) in REDUCTIONS_IN_GRAPHS for graph in self.generated for node in graph.graph.nodes)
+
+    def _run_as_it_is(self, graph: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        self.captured.append(graph)
+        return graph.forward
+
+    def _generate_forward(self, graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        self.captured.append(graph)
+        return self._generate(graph, example_inputs)
+
+    def _generate(self, graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        from torch._functorch._aot_autograd.utils import make_boxed_func
+
+        self.generated.append(graph)
+        return make_boxed_func(graph.forward)
+
+
+class OwnSequence(nn.Sequential):
+    """A sequence of layers as people write one: Dynamo does not begin to capture in frames of torch's own classes."""
+
+    def forward(self, hidden: Any) -> Any:
+        """Run the layers one after the other."""
+        for layer in self:
+            hidden = layer(hidden)
+        return hidden
+
+
+class _CompiledFunction:
+    """A compiled function that calls a wrapped module; whatever else is asked for, the wrapped module answers."""
+
+    def __init__(self, model: nn.Module, compile_: Callable[..., Any]) -> None:
+        self.model = model
+        self._call = compile_(lambda *inputs, **options: model(*inputs, **options))
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self._call(*inputs, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+class CompilingContext(RankContext):
+    """A rank's view in which whatever is wrapped is compiled as an order says; facts and phases are those of `ctx`."""
+
+    def __init__(self, ctx: RankContext, order: CompileOrder, watch: GraphWatch) -> None:
+        """Stand before `ctx`."""
+        self.__dict__.update(ctx.__dict__)
+        self.uncompiled = ctx
+        self._order = order
+        self._watch = watch
+
+    def build_model(self) -> nn.Module:
+        """Return the fixture's model, of a class that is not torch's."""
+        module = super().build_model()
+        if type(module) is nn.Sequential:
+            module.__class__ = OwnSequence
+        return module
+
+    def wrap(self, module: nn.Module, **options: Any) -> Any:
+        """Return the subject around `module`, compiled: something to call that has the subject's methods."""
+        way = self._order.way
+        if way == "before":
+            return super().wrap(self.compile(module), **options)
+        wrapped = super().wrap(module, **options)
+        if way == "in_place":
+            wrapped.compile(**self._keywords())
+        elif way == "inner":
+            wrapped.module.compile(**self._keywords())  # type: ignore[union-attr]
+        elif way == "function":
+            return _CompiledFunction(wrapped, self.compile)
+        return self.compile(wrapped) if way == "wrapper" else wrapped
+
+    def compile(self, call: Any) -> Any:
+        """Return `call` compiled as the order says."""
+        return torch.compile(call, **self._keywords())
+
+    @contextlib.contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Announce what the rank is doing; a backward is compiled if the order says so."""
+        with super().phase(name, step), self._compiled_autograd() if name == "backward" else contextlib.nullcontext():
+            yield
+
+    def _compiled_autograd(self) -> Any:
+        if not self._order.compiled_autograd:
+            return contextlib.nullcontext()
+        compiler = torch.compile(backend=self._watch.backend(self._order.backend), fullgraph=True)
+        return torch._dynamo.compiled_autograd._enable(compiler)
+
+    def _keywords(self) -> dict[str, Any]:
+        order = self._order
+        return {"backend": self._watch.backend(order.backend), "fullgraph": order.fullgraph, "dynamic": order.dynamic}
+
+
+@contextlib.contextmanager
+def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]:
+    """Give a context that compiles what it wraps, with torch's switches set as the scenario orders.
+
+    Before and after it the rank has compiled nothing, and torch's settings are what they were. Generated code is kept
+    where Inductor keeps it anyway, so that ranks and scenarios share it. Every rank must enter it.
+    """
+    order = CompileOrder.of(ctx.scenario)
+    if order.backend == "inductor" and (reason := _no_code_generation()):
+        ctx.unsupported(reason)
+    watch = GraphWatch()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_fresh_compiler())
+        stack.enter_context(torch._dynamo.config.patch(optimize_ddp=REDUCTIONS[order.reduction]))
+        stack.enter_context(_inductor_settings(order))
+        yield CompilingContext(ctx, order, watch), watch
+
+
+@contextlib.contextmanager
+def _fresh_compiler() -> Iterator[None]:
+    environment = dict(os.environ)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        with _without_progress_bars():
+            yield
+    finally:
+        torch._dynamo.reset()
+        os.environ.clear()  # Inductor writes the folder of its cache there
+        os.environ.update(environment)
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep torch's bars, which are not even shown, from starting a thread that watches them for ever."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        yield
+        return
+    before, tqdm.monitor_interval = tqdm.monitor_interval, 0
+    try:
+        yield
+    finally:
+        tqdm.monitor_interval = before
+
+
+@contextlib.contextmanager
+def _inductor_settings(order: CompileOrder) -> Iterator[None]:
+    import torch._inductor.config as settings
+
+    # In a forked process there is no pool of compilers. The other two are torch's own to set; they are put back.
+    with settings.patch(
+        compile_threads=1, _fuse_ddp_communication=False, _fuse_ddp_communication_passes=FUSIONS[order.fusion]
+    ):
+        yield
+
+
+def _no_code_generation() -> str:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler, which Inductor needs to generate code for a CPU"
+    return ""

@@ -1,0 +1,1 @@
+"""Chapter fusion: Compiled modules: fused reductions."""

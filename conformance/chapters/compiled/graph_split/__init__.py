@@ -1,0 +1,1 @@
+"""Chapter graph_split: Compiled modules: graphs cut at bucket boundaries."""

@@ -1,0 +1,1 @@
+"""Chapter traced_reducer: Compiled modules: gradients averaged in the graph."""

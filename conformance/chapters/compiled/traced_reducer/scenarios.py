@@ -1,0 +1,76 @@
+"""Scenarios of chapter traced_reducer: gradients that a compiled backward averages by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.chapters.compiled.compiled_scenarios import EACH_ALONE, FIND, STATIC, VIEW, CompiledScenarios
+from conformance.scenario import Scenario, Step
+
+_make = CompiledScenarios("traced_reducer", "in_graph", "watched")
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    yield from _numbers()
+    yield from _features()
+    yield from _graphs()
+    yield from _others()
+
+
+def _numbers() -> Iterator[Scenario]:
+    for slug, options in (("", {}), ("-each-alone", EACH_ALONE), ("-view", VIEW)):
+        yield _make.compiled("TRACE-01", f"tuple{slug}", "outputs", options=options, judged={"averages": "graph"},
+                             arguments={"structure": "tuple"})  # fmt: skip
+    for world_size in (1, 2, 3):
+        yield _make.case("TRACE-02", "plain", world_size=world_size)
+        arguments = {"structure": "dict"}
+        yield _make.compiled("TRACE-02", "outputs", "outputs", world_size, arguments=arguments)
+    for way in ("wrapper", "in_place", "before", "function"):
+        yield _make.case("TRACE-03", "plain", way.replace("_", "-"), compile_={"way": way})
+    for backend in ("aot_eager", "callable", "inductor"):
+        yield _make.case("TRACE-03", "plain", backend.replace("_", "-"), compile_={"backend": backend})
+
+
+def _features() -> Iterator[Scenario]:
+    for slug, steps in (
+        ("local", ["sync", "local local", "local sync", "sync"]), ("first", ["local sync", "sync sync"]),
+    ):  # fmt: skip
+        arguments = {"steps": [step.split() for step in steps], "zero_grad": "none", "flags": False}
+        yield _make.compiled("TRACE-04", slug, "accumulation", arguments=arguments)
+    arguments = {"steps": [["sync"], ["sync"], ["local", "sync"]], "zero_grad": "keep", "flags": False}
+    yield _make.compiled("TRACE-04", "keep", "accumulation", arguments=arguments)
+    for hook in ("fp16", "bf16", "builtin_fp16"):
+        yield _make.compiled("TRACE-05", hook.replace("_", "-"), "ready_made_hook", judged={"averages": "graph"},
+                             arguments={"hook": hook, "gradients": "small"})  # fmt: skip
+    yield _make.compiled("TRACE-06", "calls", "hook_calls", judged={"averages": "reducer"},
+                         arguments={"answer": "sum", "judge": ["raw"]})  # fmt: skip
+    uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
+    yield _make.compiled("TRACE-07", "by-rank", "unused_parameters", options=FIND, arguments={"uses": uses})
+    yield _make.case("TRACE-08", "plain", "static", options=STATIC)
+    yield _make.case("TRACE-09", "buffer")
+    yield _make.members("TRACE-09", [[0, 1], [0, 1]], 2, buffer=True)
+    for dtype in ("float16", "bfloat16"):
+        yield _make.mixed_precision("TRACE-10", dtype)
+    yield _make.compiled("TRACE-11", "1-3", "uneven_training", model="mlp", arguments={"num_inputs": [1, 3]})
+    for phases, world_size in (([[0, 1, 2], [0, 1], [0, 1, 2]], 3), ([[0, 1], [0]], 2)):
+        yield _make.members("TRACE-12", phases, world_size)
+
+
+def _graphs() -> Iterator[Scenario]:
+    sizes = [4, 2, 7, 3, 5, 6]
+    for slug, rest in (("same", {}), ("by-rank", {"by_rank": True})):
+        yield _make.case("TRACE-13", "plain", slug, batches=sizes, num_steps=6, num_captured=[1, 2], **rest)
+    for way in ("wrapper", "before"):
+        yield _make.case("TRACE-14", "plain", f"full-{way}", compile_={"way": way, "fullgraph": True})
+    yield _make.compiled("TRACE-15", "rounded", "train", model="mlp", schedule=(Step(),) * 2)
+    for case in ("checkpoint", "cond", "external", "shared", "in_place"):
+        yield _make.case("TRACE-18", case)
+
+
+def _others() -> Iterator[Scenario]:
+    yield _make.written("TRACE-16", "neighbour", "compiled_neighbours")
+    yield _make.written("TRACE-16", "bare", "compiled_neighbours", bare=True)
+    for mistake in ("unused_parameter", "many_graphs", "local_too_late"):
+        yield _make.written("TRACE-17", mistake.replace("_", "-"), "compiled_mistake", mistake=mistake)
+    yield _make.case("TRACE-19", "plain", compile_={"compiled_autograd": True}, options={})

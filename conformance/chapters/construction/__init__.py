@@ -1,0 +1,1 @@
+"""Chapter construction: Construction and the wrapper."""

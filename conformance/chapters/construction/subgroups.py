@@ -1,0 +1,70 @@
+"""Program `subgroups`: two DDPs side by side in groups of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch.distributed as dist
+from torch import nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+
+
+def groups_of(world_size: int) -> list[list[int]]:
+    """Return the ranks of the two groups: the lower half and the rest."""
+    half = world_size // 2
+    return [list(range(half)), list(range(half, world_size))]
+
+
+def _build(group: int) -> nn.Module:
+    """Return a module of the group's own: different weights and even different shapes."""
+    return with_integer_weights(nn.Sequential(nn.Linear(3, 3 + group), nn.Linear(3 + group, 2)), group)
+
+
+def _step(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+
+
+def _group_step(ranks: list[int], model: nn.Module, turn: RankStep) -> None:
+    """Run the step with the data of the rank that has number `turn.rank` in its group."""
+    _step(model, RankStep(ranks[turn.rank], turn.step))
+
+
+@program("subgroups", invariants=("leaves_no_trace",))
+def subgroups(ctx: RankContext) -> None:
+    """Train another module in each of two groups; the groups' sizes differ where the world size is odd.
+
+    Observes gradients, and `uses_own_group_only`: whether every collective since construction went through it.
+    All ranks run it.
+    """
+    memberships = groups_of(ctx.world_size)
+    made = [dist.new_group(ranks, use_local_synchronization=False) for ranks in memberships]
+    mine = next(index for index, ranks in enumerate(memberships) if ctx.rank in ranks)
+    before = len(ctx.collectives())
+    module = _build(mine).to(ctx.device)
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS),
+    )
+    names = {collective.group for collective in ctx.collectives()[before:]}
+    ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names)
+    dist.barrier(group=ctx.process_group)
+    dist.destroy_process_group(made[mine])
+
+
+@subgroups.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    facts: dict[int, Facts] = {}
+    for group, ranks in enumerate(groups_of(scenario.world_size)):
+        truth = simulate_steps([_build(group) for _ in ranks], partial(_group_step, ranks), NUM_STEPS)
+        facts |= {ranks[position]: {**mine, "uses_own_group_only": True} for position, mine in truth.items()}
+    return facts

@@ -1,0 +1,185 @@
+"""Program `construction_error`: mistakes that a constructor must refuse on every rank, and survive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+_ERROR = ("RuntimeError", "ValueError", "TypeError")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrapped on a rank, with which options, and the error that must come of it."""
+
+    module: Callable[[RankContext], Any]
+    raises: Raises
+    options: Callable[[RankContext], dict[str, Any]] = field(default=lambda _: {})
+
+
+def _layers(ctx: RankContext) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(ctx.device)
+
+
+def _is_last(ctx: RankContext) -> bool:
+    return ctx.rank == ctx.world_size - 1
+
+
+def _shape(ctx: RankContext) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3 + ctx.rank)).to(ctx.device)
+
+
+def _transposed(ctx: RankContext) -> nn.Module:
+    shape = (4, 3) if _is_last(ctx) else (3, 4)
+    module = _layers(ctx)
+    module[1].weight = nn.Parameter(torch.zeros(shape, device=ctx.device))
+    return module
+
+
+def _additional_layer(ctx: RankContext, *, on_last: bool) -> nn.Module:
+    module = _layers(ctx)
+    if _is_last(ctx) is on_last:
+        module.append(nn.Linear(3, 3, bias=False).to(ctx.device))
+    return module
+
+
+def _dtype(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    if _is_last(ctx):
+        module[1].to(torch.bfloat16)
+    return module
+
+
+def _frozen_on_last(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    module[1].bias.requires_grad_(not _is_last(ctx))
+    return module
+
+
+def _ignored_on_last(ctx: RankContext, name: str) -> nn.Module:
+    module = _layers(ctx)
+    module.register_buffer("table", torch.zeros(3, device=ctx.device))
+    if _is_last(ctx):
+        module._ddp_params_and_buffers_to_ignore = [name]  # type: ignore[assignment]
+    return module
+
+
+def _all_ignored(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    module._ddp_params_and_buffers_to_ignore = [name for name, _ in module.named_parameters()]  # type: ignore[assignment]
+    return module
+
+
+def _two_device_types(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    module.append(nn.Linear(3, 3, device="meta"))
+    return module
+
+
+def _mesh(ctx: RankContext, *shape: int) -> DeviceMesh:
+    ranks = torch.arange(ctx.world_size).reshape(shape)
+    return DeviceMesh(ctx.device.type, ranks, _init_backend=False, _rank=ctx.rank)
+
+
+def _delayed(ctx: RankContext) -> dict[str, Any]:
+    return {"delay_all_reduce_named_params": [("0.weight", nn.Parameter(torch.zeros(3, 3)))]}
+
+
+def _option(name: str, value: Any) -> Callable[[RankContext], dict[str, Any]]:
+    return lambda _: {name: value}
+
+
+MISTAKES: Mapping[str, Mistake] = {
+    "shape": Mistake(_shape, Raises(_ERROR, ("1.weight",))),
+    "transposed_shape": Mistake(_transposed, Raises(_ERROR, ("1.weight",))),
+    "layer_more_on_last": Mistake(partial(_additional_layer, on_last=True), Raises(_ERROR)),
+    "layer_less_on_last": Mistake(partial(_additional_layer, on_last=False), Raises(_ERROR)),
+    "frozen_on_last": Mistake(_frozen_on_last, Raises(_ERROR)),
+    "dtype": Mistake(_dtype, Raises(_ERROR, ("1.weight",))),
+    "parameter_ignored_on_last": Mistake(partial(_ignored_on_last, name="1.bias"), Raises(_ERROR)),
+    "buffer_ignored_on_last": Mistake(partial(_ignored_on_last, name="table"), Raises(_ERROR, ("ignore",))),
+    "no_parameters": Mistake(lambda _: nn.ReLU(), Raises(("RuntimeError",), ("gradient",))),
+    "all_frozen": Mistake(lambda ctx: _layers(ctx).requires_grad_(False), Raises(("RuntimeError",), ("gradient",))),
+    "all_ignored": Mistake(_all_ignored, Raises(("RuntimeError",), ("gradient",))),
+    "two_device_ids": Mistake(_layers, Raises(("ValueError",), ("device_ids",)), _option("device_ids", [0, 1])),
+    "device_ids_on_cpu": Mistake(
+        lambda _: nn.Linear(3, 3), Raises(("ValueError",), ("device_ids",)), _option("device_ids", [0])
+    ),
+    "output_device_on_cpu": Mistake(
+        lambda _: nn.Linear(3, 3), Raises(("ValueError",), ("output_device",)), _option("output_device", 1)
+    ),
+    "group_and_mesh": Mistake(
+        _layers,
+        Raises(_ERROR, ("process_group", "device_mesh")),
+        lambda ctx: {"process_group": ctx.process_group, "device_mesh": _mesh(ctx, ctx.world_size)},
+    ),
+    "two_dimensional_mesh": Mistake(
+        _layers, Raises(_ERROR, ("mesh",)), lambda ctx: {"device_mesh": _mesh(ctx, ctx.world_size, 1)}
+    ),
+    "negative_cap": Mistake(_layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb", -1)),
+    "negative_cap_in_list": Mistake(
+        _layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb_list", [1, -1])
+    ),
+    "cap_is_text": Mistake(_layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb", "25")),
+    "function": Mistake(lambda _: torch.sin, Raises(("TypeError", "ValueError", "AttributeError"), ("builtin",))),
+    "class": Mistake(lambda _: nn.Linear, Raises(("TypeError", "ValueError", "AttributeError"), ("type",))),
+    "lazy": Mistake(
+        lambda ctx: nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2)).to(ctx.device),
+        Raises(("RuntimeError",), ("initiali",)),
+    ),
+    "two_device_types": Mistake(_two_device_types, Raises(("ValueError",), ("device",))),
+    "delay_without_hook": Mistake(_layers, Raises(("ValueError",), ("param_to_hook_all_reduce",)), _delayed),
+    "hook_without_delay": Mistake(
+        _layers,
+        Raises(("ValueError",), ("delay_all_reduce_named_params",)),
+        _option("param_to_hook_all_reduce", nn.Parameter(torch.zeros(3, 3))),
+    ),
+    "unknown_option": Mistake(_layers, Raises(("TypeError",), ("bucket_cap_gb",)), _option("bucket_cap_gb", 1)),
+}
+
+
+def _good() -> nn.Module:
+    return with_integer_weights(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+
+
+def _good_step(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+
+
+@program("construction_error", invariants=("same_collectives", "leaves_no_trace"))
+def construction_error(ctx: RankContext) -> None:
+    """Make the mistake that argument `mistake` names; with `recover`, wrap a good module afterwards and train a step.
+
+    Observes `construct`, the exception or None, and after a recovery `step0/grad/<name>`. All ranks run it.
+    """
+    mistake = MISTAKES[ctx.arguments["mistake"]]
+    with ctx.catching("construct"):
+        ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
+    if ctx.arguments.get("recover"):
+        module = _good().to(ctx.device)
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
+
+
+@construction_error.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    after: Mapping[int, Facts] = {rank: {} for rank in ranks}
+    if scenario.arguments.get("recover"):
+        after = simulate_steps([_good() for _ in ranks], _good_step, 1)
+    raises = MISTAKES[scenario.arguments["mistake"]].raises
+    return {rank: {"construct": raises, **after[rank]} for rank in ranks}

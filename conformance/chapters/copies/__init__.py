@@ -1,0 +1,1 @@
+"""Chapter copies: Copies and state."""

@@ -1,0 +1,414 @@
+"""Programs about copies of a wrapper: pickled, deep-copied, saved; and about the bare module inside it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from conformance.checkers.protocol import is_gradient
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.storages import marks_of_options, num_storages
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+#: How often `counted_hook` and `counted_buffer_hook` were called: a pickled hook is found again by its name.
+_calls: list[str] = []
+
+
+class Parts(nn.Module):
+    """Two layers beside each other, of which a forward uses one or both, and a buffer that adds up the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 2)
+        self.b = nn.Linear(3, 2)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, inputs: Tensor, uses: str) -> Tensor:
+        """Return rows of 2."""
+        with torch.no_grad():
+            self.seen += inputs.sum()
+        return torch.stack([self.get_submodule(name)(inputs) for name in uses]).sum(0)
+
+
+def counted_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own types
+    """Average over the default group."""
+    _calls.append("gradients")
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+WAYS: Mapping[str, Callable[[Any], Any]] = {"pickle": _pickled, "deepcopy": copy.deepcopy, "save": _saved}
+
+_SETTINGS = (
+    "find_unused_parameters", "gradient_as_bucket_view", "static_graph", "forward_sync_buffers", "bucket_bytes_cap",
+    "device_ids", "dim",
+)  # fmt: skip
+
+
+def _build(scenario: Scenario) -> Parts:
+    module = Parts()
+    with_integer_weights(module, scenario.seed)
+    return module
+
+
+def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> None:
+    uses = "ab"
+    if scenario.options.get("find_unused_parameters"):
+        uses = "a" if (turn.rank + turn.step) % 2 else "ab"
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), uses), micro))
+
+
+def _learn(module: nn.Module) -> None:
+    """Take an optimizer's step; gradients do not depend on the weights."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad * 2.0**-6)
+
+
+@program("copied_wrapper", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def copied_wrapper(ctx: RankContext) -> None:
+    """Copy a wrapper as argument `way` says, at the `moment` given, then train the copy and, after it, the original.
+
+    Moments: `constructed`, `trained` (two steps later), `no_sync` (inside it), `gradients` (before they are zeroed),
+    `forward` (between forward and backward), `join` (inside that context). With `hook` a comm hook is registered first;
+    with `twice` the copy is copied once more; `ignored` names what DDP leaves alone. A refusal is an answer where the
+    requirement says so: then `outcome` holds all facts, or the exception. All ranks run it.
+    """
+    if not _may_refuse(ctx.scenario):
+        for name, value in _copy_and_train(ctx).items():
+            ctx.observe(name, value)
+        return
+    facts: dict[str, Any] = {}
+    with ctx.catching("raised"):
+        facts = _copy_and_train(ctx)
+    error = ctx.facts.pop("raised")
+    ctx.observe("outcome", facts if error is None else error)
+
+
+def _may_refuse(scenario: Scenario) -> bool:
+    return bool(scenario.arguments.get("hook")) or scenario.arguments["moment"] in ("forward", "join")
+
+
+def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
+    _calls.clear()
+    scenario, moment = ctx.scenario, ctx.arguments["moment"]
+    module = _build(scenario).to(ctx.device)
+    module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))  # type: ignore[assignment]
+    model: Any = ctx.wrap(module)
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(None, counted_hook)
+    facts: dict[str, Any] = {}
+    for index in range(_steps_before(scenario)):
+        module.zero_grad()
+        _backward(scenario, model, rank_step(ctx, index))
+        _learn(module)
+    if moment != "gradients":
+        module.zero_grad()
+    before = len(ctx.collectives())
+    other = _copy_at(ctx, model, moment, facts)
+    if ctx.arguments.get("twice"):
+        other = WAYS[ctx.arguments["way"]](other)
+    if moment not in ("forward", "join"):  # in which the program communicates itself
+        facts["num_collectives"] = len(ctx.collectives()) - before
+    facts["class"] = type(other) is type(model)
+    facts["settings"] = {name: str(getattr(other, name)) == str(getattr(model, name)) for name in _SETTINGS}
+    facts["shared"] = _num_shared(model, other)
+    _calls.clear()
+    facts |= _train(ctx, "copy", other, 10)
+    facts["hook_called"] = bool(_calls)
+    module.zero_grad()
+    facts |= _train(ctx, "original", model, 20)
+    if moment == "join":  # whose end gives every rank the buffers of one of them
+        del facts["original/seen"]
+    return facts
+
+
+def _steps_before(scenario: Scenario) -> int:
+    return 0 if scenario.arguments["moment"] == "constructed" else 2
+
+
+def _copy_at(ctx: RankContext, model: Any, moment: str, facts: dict[str, Any]) -> Any:
+    way = WAYS[ctx.arguments["way"]]
+    if moment == "no_sync":
+        with model.no_sync():
+            return way(model)
+    if moment == "forward":
+        turn = rank_step(ctx, 2)
+        loss = turn.loss(turn.forward(model, turn.inputs(4, 3), "ab"))
+        other = way(model)
+        turn.backward(loss)
+        return other
+    if moment == "join":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with model.join():
+                other = way(model)
+        facts["said"] = any("join" in str(each.message) for each in caught)
+        return other
+    return way(model)
+
+
+def _num_shared(model: nn.Module, other: nn.Module) -> int:
+    mine = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.data_ptr() in mine for tensor in (*other.parameters(), *other.buffers()))
+
+
+def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for index in range(3):
+        model.zero_grad()
+        before = len(ctx.collectives())
+        _backward(ctx.scenario, model, rank_step(ctx, first + index))
+        facts |= gradients(f"{prefix}{index}", model.module)
+        _learn(model.module)
+    facts[f"{prefix}/num_buckets"] = sum(map(is_gradient, ctx.collectives()[before:]))
+    facts[f"{prefix}/num_storages"] = num_storages(model.module)
+    for name, tensor in (*model.module.named_parameters(), *model.module.named_buffers()):
+        facts[f"{prefix}/{name}"] = tensor.detach().clone()
+    return facts
+
+
+@copied_wrapper.expects
+def _copied_wrapper(scenario: Scenario) -> Mapping[int, Facts]:
+    moment = scenario.arguments["moment"]
+    ignored = frozenset(scenario.arguments.get("ignored", ()))
+    ranks = range(scenario.world_size)
+    facts: dict[int, dict[str, Any]] = {
+        rank: {
+            "class": True, "settings": dict.fromkeys(_SETTINGS, True), "shared": 0,
+            "hook_called": bool(scenario.arguments.get("hook")),
+        }
+        for rank in ranks
+    }  # fmt: skip
+    if moment not in ("forward", "join"):
+        for rank in ranks:
+            facts[rank]["num_collectives"] = 0
+    marks = marks_of_options(scenario.options, len(list(Parts().parameters())), scenario.world_size)
+    with single_threaded():
+        world = _World([_build(scenario) for _ in ranks], scenario, ignored)
+        for index in range(_steps_before(scenario)):
+            world.step(index)
+            world.learn()
+        if moment == "forward":
+            world.forward(2)
+        other = _World([cast(Parts, copy.deepcopy(module)) for module in world.modules], scenario, ignored)
+        for prefix, which, first in (("copy", other, 10), ("original", world, 20)):
+            for index in range(3):
+                which.step(first + index)
+                for rank in ranks:
+                    facts[rank] |= gradients(f"{prefix}{index}", which.modules[rank])
+                which.learn()
+            for rank, module in enumerate(which.modules):
+                for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                    facts[rank][f"{prefix}/{name}"] = tensor.detach().clone()
+                facts[rank] |= {f"{prefix}/{name}": number for name, number in marks.items()}
+    if moment == "join":
+        for rank in ranks:
+            facts[rank]["said"] = True
+            del facts[rank]["original/seen"]
+    if not _may_refuse(scenario):
+        return facts
+    word = {"forward": "backward", "join": "join"}.get(moment, "hook")
+    refusal = Raises(("RuntimeError", "TypeError"), (word,))
+    return {rank: {"outcome": AnyOf(mine, refusal)} for rank, mine in facts.items()}
+
+
+class _World(Replicas):
+    """All ranks' replicas of one wrapper; the ranks' buffers follow rank 0's before each forward."""
+
+    def __init__(self, modules: list[Parts], scenario: Scenario, ignored: frozenset[str]) -> None:
+        synchronised = bool(scenario.options.get("forward_sync_buffers", True))
+        super().__init__(modules, ignored=ignored, broadcast_buffers=synchronised)
+        self._scenario = scenario
+
+    def forward(self, index: int) -> None:
+        """Run a forward and backward that is of no further interest."""
+        self.before_forward()
+        for rank, module in enumerate(self.modules):
+            turn = RankStep(rank, index)
+            turn.loss(module(turn.inputs(4, 3), "ab")).backward()
+        self.average_gradients()
+
+    def step(self, index: int) -> None:
+        """Run and average a step, from gradients of None."""
+        self.before_forward()
+        for rank, module in enumerate(self.modules):
+            module.zero_grad()
+            _backward(self._scenario, module, RankStep(rank, index))
+        self.average_gradients()
+
+    def learn(self) -> None:
+        """Take every rank's optimizer step."""
+        for module in self.modules:
+            _learn(module)
+
+
+@program("copied_module", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def copied_module(ctx: RankContext) -> None:
+    """Take the bare module out of a wrapper that was trained, as argument `case` says, and train it locally.
+
+    `copy`: a deep copy of it, while the wrapper lives on (and is trained after it); `freed`: itself, after the wrapper
+    is gone. Observes gradients, and `num_collectives` while the bare module was trained. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    for index in range(2):
+        module.zero_grad()
+        _backward(ctx.scenario, model, rank_step(ctx, index))
+    module.zero_grad()
+    if ctx.arguments["case"] == "freed":
+        del model
+        gc.collect()
+        bare: Any = module
+    else:
+        bare = copy.deepcopy(model.module)
+    before = len(ctx.collectives())
+    for index in range(3):
+        bare.zero_grad()
+        _backward(ctx.scenario, bare, rank_step(ctx, 10 + index))
+        for name, value in gradients(f"bare{index}", bare).items():
+            ctx.observe(name, value)
+    ctx.observe("num_collectives", len(ctx.collectives()) - before)
+    if ctx.arguments["case"] == "copy":
+        for name, value in _train(ctx, "original", model, 20).items():
+            ctx.observe(name, value)
+
+
+@copied_module.expects
+def _copied_module(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    facts: dict[int, dict[str, Any]] = {rank: {"num_collectives": 0} for rank in ranks}
+    with single_threaded():
+        world = _World([_build(scenario) for _ in ranks], scenario, frozenset())
+        for index in range(2):
+            world.step(index)
+        bare = [copy.deepcopy(module) for module in world.modules]
+        for index in range(3):
+            for rank, module in enumerate(bare):
+                module.zero_grad()
+                _backward(scenario, module, RankStep(rank, 10 + index))
+                facts[rank] |= gradients(f"bare{index}", module)
+        if scenario.arguments["case"] == "copy":
+            for index in range(3):
+                world.step(20 + index)
+                for rank in ranks:
+                    facts[rank] |= gradients(f"original{index}", world.modules[rank])
+                world.learn()
+    return facts
+
+
+@program("copied_in_group", invariants=("leaves_no_trace",))
+def copied_in_group(ctx: RankContext) -> None:
+    """Copy a wrapper of another group than the default one as argument `way` says; observe `answer`."""
+    group = dist.new_group(list(range(ctx.world_size)))
+    model = ctx.wrap(_build(ctx.scenario).to(ctx.device), process_group=group)
+    with ctx.catching("answer"):
+        WAYS[ctx.arguments["way"]](model)
+    dist.barrier(group=ctx.process_group)
+    dist.destroy_process_group(group)
+
+
+@copied_in_group.expects
+def _copied_in_group(scenario: Scenario) -> Mapping[int, Facts]:
+    answer = Raises(("RuntimeError",), ("default",))
+    return {rank: {"answer": answer} for rank in range(scenario.world_size)}
+
+
+@program("carried_state", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def carried_state(ctx: RankContext) -> None:
+    """Carry a trained wrapper's state_dict, as it is saved and loaded, to what argument `to` names, and train that.
+
+    `wrapper`: a new wrapper of the same kind; `torch`: torch's own DDP; `from_torch`: from torch's own to a new
+    wrapper; `bare`: a bare module, without the prefix. Observes the keys, what load_state_dict found wrong, and the
+    training of the receiver. All ranks run it.
+    """
+    scenario, to = ctx.scenario, ctx.arguments["to"]
+    module = _build(scenario).to(ctx.device)
+    model: Any = (
+        ctx.wrap_in("torch", module, process_group=ctx.process_group) if to == "from_torch" else ctx.wrap(module)
+    )
+    for index in range(2):
+        module.zero_grad()
+        _backward(scenario, model, rank_step(ctx, index))
+        _learn(module)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    ctx.observe("keys", list(state))
+    fresh = _build(scenario.replace(seed=scenario.seed + 1 + ctx.rank)).to(ctx.device)
+    receiver: Any = fresh
+    if to in ("wrapper", "from_torch"):
+        receiver = ctx.wrap(fresh)
+    elif to == "torch":
+        receiver = ctx.wrap_in("torch", fresh, process_group=ctx.process_group)
+    else:
+        consume_prefix_in_state_dict_if_present(state, "module.")
+    found = receiver.load_state_dict(state)
+    ctx.observe("missing", list(found.missing_keys))
+    ctx.observe("unexpected", list(found.unexpected_keys))
+    for name, tensor in fresh.state_dict().items():
+        ctx.observe(f"loaded/{name}", tensor)
+    for index in range(2):
+        receiver.zero_grad()
+        before = len(ctx.collectives())
+        _backward(scenario, receiver, rank_step(ctx, 10 + index))
+        ctx.observe(f"step{index}/reduced", any(map(is_gradient, ctx.collectives()[before:])))
+        for name, value in gradients(f"step{index}", fresh).items():
+            ctx.observe(name, value)
+
+
+@carried_state.expects
+def _carried_state(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    keys = [f"module.{name}" for name in _build(scenario).state_dict()]
+    facts: dict[int, dict[str, Any]] = {rank: {"keys": keys, "missing": [], "unexpected": []} for rank in ranks}
+    is_bare = scenario.arguments["to"] == "bare"
+    with single_threaded():
+        world = _World([_build(scenario) for _ in ranks], scenario, frozenset())
+        for index in range(2):
+            world.step(index)
+            world.learn()
+        for rank, module in enumerate(world.modules):
+            facts[rank] |= {f"loaded/{name}": tensor.clone() for name, tensor in module.state_dict().items()}
+        for index in range(2):
+            if is_bare:
+                for rank, module in enumerate(world.modules):
+                    module.zero_grad()
+                    _backward(scenario, module, RankStep(rank, 10 + index))
+            else:
+                world.step(10 + index)
+            for rank in ranks:
+                facts[rank] |= gradients(f"step{index}", world.modules[rank])
+                if len(ranks) > 1:
+                    facts[rank][f"step{index}/reduced"] = not is_bare
+    return facts

@@ -1,0 +1,1 @@
+"""Chapter delayed_all_reduce: Delayed all-reduce."""

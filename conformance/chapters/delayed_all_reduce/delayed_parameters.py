@@ -1,0 +1,241 @@
+"""Programs about parameters whose all-reduce waits for another parameter's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.checkers.protocol import is_gradient
+from conformance.models.integers import RankStep
+from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises, Satisfies
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+
+
+class Chain(nn.Module):
+    """Three layers in a row, a fourth one that is used on demand, and a vector of the root."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, dtype=dtype)
+        self.middle = nn.Linear(2, 3, dtype=dtype)
+        self.last = nn.Linear(3, 2, dtype=dtype)
+        self.spare = nn.Linear(2, 2, bias=False, dtype=dtype)
+        self.offset = nn.Parameter(torch.empty(2, dtype=dtype))
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.middle(self.first(inputs))) + self.offset
+        return output + self.spare(inputs) if with_spare else output
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which is used in both, and another one behind them."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, dtype=dtype)
+        self.second = nn.Linear(2, 2, bias=False, dtype=dtype)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(2, 2, dtype=dtype)
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.second(self.first(inputs)))
+        return output
+
+
+class TwoDtypes(nn.Module):
+    """Layers in float32 and float64."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, dtype=dtype)
+        self.last = nn.Linear(2, 2).double()
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2, in float64."""
+        output: Tensor = self.last(self.first(inputs).double())
+        return output
+
+
+MODULES: Mapping[str, Callable[[torch.dtype], nn.Module]] = {"chain": Chain, "tied": Tied, "two_dtypes": TwoDtypes}
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    dtype = getattr(torch, scenario.arguments.get("dtype", "float32"))
+    module = MODULES[scenario.arguments.get("module", "chain")](dtype)
+    for frozen in scenario.arguments.get("frozen", ()):
+        module.get_parameter(frozen).requires_grad_(False)
+    return with_small_weights(module, scenario.seed)
+
+
+def _delayed(scenario: Scenario, module: nn.Module) -> list[str]:
+    """Return the names of the delayed parameters: argument `delayed`, or all of them."""
+    chosen: Sequence[str] | None = scenario.arguments.get("delayed")
+    return [name for name, _ in module.named_parameters()] if chosen is None else list(chosen)
+
+
+def _backward(scenario: Scenario, model: nn.Module, turn: RankStep, micro: int) -> None:
+    dtype = next(model.parameters()).dtype
+    users: Sequence[int] | None = scenario.arguments.get("spare_on")
+    with_spare = users is None or turn.rank in users
+    inputs = small_inputs(turn, 1, 2, micro=micro, dtype=dtype) * (1 + 1j if dtype.is_complex else 1)
+    turn.backward(small_loss(turn, turn.forward(model, inputs, with_spare), micro))
+
+
+def _zero_grad(scenario: Scenario, module: nn.Module) -> None:
+    how = scenario.arguments.get("zero_grad", "none")
+    if how != "keep":
+        module.zero_grad(set_to_none=how == "none")
+
+
+@program(
+    "delayed_all_reduce", invariants=("same_collectives", "silent_no_sync", "nothing_in_flight", "leaves_no_trace")
+)
+def delayed_all_reduce(ctx: RankContext) -> None:
+    """Train with the parameters of argument `delayed` (all, if not given) waiting for that of argument `trigger`.
+
+    `module` is a name of `MODULES`, in `dtype`. Each step has `local` backwards under `no_sync` before the one that
+    synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` and `frozen` say the obvious.
+    Observes after each backward gradients, and
+    after the synchronised one `step<k>/early`, the number of elements that were sent before the trigger's gradient was
+    there, and `step<k>/sizes`, the elements of each collective. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    if ctx.arguments.get("different_weights") and ctx.rank:
+        with_small_weights(module, "different", ctx.rank)
+    early: list[int] = []
+    trigger = module.get_parameter(ctx.arguments["trigger"])
+    trigger.register_hook(lambda _: early.append(len(ctx.collectives())))
+    named = [(name, module.get_parameter(name)) for name in _delayed(ctx.scenario, module)]
+    model = ctx.wrap(module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=trigger)
+    ctx.observe_parameters("constructed", module)
+    for index in range(NUM_STEPS):
+        _zero_grad(ctx.scenario, module)
+        turn = rank_step(ctx, index)
+        for micro in range(ctx.arguments.get("local", 0)):
+            with ctx.no_sync(model):
+                _backward(ctx.scenario, model, turn, micro)
+            ctx.observe_gradients(f"step{index}/local{micro}", module)
+        before = len(ctx.collectives())
+        early.clear()
+        _backward(ctx.scenario, model, turn, ctx.arguments.get("local", 0))
+        ctx.observe_gradients(f"step{index}", module)
+        issued = ctx.collectives()
+        sent = [each.numel for each in issued[before : early[0]] if is_gradient(each)]
+        ctx.observe(f"step{index}/early", sum(sent))
+        ctx.observe(f"step{index}/sizes", sorted(each.numel for each in issued[before:] if is_gradient(each)))
+
+
+@delayed_all_reduce.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    for rank in facts:
+        for name, parameter in modules[rank].named_parameters():
+            facts[rank][f"constructed/parameter/{name}"] = parameter.detach().clone()
+    num_local = scenario.arguments.get("local", 0)
+    with single_threaded():
+        world = Replicas(modules)
+        for index in range(NUM_STEPS):
+            for module in modules:
+                _zero_grad(scenario, module)
+            for micro in range(num_local + 1):
+                for rank, module in enumerate(modules):
+                    _backward(scenario, module, RankStep(rank, index), micro)
+                if micro == num_local:
+                    world.average_gradients()
+                prefix = f"step{index}" if micro == num_local else f"step{index}/local{micro}"
+                for rank, module in enumerate(modules):
+                    facts[rank] |= gradients(prefix, module)
+            for rank in facts:
+                facts[rank] |= {f"step{index}/{name}": value for name, value in _traffic(scenario, modules[0]).items()}
+    return facts
+
+
+def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
+    """Return what is demanded of the collectives of a synchronised backward."""
+    parameters = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.requires_grad}
+    delayed = sum(numel for name, numel in parameters.items() if name in _delayed(scenario, module))
+    prompt = sum(parameters.values()) - delayed
+    trigger = scenario.arguments["trigger"]
+    most = prompt if trigger in _delayed(scenario, module) else prompt - parameters[trigger]
+    facts: dict[str, Any] = {
+        "early": Satisfies(f"at most the {most} elements that need not wait", lambda got: got <= most)
+    }
+    in_one_piece = "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)
+    if scenario.world_size > 1 and in_one_piece and scenario.arguments.get("spare_on") is None:
+        facts["sizes"] = sorted(numel for numel in (prompt, delayed) if numel)
+    return facts
+
+
+def _other(_: nn.Module) -> nn.Parameter:
+    return nn.Parameter(torch.ones(2))
+
+
+#: Arguments that contradict each other or the module: keyword arguments made from it, and what the error must say.
+_REFUSED: Mapping[str, tuple[Callable[[Any], Mapping[str, Any]], Raises]] = {
+    "trigger_alone": (
+        lambda module: {"param_to_hook_all_reduce": module.first.weight},
+        Raises(("ValueError",), ("delay_all_reduce_named_params", "param_to_hook_all_reduce")),
+    ),
+    "names_alone": (
+        lambda module: {"delay_all_reduce_named_params": [("last.weight", module.last.weight)]},
+        Raises(("ValueError",), ("delay_all_reduce_named_params", "param_to_hook_all_reduce")),
+    ),
+    "stranger": (
+        lambda module: {
+            "delay_all_reduce_named_params": [("stranger", _other(module))],
+            "param_to_hook_all_reduce": module.first.weight,
+        },
+        Raises(("ValueError",), ("stranger",)),
+    ),
+    "wrong_name": (
+        lambda module: {
+            "delay_all_reduce_named_params": [("last.bias", module.last.weight)],
+            "param_to_hook_all_reduce": module.first.weight,
+        },
+        Raises(("ValueError",), ("last.bias",)),
+    ),
+    "strange_trigger": (
+        lambda module: {
+            "delay_all_reduce_named_params": [("last.weight", module.last.weight)],
+            "param_to_hook_all_reduce": _other(module),
+        },
+        Raises(("ValueError",), ("param_to_hook_all_reduce",)),
+    ),
+    "frozen_trigger": (
+        lambda module: {
+            "delay_all_reduce_named_params": [("last.weight", module.last.weight)],
+            "param_to_hook_all_reduce": module.first.weight.requires_grad_(False),
+        },
+        Raises(("ValueError", "RuntimeError"), ("param_to_hook_all_reduce",)),
+    ),
+}
+
+
+@program("delayed_all_reduce_refusal", invariants=("leaves_no_trace",))
+def delayed_all_reduce_refusal(ctx: RankContext) -> None:
+    """Wrap with the arguments that argument `case` names; observe the exception as `construct`. All ranks run it."""
+    arguments, _ = _REFUSED[ctx.arguments["case"]]
+    module = Chain().to(ctx.device)
+    with ctx.catching("construct"):
+        ctx.wrap(module, **arguments(module))
+
+
+@delayed_all_reduce_refusal.expects
+def _refusal(scenario: Scenario) -> Mapping[int, Facts]:
+    _, answer = _REFUSED[scenario.arguments["case"]]
+    return {rank: {"construct": answer} for rank in range(scenario.world_size)}

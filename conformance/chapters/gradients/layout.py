@@ -1,0 +1,138 @@
+"""Program `gradient_layout`: how gradients lie in memory, and whether training stays silent."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.storages import num_storages
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+
+
+class Transposed(nn.Module):
+    """Weights that are stored transposed or permuted, beside an ordinary one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ordinary = nn.Parameter(torch.empty(3, 4))
+        self.transposed = nn.Parameter(torch.empty(4, 3).t())
+        self.permuted = nn.Parameter(torch.empty(2, 4, 3).permute(2, 1, 0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Take rows of 4, return rows of 3."""
+        columns = inputs.t()
+        return ((self.ordinary + self.transposed + self.permuted.sum(2)) @ columns).t()
+
+
+class Image(nn.Module):
+    """Shapes rows of 36 into 4 channels of 3 x 3 before `layers`."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Take rows of 36, return what the layers return."""
+        output: Tensor = self.layers(inputs.reshape(-1, 4, 3, 3))
+        return output
+
+
+def _channels_last(module: Any) -> nn.Module:
+    moved: nn.Module = module.to(memory_format=torch.channels_last)
+    return moved
+
+
+#: Modules by name, and the length of the rows that they take.
+MODULES: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), 4),
+    "transposed": (Transposed, 4),
+    "channels_last": (
+        lambda: _channels_last(Image(nn.Conv2d(4, 3, 3, padding=1), nn.Conv2d(3, 2, 2))), 36,
+    ),
+    "pointwise": (lambda: Image(nn.Conv2d(4, 3, 1), nn.Conv2d(3, 2, 1)), 36),
+    "pointwise_channels_last": (
+        lambda: _channels_last(Image(nn.Conv2d(4, 3, 1), nn.Conv2d(3, 2, 1))), 36,
+    ),
+}  # fmt: skip
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    build, _ = MODULES[scenario.arguments["module"]]
+    return with_integer_weights(build().to(getattr(torch, scenario.dtype)), scenario.seed)
+
+
+def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> None:
+    _, width = MODULES[scenario.arguments["module"]]
+    inputs = turn.inputs(2, width, dtype=getattr(torch, scenario.dtype))
+    turn.backward(turn.loss(turn.forward(model, inputs)))
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides that mean something: those of dimensions with more than one entry."""
+    return [stride for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
+
+
+def _layout(module: nn.Module) -> dict[str, Any]:
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    present = [gradient for gradient in gradients.values() if gradient is not None]
+    return {
+        "strides": {name: None if grad is None else _strides(grad) for name, grad in gradients.items()},
+        "num_storages": num_storages(module),
+        "bytes_kept": sum({g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in present}.values()),
+    }
+
+
+@program("gradient_layout", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def gradient_layout(ctx: RankContext) -> None:
+    """Train steps of the module that argument `module` names and look at gradients and warnings.
+
+    Observes gradients, `step<k>/strides`, `step<k>/num_storages`, `step<k>/bytes_kept` and all `warnings`, those that
+    torch would show once per process included. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+
+    def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+        _step(ctx.scenario, model, turn)
+        return _layout(module)
+
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
+    finally:
+        torch.set_warn_always(always)
+    ctx.observe("warnings", [str(each.message) for each in caught])
+
+
+@gradient_layout.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_build(scenario) for _ in range(scenario.world_size)]
+    truth = simulate_steps(replicas, partial(_step, scenario), NUM_STEPS)
+    parameters = dict(replicas[0].named_parameters())
+    num_bytes = sum(math.prod(p.shape) * p.element_size() for p in parameters.values())
+    as_view = bool(scenario.options.get("gradient_as_bucket_view", False))
+    facts: dict[str, Any] = {"warnings": []}
+    for index in range(NUM_STEPS):
+        facts[f"step{index}/strides"] = {name: _strides(parameter) for name, parameter in parameters.items()}
+        if not as_view:
+            facts[f"step{index}/num_storages"] = len(parameters)
+            facts[f"step{index}/bytes_kept"] = num_bytes
+        elif index:  # gradients move into the bucket in the course of the first iteration
+            facts[f"step{index}/num_storages"] = 1
+    return {rank: {**mine, **facts} for rank, mine in truth.items()}

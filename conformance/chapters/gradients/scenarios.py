@@ -1,0 +1,177 @@
+"""Scenarios of chapter gradients: the mean, on every rank, in the right place, whatever people do with autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.chapters.gradients.layout import MODULES
+from conformance.chapters.in_chapter import in_chapter
+from conformance.models.catalogue import get_fixture
+from conformance.programs.autograd_uses import USES
+from conformance.scenario import Scenario, Step
+
+_scenario = in_chapter("gradients")
+
+MODELS = (
+    "mlp", "cnn", "gpt", "lstm", "embedding", "sparse_embedding", "moe", "dataclass_output", "nested", "rank_branch",
+    "two_heads", "many_small_layers", "mixed_dtypes", "complex", "frozen", "batchnorm_mlp", "channels_last_cnn",
+    "unused",
+)  # fmt: skip
+
+#: What training some of the models shows besides the mean.
+_SHOWN_BY = {"frozen": ("GRAD-19",), "sparse_embedding": ("GRAD-20",)}
+
+_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
+_FIND: dict[str, Any] = {"find_unused_parameters": True}
+
+
+def _train(requirement: str, slug: str, model: str, world_size: int, options: dict[str, Any], **rest: Any) -> Scenario:
+    """Return a scenario of program `train`, whose model gets `find_unused_parameters` where it needs it."""
+    fixture = get_fixture(model)
+    needed = _FIND if fixture.has_unused else {}
+    rest.setdefault("dtype", fixture.dtypes[0])
+    rest.setdefault("schedule", (Step(), Step(), Step()))
+    return _scenario(requirement, slug, "train", world_size, model=model, options={**needed, **options}, **rest)
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    yield from _means()
+    yield from _dtypes()
+    yield from _layouts()
+    yield from _zero_grad()
+    yield from _autograd_uses()
+    yield from _accidents()
+
+
+def _means() -> Iterator[Scenario]:
+    for model in MODELS:
+        also = _SHOWN_BY.get(model, ())
+        for world_size in (1, 2, 3, 4):
+            scenario = _train("GRAD-01", model.replace("_", "-"), model, world_size, {})
+            yield scenario.replace(requirements=("GRAD-01", *also))
+        for world_size in (2, 3):
+            slug = f"view-{model.replace('_', '-')}"
+            scenario = _train("GRAD-03", slug, model, world_size, _VIEW, needs=("gradient_as_bucket_view",))
+            yield scenario.replace(requirements=("GRAD-03", *also))
+    for seed in (1, 2):
+        yield _train("GRAD-01", f"mlp-seed{seed}", "mlp", 2, {}, seed=seed)
+    for model in ("mlp", "cnn", "mixed_dtypes", "moe", "many_small_layers"):
+        for as_view in (False, True):
+            slug = f"batched-{model.replace('_', '-')}{'-view' * as_view}"
+            options: dict[str, Any] = {"batched_grad_copy": True, "gradient_as_bucket_view": as_view}
+            yield _train("GRAD-04", slug, model, 2, options)
+    variants: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("default", {}), ("view", _VIEW), ("small-buckets", {"bucket_cap_mb": 0.002}), ("unused", _FIND),
+    )  # fmt: skip
+    for slug, options in variants:
+        for world_size in (2, 3, 4):
+            yield _scenario("GRAD-02", slug, "agreement", world_size, options=options)
+    for world_size in (2, 3, 4):
+        yield _scenario("GRAD-25", "not-finite", "gradient_values", world_size, arguments={"values": "not_finite"})
+    for as_view in (False, True):
+        for world_size in (2, 4):
+            yield _scenario(
+                "GRAD-26", f"large{'-view' * as_view}", "gradient_values", world_size, arguments={"values": "large"},
+                options={"gradient_as_bucket_view": as_view},
+            )  # fmt: skip
+
+
+def _dtypes() -> Iterator[Scenario]:
+    for model in ("mlp", "many_small_layers", "frozen"):
+        for dtype in ("float64", "float16", "bfloat16"):
+            for world_size in (2, 3):
+                slug = f"{model.replace('_', '-')}-{dtype}"
+                yield _train("GRAD-05", slug, model, world_size, {}, dtype=dtype, schedule=(Step(), Step()))
+    for dtype in ("float64", "float16", "bfloat16"):
+        yield _train("GRAD-05", f"mlp-{dtype}-view", "mlp", 4, _VIEW, dtype=dtype, schedule=(Step(), Step()))
+    for model in ("complex", "mixed_dtypes"):
+        yield _train("GRAD-05", f"{model.replace('_', '-')}-small-buckets", model, 2, {"bucket_cap_mb": 0.0001})
+
+
+def _layouts() -> Iterator[Scenario]:
+    for module in MODULES:
+        for as_view in (False, True):
+            for world_size in (1, 2, 3):
+                slug = f"{module.replace('_', '-')}{'-view' * as_view}"
+                requirements = {"GRAD-06", "GRAD-07", "GRAD-08" if as_view else "GRAD-09"}
+                scenario = _scenario(
+                    "GRAD-06", slug, "gradient_layout", world_size, arguments={"module": module},
+                    options={"gradient_as_bucket_view": as_view},
+                )  # fmt: skip
+                yield scenario.replace(requirements=tuple(sorted(requirements)))
+    double: dict[str, Any] = {"arguments": {"module": "linear"}, "dtype": "float64"}
+    yield _scenario("GRAD-08", "double", "gradient_layout", 2, options=_VIEW, **double)
+    yield _scenario("GRAD-09", "double", "gradient_layout", 2, **double)
+
+
+def _zero_grad() -> Iterator[Scenario]:
+    for model in ("mlp", "gpt", "mixed_dtypes", "channels_last_cnn"):
+        for zero_grad in ("zeros", "keep"):
+            for as_view in (False, True):
+                schedule = tuple(Step(zero_grad=zero_grad) for _ in range(3))
+                slug = f"{model.replace('_', '-')}-{zero_grad}{'-view' * as_view}"
+                options = {"gradient_as_bucket_view": as_view}
+                yield _train("GRAD-10", slug, model, 2, options, schedule=schedule)
+    mixed = (Step(), Step(zero_grad="zeros"), Step(zero_grad="none"), Step(zero_grad="keep"), Step(zero_grad="zeros"))
+    for as_view in (False, True):
+        for world_size in (3, 4):
+            slug = f"mlp-mixed{'-view' * as_view}"
+            yield _train("GRAD-10", slug, "mlp", world_size, {"gradient_as_bucket_view": as_view}, schedule=mixed)
+
+
+#: Requirement -> uses; and with which options each is run besides the default.
+_USES = {
+    "GRAD-11": ("tensor_hooks",),
+    "GRAD-12": ("gradient_set_before",),
+    "GRAD-13": ("create_graph",),
+    "GRAD-14": ("retain_graph",),
+    "GRAD-15": ("autograd_grad_first", "gradient_penalty"),
+    "GRAD-16": ("partial_backward",),
+    "GRAD-21": ("change_in_place",),
+    "GRAD-22": ("used_twice",),
+    "GRAD-23": ("forward_under_no_grad", "discarded_forward"),
+    "GRAD-24": ("two_wrappers", "stacked_wrappers"),
+    "GRAD-27": ("checkpoint", "checkpoint_twice"),
+    "GRAD-28": ("checkpoint_reentrant", "checkpoint_reentrant_twice"),
+    "GRAD-30": ("two_forwards",),
+    "GRAD-31": ("without_clone",),
+}
+
+
+def _autograd_uses() -> Iterator[Scenario]:
+    for requirement, uses in _USES.items():
+        for use in uses:
+            for suffix, options in (("", {}), ("-view", _VIEW), ("-unused", _FIND)):
+                if use.startswith("checkpoint_reentrant") and options == _FIND:
+                    continue  # the search cannot look into reentrant checkpoints, as torch documents
+                for world_size in (2, 3):
+                    if world_size == 3 and options:
+                        continue
+                    program = "refusable_use" if USES[use].refusal else "autograd_use"
+                    scenario = _scenario(
+                        requirement, f"{use.replace('_', '-')}{suffix}", program, world_size,
+                        arguments={"use": use}, options=options, deadline_s=8.0,
+                    )  # fmt: skip
+                    if requirement == "GRAD-30" and options == _FIND:
+                        scenario = scenario.replace(requirements=("GRAD-30", "UNUSED-07"))
+                    yield scenario
+
+
+def _accidents() -> Iterator[Scenario]:
+    for recovery in ("none", "update_process_group"):
+        for as_view in (False, True):
+            slug = f"exception-recovery-{recovery.replace('_', '-')}{'-view' * as_view}"
+            yield _scenario(
+                "GRAD-17", slug, "exception_in_backward", 2, arguments={"recovery": recovery},
+                options={"gradient_as_bucket_view": as_view}, deadline_s=8.0,
+            )  # fmt: skip
+    for suffix, options in (("", {}), ("-unused", _FIND)):
+        yield _scenario("GRAD-18", f"replaced{suffix}", "replaced_parameter", 2, options=options, deadline_s=8.0)
+    for slug, options in (("one-bucket", {}), ("many-buckets", {"bucket_cap_mb": 0.00001}), ("view", _VIEW)):
+        for world_size in (2, 4):
+            yield _scenario(
+                "GRAD-29", f"read-at-once-{slug}", "autograd_use", world_size, arguments={"use": "ordinary"},
+                options=options,
+            )  # fmt: skip

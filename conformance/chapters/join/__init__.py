@@ -1,0 +1,1 @@
+"""Chapter join: Join: uneven inputs."""

@@ -1,0 +1,341 @@
+"""Programs about a wrapper that goes on with other ranks: `_update_process_group` and what belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from conformance.checkers.protocol import is_gradient
+from conformance.models.bomb import Bomb
+from conformance.models.exact import exact_mean
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises
+from conformance.oracles.replicas import single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.storages import marks_of_options, num_storages
+from conformance.programs.unused_parameters import error_naming
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+
+class Team(nn.Module):
+    """Three layers in a row and one beside them; if asked, a buffer that adds up the sums of all inputs."""
+
+    def __init__(self, *, with_buffer: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.middle = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
+        self.beside = nn.Linear(3, 2)
+        self.seen: Tensor | None
+        self.register_buffer("seen", torch.zeros(2) if with_buffer else None)
+        self.armed = False
+
+    def forward(self, inputs: Tensor, uses: str) -> Tensor:
+        """Return rows of 2: those of the three layers, and of the one beside them if it is in `uses`."""
+        if self.seen is not None:
+            with torch.no_grad():
+                self.seen += inputs.sum()
+        hidden: Tensor = self.first(inputs)
+        if self.armed:
+            hidden = Bomb.apply(hidden)
+        output: Tensor = self.last(self.middle(hidden))
+        return output + self.beside(inputs) if "b" in uses else output
+
+
+def _build(scenario: Scenario) -> Team:
+    module = Team(with_buffer=bool(scenario.arguments.get("buffer")))
+    with_integer_weights(module, scenario.seed)
+    return module
+
+
+def _backward(model: nn.Module, turn: RankStep, micro: int, uses: str) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), uses), micro))
+
+
+def _phases(scenario: Scenario) -> list[tuple[list[int], list[str]]]:
+    """Return the course: for each phase its members, and one word per step.
+
+    Argument `phases` holds a list [members, steps] for each. The words: `step` trains; `bomb` raises in the middle of
+    backward; `forward` runs no backward; `local` runs a backward under `no_sync` and keeps its gradients for the next
+    step. A word may end with `:` and what the forward uses, `b` for the layer beside.
+    """
+    return [(list(members), list(steps)) for members, steps in scenario.arguments["phases"]]
+
+
+def _word(text: str) -> tuple[str, str]:
+    word, _, uses = text.partition(":")
+    return word, uses or "b"
+
+
+@program("membership", invariants=("nothing_in_flight", "leaves_no_trace"))
+def membership(ctx: RankContext) -> None:
+    """Train phase by phase, each with the ranks that it names; the wrapper is made once, with the default group.
+
+    Every member of a phase updates its wrapper at its beginning, unless the first phase is everybody's; with
+    `outsiders` the others update theirs as well, with what torch gave them for a group. Argument `hook` averages with a
+    comm hook, `buffer` has the module keep one. Observes gradients and buffers after each step, `step<k>/num_buckets`
+    (collectives that reduced gradients), `step<k>/num_storages` (in how many pieces of memory gradients lie),
+    `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own` (all gradients went through the phase's
+    group) and `phase<p>/hook_called`. All ranks run it.
+    """
+    _course(ctx)
+
+
+@program("membership_after_exception", invariants=("leaves_no_trace",))
+def membership_after_exception(ctx: RankContext) -> None:
+    """Do as `membership` does, for courses with a `bomb`: what was under way then is nobody's to wait for."""
+    _course(ctx)
+
+
+def _course(ctx: RankContext) -> None:
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    groups: dict[tuple[int, ...], Any] = {tuple(range(ctx.world_size)): ctx.process_group}
+    calls: list[int] = []
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(None, _averaging_hook(model, calls))
+    index = 0
+    for phase, (members, steps) in enumerate(_phases(ctx.scenario)):
+        group = groups.get(tuple(members))
+        if group is None:
+            group = groups[tuple(members)] = dist.new_group(members)
+        if _updates(ctx.scenario, phase, members, ctx.rank):
+            before = len(ctx.collectives())
+            model._update_process_group(group)
+            ctx.observe(f"phase{phase}/silent", len(ctx.collectives()) == before)
+        if ctx.rank in members:
+            before = len(ctx.collectives())
+            for offset, text in enumerate(steps):
+                _run(ctx, module, model, index + offset, text)
+            names = {each.group for each in ctx.collectives()[before:] if is_gradient(each)}
+            expected = {"default"} if group is ctx.process_group else names - {"default"}
+            ctx.observe(f"phase{phase}/own", names <= expected and len(names) <= 1)
+            ctx.observe(f"phase{phase}/hook_called", len(calls) > 0)
+            calls.clear()
+        index += len(steps)
+    dist.barrier(group=ctx.process_group)
+    for ranks, group in groups.items():
+        if ctx.rank in ranks and group is not ctx.process_group:
+            dist.destroy_process_group(group)
+
+
+def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) -> bool:
+    if phase == 0 and len(members) == scenario.world_size:
+        return False
+    return rank in members or bool(scenario.arguments.get("outsiders"))
+
+
+def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str) -> None:
+    word, uses = _word(text)
+    turn = rank_step(ctx, index)
+    if word == "local":
+        with ctx.no_sync(model):
+            _backward(model, turn, 0, uses)
+        ctx.observe_gradients(f"step{index}", module)
+        return
+    if word == "forward":
+        turn.forward(model, turn.inputs(4, 3), uses)
+        return
+    if word == "bomb":
+        module.armed = True
+        with ctx.catching(f"step{index}/raised"):
+            _backward(model, turn, 0, uses)
+        module.armed = False
+        module.zero_grad()
+        return
+    before = len(ctx.collectives())
+    _backward(model, turn, 0, uses)
+    ctx.observe_gradients(f"step{index}", module)
+    ctx.observe(f"step{index}/num_buckets", sum(map(is_gradient, ctx.collectives()[before:])))
+    ctx.observe(f"step{index}/num_storages", num_storages(module))
+    if module.seen is not None:
+        ctx.observe(f"step{index}/buffer/seen", module.seen)
+    module.zero_grad()
+
+
+def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
+    def average(bucket: Any) -> Any:
+        calls.append(bucket.index())
+        group = model.process_group
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size(group)), group=group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
+
+
+@membership.expects
+@membership_after_exception.expects
+def _membership(scenario: Scenario) -> Mapping[int, Facts]:
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    index = 0
+    with single_threaded():
+        for phase, (members, steps) in enumerate(_phases(scenario)):
+            for rank in facts:
+                if _updates(scenario, phase, members, rank):
+                    facts[rank][f"phase{phase}/silent"] = True
+                if rank in members:
+                    facts[rank][f"phase{phase}/own"] = True
+                    facts[rank][f"phase{phase}/hook_called"] = bool(scenario.arguments.get("hook"))
+            for offset, text in enumerate(steps):
+                _simulate(facts, modules, members, index + offset, text)
+                if steps[: offset + 1] == ["step"] * max(3, offset + 1):  # by then buckets are those of the options
+                    marks = marks_of_options(scenario.options, len(list(modules[0].parameters())), len(members))
+                    for rank in members:
+                        facts[rank] |= {f"step{index + offset}/{name}": number for name, number in marks.items()}
+            index += len(steps)
+    return facts
+
+
+def _simulate(
+    facts: dict[int, dict[str, Any]], modules: Sequence[Team], members: list[int], index: int, text: str
+) -> None:
+    word, uses = _word(text)
+    if has_buffer := modules[0].seen is not None:
+        _broadcast_buffers(modules, members)
+    for rank in members:
+        module, turn = modules[rank], RankStep(rank, index)
+        if word == "bomb":
+            facts[rank][f"step{index}/raised"] = Raises(("ArithmeticError",), ("bomb",))
+        elif word != "forward":
+            _backward(module, turn, 0, uses)
+    if word == "step":
+        _average([modules[rank] for rank in members])
+    for rank in members:
+        if word in ("step", "local"):
+            facts[rank] |= gradients(f"step{index}", modules[rank])
+        if word == "step" and has_buffer:
+            facts[rank][f"step{index}/buffer/seen"] = _seen(modules[rank]).clone()
+        if word in ("step", "bomb"):
+            modules[rank].zero_grad()
+
+
+def _broadcast_buffers(modules: Sequence[Team], members: list[int]) -> None:
+    with torch.no_grad():
+        for rank in members[1:]:
+            _seen(modules[rank]).copy_(_seen(modules[members[0]]))
+
+
+def _seen(module: Team) -> Tensor:
+    assert module.seen is not None
+    return module.seen
+
+
+def _average(modules: Sequence[nn.Module]) -> None:
+    """Give every parameter the mean of its gradients; gradients are None again after every step, if nobody uses it."""
+    for replicas in zip(*(module.parameters() for module in modules), strict=True):
+        if any(each.grad is not None for each in replicas):
+            mean = exact_mean([torch.zeros_like(each) if each.grad is None else each.grad for each in replicas])
+            for each in replicas:
+                each.grad = mean.clone()
+
+
+@program("removed_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def removed_hooks(ctx: RankContext) -> None:
+    """Train a step, if argument `first` says so, call `_remove_autograd_hooks`, and run forwards and backwards.
+
+    Each of `uses` is what one of them uses. Observes gradients, and `num_reduced`: gradient collectives after the call.
+    All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    if ctx.arguments.get("first", True):
+        _backward(model, rank_step(ctx, 0), 0, "b")
+        ctx.observe_gradients("step0", module)
+    model._remove_autograd_hooks()
+    before = len(ctx.collectives())
+    for index, uses in enumerate(ctx.arguments["uses"], start=1):
+        module.zero_grad()
+        _backward(model, rank_step(ctx, index), 0, uses)
+        ctx.observe_gradients(f"step{index}", module)
+    ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])))
+
+
+@removed_hooks.expects
+def _removed_hooks(scenario: Scenario) -> Mapping[int, Facts]:
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    facts: dict[int, dict[str, Any]] = {rank: {"num_reduced": 0} for rank in range(scenario.world_size)}
+    with single_threaded():
+        if scenario.arguments.get("first", True):
+            for rank, module in enumerate(modules):
+                _backward(module, RankStep(rank, 0), 0, "b")
+            _average(modules)
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients("step0", module)
+        for index, uses in enumerate(scenario.arguments["uses"], start=1):
+            for rank, module in enumerate(modules):
+                module.zero_grad()
+                _backward(module, RankStep(rank, index), 0, uses)
+                facts[rank] |= gradients(f"step{index}", module)
+    return facts
+
+
+@program("finalized_reducer", invariants=("leaves_no_trace",))
+def finalized_reducer(ctx: RankContext) -> None:
+    """Ask `_check_reducer_finalized` at every turn of a training.
+
+    Observes what it raises, or None: `constructed`, `forward`, `backward`, `no_sync`, `evaluated`; and after a backward
+    that argument `accident` spoiled, `incomplete` (a layer got no gradient) or `bomb` (it raised), as `accident`; then
+    `recovered`, after the group was updated. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+
+    def ask(name: str) -> None:
+        with ctx.catching(name):
+            model._check_reducer_finalized()
+
+    ask("constructed")
+    turn = rank_step(ctx, 0)
+    loss = turn.loss(turn.forward(model, turn.inputs(4, 3), "b"))
+    ask("forward")
+    turn.backward(loss)
+    ask("backward")
+    with ctx.no_sync(model):
+        _backward(model, turn, 1, "b")
+        ask("no_sync")
+    with torch.no_grad():
+        turn.forward(model, turn.inputs(4, 3), "b")
+    ask("evaluated")
+    module.armed = ctx.arguments["accident"] == "bomb"
+    with ctx.catching("spoiled"):
+        _backward(model, turn, 2, "b" if module.armed else "-")
+    ask("accident")
+    model._update_process_group(ctx.process_group)
+    ask("recovered")
+
+
+@finalized_reducer.expects
+def _finalized_reducer(scenario: Scenario) -> Mapping[int, Facts]:
+    names = [name for name, _ in Team().named_parameters()]
+    facts: dict[str, Any] = dict.fromkeys(("constructed", "forward", "backward", "no_sync", "evaluated", "recovered"))
+    if scenario.arguments["accident"] == "bomb":
+        facts["accident"] = Raises(("RuntimeError",), ("reduc",))
+    else:
+        missing = [(name, index) for index, name in enumerate(names) if name.startswith("beside.")]
+        facts["accident"] = error_naming(missing)
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+@program("foreign_group", invariants=("leaves_no_trace",))
+def foreign_group(ctx: RankContext) -> None:
+    """Give `_update_process_group` what is no group: None, or a text; observe the exceptions. All ranks run it."""
+    model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
+    for name, value in (("none", None), ("text", "gloo"), ("number", 7)):
+        with ctx.catching(name):
+            model._update_process_group(value)
+
+
+@foreign_group.expects
+def _foreign_group(scenario: Scenario) -> Mapping[int, Facts]:
+    refusal = Raises(("TypeError", "ValueError", "RuntimeError"))
+    return {rank: dict.fromkeys(("none", "text", "number"), refusal) for rank in range(scenario.world_size)}

@@ -1,0 +1,1 @@
+"""Chapter mixed_precision: Mixed precision."""

@@ -1,0 +1,254 @@
+"""Program `mixed_precision_case`: what is cast, checkpointed, shared, ignored or unused in mixed precision.
+
+A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
+integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever
+was not converted differ, and the weights that are kept show whether they ever were rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from conformance.chapters.mixed_precision.oracle import LowPrecisionReplicas
+from conformance.checkers.protocol import is_gradient
+from conformance.models import watched_layers as layers
+from conformance.models.integers import RankStep
+from conformance.models.low_precision import precision_of
+from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
+from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
+from conformance.observation import Facts
+from conformance.oracles.replicas import single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+
+#: Too little for a low precision to notice beside 1; a whole number of the smallest steps of float32.
+_LITTLE = 2.0**-13
+#: Small enough that no update is seen by a low precision either, within these few steps.
+_LEARNING_RATE = 2.0**-20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, the code of one step, and names that DDP is told to ignore."""
+
+    build: Callable[[], nn.Module]
+    step: Callable[[Any, RankStep], Mapping[str, Any] | None]
+    ignored: tuple[str, ...] = ()
+
+
+def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
+    return small_inputs(turn, rows, WIDTH, micro=micro) + _LITTLE
+
+
+def _seen_by(model: Any) -> list[str]:
+    """Return what the layers noted, wherever the wrapper keeps them."""
+    for part in model.modules():
+        if isinstance(part, Watching):
+            return part.seen.take()
+    raise AssertionError("no module keeps notes")
+
+
+def _ordinary(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn))
+    turn.backward(small_loss(turn, output))
+    return {"seen": _seen_by(model), "output": output}
+
+
+def _one_row(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model, _inputs(turn, rows=1))
+    turn.backward(small_loss(turn, output))
+    return {"seen": _seen_by(model), "output": output}
+
+
+def _input_gradient(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    inputs = _inputs(turn).requires_grad_()
+    output = turn.forward(model, inputs)
+    turn.backward(small_loss(turn, output))
+    return {"seen": _seen_by(model), "inputs": inputs, "slope": inputs.grad}
+
+
+def _containers(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    left, first = _inputs(turn), _inputs(turn, micro=1)
+    whole, flags = torch.arange(3), torch.tensor([True])
+    phases = torch.ones(2, dtype=torch.complex64)
+    extra = {
+        "list": [first, whole], "tuple": (flags,), "inner": {"z": phases}, "text": "text", "none": None,
+    }  # fmt: skip
+    output = turn.forward(model, Pair(left, left.double()), extra=extra)
+    turn.backward(small_loss(turn, output))
+    return {"seen": _seen_by(model), "mine": [dtype_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
+
+
+def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    rows = (torch.arange(2) + turn.rank + turn.step) % 5
+    turn.backward(small_loss(turn, turn.forward(model, rows.to(turn.device))))
+    return {"seen": _seen_by(model)}
+
+
+def _branch_by_rank(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab" if turn.rank == 0 else "b")))
+    return {"seen": _seen_by(model)}
+
+
+def _branches_ab(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    turn.backward(small_loss(turn, turn.forward(model, _inputs(turn), "ab")))
+    return {"seen": _seen_by(model)}
+
+
+def _two_forwards(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    first = small_loss(turn, turn.forward(model, _inputs(turn, rows=1)))
+    second = small_loss(turn, turn.forward(model, _inputs(turn, rows=1, micro=1)), micro=1)
+    turn.backward(first + second)
+    return {"seen": _seen_by(model)}
+
+
+def _evaluating(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    model.eval()
+    with torch.no_grad():
+        before = turn.forward(model, _inputs(turn, micro=7))
+    kept = [dtype_name(parameter.dtype) for parameter in model.parameters()][:4]
+    model.train()
+    return {"evaluated": before, "kept": kept, **_ordinary(model, turn)}
+
+
+def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    refusing = [part for part in model.modules() if isinstance(part, Refusing)]
+    for part in refusing:
+        part.armed = True
+    raised = ""
+    try:
+        model(_inputs(turn, micro=7))
+    except ArithmeticError as error:
+        raised = str(error)
+    for part in refusing:
+        part.armed = False
+    kept = [dtype_name(parameter.dtype) for parameter in model.parameters()][:4]
+    _seen_by(model)
+    return {"raised": raised, "kept": kept, **_ordinary(model, turn)}
+
+
+CASES: Mapping[str, Case] = {
+    "layers": Case(layers.Layers, _ordinary),
+    "tied": Case(layers.Tied, _one_row),
+    "checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _input_gradient),
+    "checkpoint_reentrant": Case(lambda: layers.Checkpointed(reentrant=True), _input_gradient),
+    "ignored_in_root": Case(layers.Scaled, _ordinary, ignored=("scale",)),
+    "not_ignored": Case(layers.Scaled, _ordinary),
+    "ignored_layer": Case(layers.Branches, _branches_ab, ignored=("c.weight", "c.bias")),
+    "input_gradient": Case(layers.Layers, _input_gradient),
+    "containers": Case(layers.Containers, _containers),
+    "two_dtypes": Case(layers.TwoDtypes, _ordinary),
+    "complex": Case(layers.WithComplex, _ordinary),
+    "sparse": Case(layers.WithTable, _rows),
+    "branch_by_rank": Case(layers.Branches, _branch_by_rank),
+    "branch_never_used": Case(layers.Branches, _branches_ab),
+    "two_forwards": Case(layers.Layers, _two_forwards),
+    "frozen": Case(layers.Frozen, _ordinary),
+    "between": Case(layers.WithPReLU, _ordinary),
+    "casts_itself": Case(layers.CastsItself, _ordinary),
+    "evaluating": Case(layers.Layers, _evaluating),
+    "interrupted": Case(layers.Refusing, _interrupted),
+}
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    """Return the case's module with weights of 1 and -1 and a little more, equal on every rank."""
+    module = CASES[scenario.arguments["case"]].build()
+    return with_small_weights(module, scenario.seed, beside=_LITTLE)
+
+
+def _optimizer(module: nn.Module) -> optim.Optimizer:
+    return optim.SGD(module.parameters(), lr=_LEARNING_RATE)
+
+
+@program("mixed_precision_case", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def mixed_precision_case(ctx: RankContext) -> None:
+    """Run steps of the case that argument `case` names, with option `mixed_precision`; SGD follows each step.
+
+    With argument `hook` a comm hook averages. Observes gradients, parameters after the optimizer's step, the facts of
+    the case, `wire` (dtypes of reduced gradients) and `bucket_dtypes` (what the hook saw). All ranks run it.
+    """
+    case = CASES[ctx.arguments["case"]]
+    module = _build(ctx.scenario).to(ctx.device)
+    module._ddp_params_and_buffers_to_ignore = list(case.ignored)  # type: ignore[assignment]
+    model: Any = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
+    in_buckets: set[str] = set()
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(None, _averaging_hook(ctx, in_buckets))
+    optimizer = _optimizer(module)
+    for index in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for name, value in (case.step(model, rank_step(ctx, index)) or {}).items():
+            ctx.observe(f"step{index}/{name}", value)
+        ctx.observe_gradients(f"step{index}", module)
+        with ctx.phase("optimizer", index):
+            optimizer.step()
+        ctx.observe_parameters(f"step{index}", module)
+    reduced = {_real(dtype) for each in ctx.collectives() if is_gradient(each) for dtype in each.dtypes}
+    ctx.observe("wire", sorted(reduced))
+    ctx.observe("bucket_dtypes", sorted(in_buckets))
+
+
+@mixed_precision_case.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    case = CASES[scenario.arguments["case"]]
+    precision = precision_of(scenario.options)
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    world = LowPrecisionReplicas(modules, precision, case.ignored)
+    optimizers = [_optimizer(module) for module in modules]
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    with single_threaded():
+        for index in range(NUM_STEPS):
+            for rank, module in enumerate(modules):
+                module.zero_grad()
+                copy = world.copy_of(rank)
+                extra = case.step(copy, RankStep(rank, index)) or {}
+                world.collect(copy, coarse=False)
+                facts[rank] |= {f"step{index}/{name}": _fact(value) for name, value in extra.items()}
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                facts[rank] |= gradients(f"step{index}", module)
+                optimizers[rank].step()
+                for name, parameter in module.named_parameters():
+                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
+    managed = {p.dtype for name, p in modules[0].named_parameters() if name not in case.ignored and p.requires_grad}
+    wire = sorted({dtype_name(_wire_of(dtype, precision.communication_dtype)) for dtype in managed})
+    for rank in facts:
+        if scenario.world_size > 1 and scenario.arguments["case"] != "sparse":  # in what rows travel is left open
+            facts[rank]["wire"] = sorted(set(map(_real, wire)))
+        facts[rank]["bucket_dtypes"] = wire if scenario.arguments.get("hook") else []
+    return facts
+
+
+def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and dtype.is_floating_point else dtype
+
+
+def _real(dtype: str) -> str:
+    """Return the dtype of a complex one's parts: `torch.distributed` reduces complex tensors as real ones."""
+    return dtype_name(getattr(torch, dtype).to_real())
+
+
+def _fact(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _averaging_hook(ctx: RankContext, in_buckets: set[str]) -> Callable[[Any, Any], Any]:
+    def average(bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        in_buckets.add(dtype_name(buffer.dtype))
+        work = torch.distributed.all_reduce(buffer.div_(ctx.world_size), group=ctx.process_group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types

@@ -1,0 +1,37 @@
+"""Program `mixed_precision_training`: program `train` with DDP's own mixed precision, and a look at the wire."""
+
+from __future__ import annotations
+
+from conformance.chapters.mixed_precision.oracle import simulate_mixed_precision
+from conformance.checkers.protocol import is_gradient
+from conformance.models.low_precision import build_coarse, precision_of
+from conformance.models.optimizers import sgd
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.train import run_step
+
+
+@program(
+    "mixed_precision_training",
+    invariants=("same_collectives", "silent_no_sync", "nothing_in_flight", "leaves_no_trace"),
+)
+def mixed_precision_training(ctx: RankContext) -> None:
+    """Train by the schedule with option `mixed_precision`, written as `fixtures.low_precision.precision_of` reads it.
+
+    Argument `ignored` is as in program `train`, and so are the facts, with `wire` besides: the dtypes of all reduced
+    gradients, sorted. All ranks run it.
+    """
+    module = build_coarse(ctx.fixture, ctx.scenario).to(ctx.device)
+    if ignored := ctx.arguments.get("ignored"):
+        module._ddp_params_and_buffers_to_ignore = list(ignored)  # type: ignore[assignment]
+    model = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
+    optimizer = sgd(module, ctx.fixture)
+    for index, step in enumerate(ctx.scenario.schedule):
+        run_step(ctx, model, module, optimizer, index, step)
+    ctx.observe_parameters("final", module)
+    ctx.observe_buffers("final", module)
+    reduced = [dtype for collective in ctx.collectives() if is_gradient(collective) for dtype in collective.dtypes]
+    ctx.observe("wire", sorted(set(reduced)))
+
+
+mixed_precision_training.expects(simulate_mixed_precision)

@@ -1,0 +1,1 @@
+"""Chapter optimizer_in_backward: Optimizer in backward."""

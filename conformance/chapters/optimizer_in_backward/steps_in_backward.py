@@ -1,0 +1,360 @@
+"""Programs about optimizers that step inside backward, parameter by parameter, as soon as a mean is there.
+
+Modules are linear in every parameter: gradients stay integers whatever an optimizer does. The truth averages and then
+steps the same optimizers, parameter by parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.distributed.optim.apply_optimizer_in_backward import (
+    _apply_optimizer_in_backward,
+    _get_in_backward_optimizers,
+)
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.optimizers import SETS_TO_NONE
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.steps import gradients
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.unused_parameters import Switched
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+#: Name -> class and settings. Those of SGD are powers of two: multiplying by them is exact.
+OPTIMIZERS: Mapping[str, tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
+    "sgd": (optim.SGD, {"lr": 0.25}),
+    "momentum": (optim.SGD, {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.125}),
+    "adam": (optim.Adam, {"lr": 0.125}),
+    "adamw": (optim.AdamW, {"lr": 0.125, "weight_decay": 0.25}),
+    "rmsprop": (optim.RMSprop, {"lr": 0.125}),
+}
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Switched(), scenario.seed)
+
+
+def _optimizer_names(scenario: Scenario, parameter: str) -> Sequence[str]:
+    """Return the optimizers that step `parameter` in backward: `optimizers` maps branches, or `*`, to names."""
+    chosen: Mapping[str, list[str]] = scenario.arguments.get("optimizers", {"*": ["sgd"]})
+    return chosen.get(parameter[0], chosen.get("*", []))
+
+
+def _steps(scenario: Scenario, rank: int) -> list[list[tuple[bool, list[str]]]]:
+    """Return for each step its micro-batches as (synchronised, uses).
+
+    Argument `steps` holds for each step a list of micro-batches, each a text per rank, taken in turn: what the rank
+    uses, after `local:` if the micro-batch runs under `no_sync`.
+    """
+    steps = []
+    for step in scenario.arguments["steps"]:
+        texts = [micro[rank % len(micro)] for micro in step]
+        steps.append([(not text.startswith("local:"), text.removeprefix("local:").split()) for text in texts])
+    return steps
+
+
+def _backward(model: nn.Module, turn: RankStep, micro: int, uses: Sequence[str]) -> None:
+    output = torch.stack(turn.forward(model, turn.inputs(4, 3, micro=micro), uses))
+    turn.backward(turn.loss(output, micro=micro))
+
+
+class _InBackward:
+    """One rank's optimizers in backward, and how often each parameter was stepped."""
+
+    def __init__(self, scenario: Scenario, module: nn.Module) -> None:
+        self.num_steps = {name: 0 for name, _ in module.named_parameters()}
+        for name, parameter in module.named_parameters():
+            for optimizer in _optimizer_names(scenario, name):
+                kind, settings = OPTIMIZERS[optimizer]
+                _apply_optimizer_in_backward(kind, [parameter], dict(settings))
+            for made in getattr(parameter, "_in_backward_optimizers", ()):
+                made.register_step_post_hook(self._counting(name))
+        self.optimizers = _get_in_backward_optimizers(module)
+
+    def _counting(self, name: str) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            self.num_steps[name] += 1
+
+        return count
+
+    def halve_rates(self) -> None:
+        """Make every optimizer half as fast from now on."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+
+def _rest(scenario: Scenario, module: nn.Module) -> optim.Optimizer | None:
+    """Return an ordinary optimizer over the parameters that have none in backward."""
+    rest = [parameter for name, parameter in module.named_parameters() if not _optimizer_names(scenario, name)]
+    return optim.SGD(rest, lr=0.25) if rest else None
+
+
+@program("optimizer_in_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def optimizer_in_backward(ctx: RankContext) -> None:
+    """Train steps in which optimizers run inside backward, given to parameters by torch's own function.
+
+    Arguments: `optimizers` and `steps` as above; `after` wraps first and gives optimizers then; `hook` averages with a
+    comm hook; `keep_gradients` sets torch's environment variable that keeps gradients; `ignored` as for `train`;
+    `halve_rates` after every step; `may_refuse`: everything is one fact `outcome`, which may be an exception.
+    Observes after each micro-batch gradients and parameters, and after each step `num_steps` by parameter.
+    All ranks run it.
+    """
+    facts: dict[str, Any] = {}
+    if not ctx.arguments.get("may_refuse"):
+        _train(ctx, facts)
+        for name, value in facts.items():
+            ctx.observe(name, value)
+        return
+    with ctx.catching("raised"):
+        _train(ctx, facts)
+    error = ctx.facts.pop("raised")
+    ctx.observe("outcome", facts if error is None else error)
+
+
+def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
+    scenario = ctx.scenario
+    module = _build(scenario).to(ctx.device)
+    module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))  # type: ignore[assignment]
+    after = bool(ctx.arguments.get("after"))
+    inner = None if after else _InBackward(scenario, module)
+    model: Any = ctx.wrap(module)
+    inner = inner or _InBackward(scenario, module)
+    if ctx.arguments.get("hook"):
+        model.register_comm_hook(None, _averaging_hook(ctx))
+    rest = _rest(scenario, module)
+    with mock.patch.dict(os.environ, {SETS_TO_NONE: "0" if ctx.arguments.get("keep_gradients") else "1"}):
+        for index, micro_batches in enumerate(_steps(scenario, ctx.rank)):
+            if scenario.arguments.get("zero_grad", True):
+                module.zero_grad()
+            for micro, (synchronised, uses) in enumerate(micro_batches):
+                with contextlib.nullcontext() if synchronised else ctx.no_sync(model):
+                    _backward(model, rank_step(ctx, index), micro, uses)
+                facts |= _state(f"step{index}/micro{micro}", module)
+            if rest is not None:
+                rest.step()
+            facts |= _after_step(index, module, inner)
+            if ctx.arguments.get("halve_rates"):
+                inner.halve_rates()
+
+
+def _state(prefix: str, module: nn.Module) -> dict[str, Any]:
+    parameters = {f"{prefix}/parameter/{name}": p.detach().clone() for name, p in module.named_parameters()}
+    return {**gradients(prefix, module), **parameters}
+
+
+def _after_step(index: int, module: nn.Module, inner: _InBackward) -> dict[str, Any]:
+    facts: dict[str, Any] = {f"step{index}/num_steps/{name}": count for name, count in inner.num_steps.items()}
+    for name, parameter in module.named_parameters():
+        facts[f"step{index}/parameter/{name}"] = parameter.detach().clone()
+    return facts
+
+
+def _averaging_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
+    def average(bucket: Any) -> Any:
+        work = dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
+
+
+@optimizer_in_backward.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    with single_threaded():
+        facts = _Truth(scenario).run()
+    if not scenario.arguments.get("may_refuse"):
+        return facts
+    refusal = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
+    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in facts.items()}
+
+
+class _Truth:
+    """All ranks' replicas; optimizers in backward are ordinary ones here, stepped after the mean."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.ignored = frozenset(scenario.arguments.get("ignored", ()))
+        self.modules = [_build(scenario) for _ in range(scenario.world_size)]
+        self.world = Replicas(self.modules, ignored=self.ignored)
+        self.optimizers = [{name: self._make(name, p) for name, p in m.named_parameters()} for m in self.modules]
+        self.num_steps = [dict.fromkeys(optimizers, 0) for optimizers in self.optimizers]
+        self.rests = [_rest(scenario, module) for module in self.modules]
+
+    def run(self) -> Mapping[int, Facts]:
+        facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.modules))}
+        steps = [_steps(self.scenario, rank) for rank in facts]
+        for index in range(len(steps[0])):
+            if self.scenario.arguments.get("zero_grad", True):
+                for module in self.modules:
+                    module.zero_grad()
+            for micro, (synchronised, _) in enumerate(steps[0][index]):
+                for rank, module in enumerate(self.modules):
+                    _backward(module, RankStep(rank, index), micro, steps[rank][index][micro][1])
+                    self._step_ignored(rank)
+                if synchronised:
+                    self.world.average_gradients()
+                    for rank in facts:
+                        self._step(rank, lambda name: name not in self.ignored)
+                for rank, module in enumerate(self.modules):
+                    facts[rank] |= _state(f"step{index}/micro{micro}", module)
+            for rank, module in enumerate(self.modules):
+                rest = self.rests[rank]
+                if rest is not None:
+                    rest.step()
+                counts = self.num_steps[rank].items()
+                facts[rank] |= {f"step{index}/num_steps/{name}": count for name, count in counts}
+                for name, parameter in module.named_parameters():
+                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
+            if self.scenario.arguments.get("halve_rates"):
+                self._halve_rates()
+        return facts
+
+    def _make(self, name: str, parameter: nn.Parameter) -> list[optim.Optimizer]:
+        made = []
+        for optimizer in _optimizer_names(self.scenario, name):
+            kind, settings = OPTIMIZERS[optimizer]
+            made.append(kind([parameter], **settings))
+        return made
+
+    def _step_ignored(self, rank: int) -> None:
+        """Parameters that DDP leaves alone are stepped by torch itself, on local gradients, in every backward."""
+        self._step(rank, lambda name: name in self.ignored, keep=False)
+
+    def _step(self, rank: int, chosen: Callable[[str], bool], keep: bool | None = None) -> None:
+        keep = bool(self.scenario.arguments.get("keep_gradients")) if keep is None else keep
+        for name, parameter in self.modules[rank].named_parameters():
+            if not chosen(name) or parameter.grad is None or not self.optimizers[rank][name]:
+                continue
+            for optimizer in self.optimizers[rank][name]:
+                optimizer.step()
+                self.num_steps[rank][name] += 1
+            if not keep:
+                parameter.grad = None
+
+    def _halve_rates(self) -> None:
+        for optimizers in self.optimizers:
+            for optimizer in (each for made in optimizers.values() for each in made):
+                for group in optimizer.param_groups:
+                    group["lr"] /= 2
+
+
+@program("restarted_optimizer_in_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def restarted_optimizer_in_backward(ctx: RankContext) -> None:
+    """Train two steps, save model and optimizers, load both into new ones, and train two steps more.
+
+    Observes the parameters after each step. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    inner = _InBackward(ctx.scenario, module)
+    model = ctx.wrap(module)
+    for index in range(4):
+        if index == 2:
+            states = [optimizer.state_dict() for optimizer in _get_in_backward_optimizers(model)]
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
+            other = ctx.scenario.replace(seed=ctx.scenario.seed + 1 + ctx.rank)
+            module = _build(other).to(ctx.device)
+            inner = _InBackward(ctx.scenario, module)
+            model = ctx.wrap(module)
+            model.load_state_dict(weights)
+            for optimizer, state in zip(inner.optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+        _backward(model, rank_step(ctx, index), 0, list("abcd"))
+        ctx.observe_parameters(f"step{index}", module)
+
+
+@restarted_optimizer_in_backward.expects
+def _restarted(scenario: Scenario) -> Mapping[int, Facts]:
+    straight = scenario.replace(arguments={**scenario.arguments, "steps": [[["a b c d"]]] * 4})
+    with single_threaded():
+        truth = _Truth(straight).run()
+    return {
+        rank: {name: value for name, value in facts.items() if "/parameter/" in name and "micro" not in name}
+        for rank, facts in truth.items()
+    }
+
+
+@program("fused_optimizer", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def fused_optimizer(ctx: RankContext) -> None:
+    """Train with `_register_fused_optim`: argument `optimizer` names it, `only` the branches that it steps, if not all.
+
+    Observes `step<k>/parameter/<name>`. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    kind, settings = OPTIMIZERS[ctx.arguments["optimizer"]]
+    only = ctx.arguments.get("only")
+    chosen = None if only is None else [p for name, p in module.named_parameters() if name[0] in only]
+    with _silent():
+        model._register_fused_optim(kind, optim_params=chosen, **settings)
+    for index in range(3):
+        module.zero_grad()
+        _backward(model, rank_step(ctx, index), 0, list("abcd"))
+        ctx.observe_parameters(f"step{index}", module)
+
+
+@fused_optimizer.expects
+def _fused(scenario: Scenario) -> Mapping[int, Facts]:
+    only = scenario.arguments.get("only", "abcd")
+    modules = [_build(scenario) for _ in range(scenario.world_size)]
+    kind, settings = OPTIMIZERS[scenario.arguments["optimizer"]]
+    optimizers = [kind([p for name, p in m.named_parameters() if name[0] in only], **settings) for m in modules]
+    facts: dict[int, dict[str, Tensor]] = {rank: {} for rank in range(scenario.world_size)}
+    with single_threaded():
+        world = Replicas(modules)
+        for index in range(3):
+            for rank, module in enumerate(modules):
+                module.zero_grad()
+                _backward(module, RankStep(rank, index), 0, list("abcd"))
+            world.average_gradients()
+            for rank, module in enumerate(modules):
+                optimizers[rank].step()
+                for name, parameter in module.named_parameters():
+                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
+    return facts
+
+
+@program("fused_optimizer_refusal", invariants=("leaves_no_trace",))
+def fused_optimizer_refusal(ctx: RankContext) -> None:
+    """Register an optimizer that has no functional form, then one that has, then another.
+
+    Observes the three exceptions as `unknown`, `first` and `second`. All ranks run it.
+    """
+    model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
+    with _silent():
+        with ctx.catching("unknown"):
+            model._register_fused_optim(optim.ASGD)
+        with ctx.catching("first"):
+            model._register_fused_optim(optim.SGD, lr=0.25)
+        with ctx.catching("second"):
+            model._register_fused_optim(optim.SGD, lr=0.25)
+
+
+@fused_optimizer_refusal.expects
+def _fused_refusal(scenario: Scenario) -> Mapping[int, Facts]:
+    answers = {
+        "unknown": Raises(("ValueError", "RuntimeError"), ("ASGD",)),
+        "first": None,
+        "second": Raises(("RuntimeError",), ("once",)),
+    }
+    return dict.fromkeys(range(scenario.world_size), answers)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's functional optimizers say that they are deprecated
+        yield

@@ -1,0 +1,1 @@
+"""Chapter pairs: Pairs of features."""

@@ -1,0 +1,1 @@
+"""Chapter static_graph: Static graph."""

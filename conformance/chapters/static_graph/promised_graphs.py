@@ -1,0 +1,366 @@
+"""Programs about `static_graph`: what only a promised graph makes possible, and what becomes of a broken promise."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from conformance.checkers.protocol import is_gradient
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import AnyOf, Raises, Satisfies
+from conformance.oracles.steps import StepFunction, simulate_steps
+from conformance.programs.autograd_uses import USES as PLAIN_USES
+from conformance.programs.autograd_uses import WIDTH, Use, layers
+from conformance.programs.bucket_traffic import caps_of, filled_buckets
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.unused_parameters import Switched
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+_INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
+
+
+class Nested(nn.Module):
+    """Three layers under activation checkpoints in an arrangement of its own."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, 2)
+        self.run = run
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.run(self, inputs.requires_grad_()))
+        return output
+
+
+def _reentrant(run: Callable[[Tensor], Any], hidden: Tensor) -> Tensor:
+    output: Tensor = checkpoint(run, hidden, use_reentrant=True)
+    return output
+
+
+def _three_times(module: Nested, hidden: Tensor) -> Tensor:
+    """Put one layer under three reentrant checkpoints, and a second one in between."""
+    hidden = _reentrant(module.first, hidden)
+    hidden = _reentrant(module.first, module.second(hidden))
+    return _reentrant(module.first, hidden)
+
+
+def _inside_each_other(module: Nested, hidden: Tensor) -> Tensor:
+    """Put a reentrant checkpoint inside a reentrant checkpoint, and use the inner layer outside of both."""
+    outer = _reentrant(lambda inputs: module.second(_reentrant(module.first, inputs)), hidden)
+    return outer + _reentrant(module.first, hidden)
+
+
+def _of_both_kinds(module: Nested, hidden: Tensor) -> Tensor:
+    """Use one layer under a reentrant checkpoint, under one that is not, and under none."""
+    hidden = _reentrant(module.first, hidden)
+    plain: Tensor = checkpoint(module.first, hidden, use_reentrant=False)
+    output: Tensor = plain + module.first(module.second(hidden))
+    return output
+
+
+class Branches(nn.Module):
+    """A trunk and three heads, which forward returns in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(WIDTH, WIDTH)
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 1 + head) for head in range(3))
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        """Return the output of every head."""
+        hidden = self.trunk(inputs)
+        return [head(hidden) for head in self.heads]
+
+
+def _first_local(model: Any, turn: RankStep) -> None:
+    """Accumulate one backward under no_sync before the one that synchronises, from the first step on."""
+    with getattr(model, "no_sync", contextlib.nullcontext)():
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH, micro=1)), micro=1))
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+
+
+def _heads_by_rank(model: Any, turn: RankStep) -> None:
+    """Leave out of the loss the second head, and the third on odd ranks."""
+    outputs = turn.forward(model, turn.inputs(5, WIDTH))
+    loss = turn.loss(outputs[0])
+    turn.backward(loss if turn.rank % 2 else loss + turn.loss(outputs[2], micro=2))
+
+
+def _heads_of_forwards(model: Any, turn: RankStep) -> None:
+    """Run three forwards and use another head of each in one loss."""
+    outputs = [turn.forward(model, turn.inputs(3, WIDTH, micro=micro)) for micro in range(3)]
+    losses = [turn.loss(output[micro], micro=micro) for micro, output in enumerate(outputs)]
+    turn.backward(torch.stack(losses).sum())
+
+
+def _one_head_of_two_forwards(model: Any, turn: RankStep) -> None:
+    """Run two forwards and use the same head of both: the others are never used."""
+    outputs = [turn.forward(model, turn.inputs(3, WIDTH, micro=micro))[1] for micro in range(2)]
+    turn.backward(turn.loss(outputs[0]) + turn.loss(outputs[1], micro=1))
+
+
+def _validation_first(model: Any, turn: RankStep) -> None:
+    """Validate before the first step and after each."""
+    for micro in (7, 8):
+        model.eval()
+        with torch.no_grad():
+            turn.forward(model, turn.inputs(2, WIDTH, micro=micro))
+        model.train()
+        if micro == 7:
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+
+
+def _ordinary(model: Any, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
+
+
+USES: Mapping[str, Use] = {
+    **{name: PLAIN_USES[name] for name in (
+        "ordinary", "create_graph", "retain_graph", "gradient_penalty", "autograd_grad_first", "two_forwards",
+        "tensor_hooks", "module_hooks", "used_twice", "tied", "odd_shapes", "two_wrappers", "stacked_wrappers",
+        "checkpoint", "checkpoint_twice", "checkpoint_reentrant", "discarded_forward", "gradient_set_before",
+    )},
+    "reentrant_three_times": Use(lambda: Nested(_three_times), _ordinary),
+    "reentrant_inside_each_other": Use(lambda: Nested(_inside_each_other), _ordinary),
+    "reentrant_and_not": Use(lambda: Nested(_of_both_kinds), _ordinary),
+    "first_local": Use(layers, _first_local),
+    "heads_by_rank": Use(Branches, _heads_by_rank),
+    "heads_of_forwards": Use(Branches, _heads_of_forwards),
+    "one_head_of_two_forwards": Use(Branches, _one_head_of_two_forwards),
+    "validation_first": Use(layers, _validation_first),
+}  # fmt: skip
+
+
+@program("static_use", invariants=_INVARIANTS)
+def static_use(ctx: RankContext) -> None:
+    """Run the use that argument `use` names (see `USES`) for four steps. All ranks run it.
+
+    Argument `late`: promise the static graph by `_set_static_graph()` after construction. Observes
+    `step<k>/grad/<name>` and the use's own facts; where a DDP may refuse, all as one fact `outcome`.
+    """
+    use = USES[ctx.arguments["use"]]
+    module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
+
+    def wrap(part: nn.Module) -> Any:
+        model: Any = ctx.wrap(part)
+        if ctx.arguments.get("late"):
+            model._set_static_graph()
+        return model
+
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, use.wrap(wrap, module), use.step, NUM_STEPS),
+        may_refuse=use.refusal is not None,
+    )
+
+
+@static_use.expects
+def _static_use(scenario: Scenario) -> Mapping[int, Facts]:
+    use = USES[scenario.arguments["use"]]
+    replicas = [with_integer_weights(use.build(), scenario.seed) for _ in range(scenario.world_size)]
+    facts = simulate_steps(replicas, use.step, NUM_STEPS)
+    if use.refusal is None:
+        return facts
+    return {rank: {"outcome": AnyOf(dict(mine), use.refusal)} for rank, mine in facts.items()}
+
+
+def _uses(scenario: Scenario, rank: int, step: int) -> list[str]:
+    """Return the branches of `Switched` that a rank uses in a step: `uses` holds a text per rank for each step."""
+    by_rank = scenario.arguments["uses"][step]
+    text: str = by_rank[rank % len(by_rank)]
+    return text.split()
+
+
+def _switched_step(scenario: Scenario) -> StepFunction:
+    def step(model: Any, turn: RankStep) -> None:
+        uses = _uses(scenario, turn.rank, turn.step)
+        turn.backward(turn.loss(torch.stack(turn.forward(model, turn.inputs(4, 3), uses))))
+
+    return step
+
+
+@program("changing_graph", invariants=("leaves_no_trace",))
+def changing_graph(ctx: RankContext) -> None:
+    """Train `Switched` under `static_graph`, using in each step what argument `uses` says: the promise is broken.
+
+    `changed` are the branches concerned; `freezes` names a parameter that is frozen before the third step. Observes
+    `outcome`: the gradients of all steps, or the exception that a broken step or the one after it raised. All ranks run
+    it.
+    """
+    module = with_integer_weights(Switched(), ctx.scenario.seed).to(ctx.device)
+    model = ctx.wrap(module)
+    observe_run(
+        ctx,
+        lambda: run_steps(ctx, module, model, _freezing(ctx.scenario, module), len(ctx.arguments["uses"])),
+        may_refuse=True,
+    )
+
+
+def _freezing(scenario: Scenario, module: nn.Module) -> StepFunction:
+    """Return the step of `_switched_step`, which freezes what the scenario says before the third step."""
+    run = _switched_step(scenario)
+
+    def step(model: Any, turn: RankStep) -> None:
+        if turn.step == 2 and (name := scenario.arguments.get("freezes")):
+            module.get_parameter(name).requires_grad_(False)
+        run(model, turn)
+
+    return step
+
+
+@changing_graph.expects
+def _changing_graph(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks, num_steps = range(scenario.world_size), len(scenario.arguments["uses"])
+    replicas = [with_integer_weights(Switched(), scenario.seed) for _ in ranks]
+
+    def step(model: Any, turn: RankStep) -> None:
+        _freezing(scenario, model)(model, turn)
+
+    truth = simulate_steps(replicas, step, num_steps)
+    return {rank: {"outcome": AnyOf(dict(truth[rank]), _names_one_of(scenario.arguments["changed"]))} for rank in ranks}
+
+
+def _names_one_of(branches: Sequence[str]) -> Satisfies:
+    """Return a matcher of an error that names a parameter of these branches of `Switched`, or says its index."""
+    places = [name for name, _ in Switched().named_parameters()]
+    names = [name for name in places if name.startswith(tuple(branches))]
+
+    def holds(got: Any) -> bool:
+        if not isinstance(got, Raised) or "RuntimeError" not in got.bases:
+            return False
+        return any(name in got.message or re.search(rf"\b{places.index(name)}\b", got.message) for name in names)
+
+    return Satisfies(f"a RuntimeError that names one of {', '.join(names)}, or its index", holds)
+
+
+@program("static_promise", invariants=("same_collectives", "leaves_no_trace"))
+def static_promise(ctx: RankContext) -> None:
+    """Promise a static graph by `_set_static_graph()` at the moment that argument `when` names. All ranks run it.
+
+    `when`: "twice" (once by the option as well, before the first step) or "too_late" (after the first step).
+    Observes `raised`, and for "twice" the gradients of the steps that follow.
+    """
+    module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    if ctx.arguments["when"] == "too_late":
+        _ordinary(model, rank_step(ctx, 0))
+    with ctx.catching("raised"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was promised already may well be said
+        model._set_static_graph()
+    if ctx.arguments["when"] == "twice":
+        observe_run(ctx, lambda: run_steps(ctx, module, model, _ordinary, NUM_STEPS))
+
+
+@static_promise.expects
+def _static_promise(scenario: Scenario) -> Mapping[int, Facts]:
+    ranks = range(scenario.world_size)
+    if scenario.arguments["when"] == "too_late":
+        return {rank: {"raised": Raises(("RuntimeError",))} for rank in ranks}
+    assert scenario.arguments["when"] == "twice", scenario.arguments["when"]
+    replicas = [with_integer_weights(layers(), scenario.seed) for _ in ranks]
+    return {rank: {"raised": None, **facts} for rank, facts in simulate_steps(replicas, _ordinary, NUM_STEPS).items()}
+
+
+@program("static_logging", invariants=_INVARIANTS)
+def static_logging(ctx: RankContext) -> None:
+    """Train `Switched` on what argument `uses` says and ask the logging data about it. All ranks run it.
+
+    Observes `static_graph`, whether it was promised, and `can_set_static_graph`, whether it could be.
+    """
+    module = with_integer_weights(Switched(), ctx.scenario.seed).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    run_steps(ctx, module, model, _switched_step(ctx.scenario), len(ctx.arguments["uses"]))
+    data = model._get_ddp_logging_data()
+    for key in ("static_graph", "can_set_static_graph"):  # a number or a text; left out where it does not hold
+        ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"))
+
+
+@static_logging.expects
+def _static_logging(scenario: Scenario) -> Mapping[int, Facts]:
+    facts: dict[str, Any] = {"static_graph": bool(scenario.options.get("static_graph"))}
+    used = [[_uses(scenario, rank, step) for step in range(len(scenario.arguments["uses"]))]
+            for rank in range(scenario.world_size)]  # fmt: skip
+    if not facts["static_graph"]:  # where it is promised already, nobody asks
+        facts["can_set_static_graph"] = all(mine[0] == step for mine in used for step in mine)
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+#: How many vectors of `Spare` are used.
+NUM_USED = 6
+
+
+class Spare(nn.Module):
+    """Vectors used in the order of registration, of which those that come last, `spare` of them, are never used."""
+
+    def __init__(self, num_used: int, spare: int) -> None:
+        super().__init__()
+        self.used = nn.ParameterList(torch.empty(64) for _ in range(num_used))
+        self.spare = nn.ParameterList(torch.empty(64) for _ in range(spare))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return a vector of 64."""
+        for vector in self.used:
+            inputs = inputs + vector
+        return inputs
+
+
+@program("learnt_unused", invariants=_INVARIANTS)
+def learnt_unused(ctx: RankContext) -> None:
+    """Train `Spare` in buckets of a few vectors; argument `spare` is how many vectors are never used. All ranks run it.
+
+    Observes gradients, and for each step `buckets`, the elements of each gradient collective, and `issued_before_last`,
+    how many of them were issued when the last gradient was computed.
+    """
+    module: Any = _spare(ctx.scenario).to(ctx.device)
+    issued = 0
+
+    def last_gradient(_: Tensor) -> None:
+        nonlocal issued
+        issued = len([each for each in ctx.collectives()[before:] if is_gradient(each)])
+
+    module.used[0].register_hook(last_gradient)
+    model = ctx.wrap(module)
+    before = 0
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        nonlocal before
+        before = len(ctx.collectives())
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(64))))
+        buckets = [each.numel for each in ctx.collectives()[before:] if is_gradient(each)]
+        return {"issued_before_last": issued, "buckets": buckets}
+
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS))
+
+
+def _spare(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Spare(NUM_USED, scenario.arguments["spare"]), scenario.seed)
+
+
+@learnt_unused.expects
+def _learnt_unused(scenario: Scenario) -> Mapping[int, Facts]:
+    num_spare = scenario.arguments["spare"]
+
+    def step(model: Any, turn: RankStep) -> None:
+        turn.backward(turn.loss(model(turn.inputs(64))))
+
+    truth = simulate_steps([_spare(scenario) for _ in range(scenario.world_size)], step, NUM_STEPS)
+    traffic: dict[str, Any] = {"step0/issued_before_last": 0, "step0/buckets": [64 * (NUM_USED + num_spare)]}
+    for index in range(2, NUM_STEPS):
+        traffic[f"step{index}/issued_before_last"] = Satisfies("at least 1", lambda got: got >= 1)
+        if not num_spare:
+            sizes = [4 * 64] * NUM_USED
+            traffic[f"step{index}/buckets"] = [size // 4 for size in filled_buckets(sizes, caps_of(scenario.options))]
+    return {rank: {**facts, **traffic} for rank, facts in truth.items()}

@@ -1,0 +1,1 @@
+"""Chapter telemetry: Telemetry and debug levels."""

@@ -1,0 +1,104 @@
+"""Programs under torch.distributed's debug levels, which must explain more and change nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.scenario import Scenario
+
+_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+
+
+class Net(nn.Module):
+    """Two layers, and a third that is used on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.spare = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:
+        """Return rows of 2."""
+        output: Tensor = self.last(self.first(inputs))
+        return output + self.spare(inputs) if with_spare else output
+
+
+@contextmanager
+def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
+    """Set the level, by function or by environment, and put back what was there."""
+    level = get_debug_level()
+    with mock.patch.dict(os.environ, {_VARIABLE: name} if by_environment else {}):
+        try:
+            if by_environment:
+                set_debug_level_from_env()
+            else:
+                set_debug_level(getattr(DebugLevel, name))
+            yield
+        finally:
+            set_debug_level(level)
+
+
+def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
+    with_spare = scenario.arguments.get("spare_by_rank") is None or turn.rank == 0
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), with_spare)))
+
+
+@program("debug_level", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def debug_level(ctx: RankContext) -> None:
+    """Train three steps at the debug level of argument `level`, set by environment if argument `by_environment`.
+
+    With `spare_by_rank` only rank 0 uses one of the layers. Observes gradients, and `level` as torch reads it back.
+    All ranks run it.
+    """
+    module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
+    with _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))):
+        ctx.observe("level", get_debug_level().name)
+        observe_run(
+            ctx,
+            lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
+        )
+
+
+@debug_level.expects
+def _debug_level_facts(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [with_integer_weights(Net(), scenario.seed) for _ in range(scenario.world_size)]
+    facts = simulate_steps(replicas, lambda model, turn: _step(scenario, model, turn), 3)
+    return {rank: {**mine, "level": scenario.arguments["level"]} for rank, mine in facts.items()}
+
+
+@program("debugged_mistake", invariants=("leaves_no_trace",))
+def debugged_mistake(ctx: RankContext) -> None:
+    """Leave a layer unused without saying so, at the debug level of argument `level`; observe `answer`."""
+    module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
+    with (
+        _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))),
+        ctx.catching("answer"),
+    ):
+        model = ctx.wrap(module)
+        for index in range(2):
+            turn = rank_step(ctx, index)
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), False)))
+
+
+@debugged_mistake.expects
+def _debugged_mistake(scenario: Scenario) -> Mapping[int, Facts]:
+    def names_both(got: Any) -> bool:
+        return isinstance(got, Raised) and "spare.weight" in got.message and "spare.bias" in got.message
+
+    answer = Satisfies("an error that names spare.weight and spare.bias", names_both)
+    return {rank: {"answer": answer} for rank in range(scenario.world_size)}

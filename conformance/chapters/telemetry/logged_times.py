@@ -1,0 +1,199 @@
+"""Programs about logged times: held against the program's own clock, never against a bound of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises, Satisfies
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+_NAMES = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
+
+_MOMENTS = (
+    "forward_compute_time_start", "backward_compute_time_start", "backward_comm_time_start", "backward_comm_time_end",
+)  # fmt: skip
+_NUM_STEPS = 3
+_NUM_SAMPLED_STEPS = 16
+
+#: Iterations that are sampled whatever the rate (torch DDP: _set_ddp_runtime_logging_sample_rate).
+_ALWAYS_SAMPLED = 10
+
+
+class Work(torch.autograd.Function):
+    """Passes values on; multiplies matrices for a while in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, clock: Clock) -> Tensor:
+        """Take the clock's time for a forward."""
+        ctx.clock = clock
+        clock.forward_ns = _toil(clock.forward_units)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Take the clock's time for a backward."""
+        ctx.clock.backward_ns = _toil(ctx.clock.backward_units)
+        return grads[0], None
+
+
+class Clock:
+    """How much work forward and backward do, and how many ns that took."""
+
+    def __init__(self, forward_units: int, backward_units: int) -> None:
+        self.forward_units = forward_units
+        self.backward_units = backward_units
+        self.forward_ns = 0
+        self.backward_ns = 0
+
+
+def _toil(units: int) -> int:
+    matrix = torch.ones(64, 64)
+    started = time.perf_counter_ns()
+    for _ in range(units * 10):
+        matrix = torch.mm(matrix, matrix).clamp_(0, 1)
+    return time.perf_counter_ns() - started
+
+
+class Layers(nn.Module):
+    """Two layers with work between them: the last layer's gradients come before it, the first layer's after it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.clock = clock
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden = Work.apply(self.first(inputs), self.clock)
+        output: Tensor = self.last(hidden)
+        return output
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the program measured of one step, in ns; `began` and `ended` are moments of the wall clock."""
+
+    forward: int
+    backward: int
+    before_and_forward: int
+    around_backward: int
+    began: int
+    ended: int
+
+
+@program("logged_times", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def logged_times(ctx: RankContext) -> None:
+    """Train steps whose forward, backward, and the time between them take `forward`, `backward`, `pause` units of work.
+
+    A step's times are read in the next one, after its forward: by then every DDP has logged them. Observes for each
+    step what was logged between what the program measured inside and outside, in ns: `forward`, `backward`,
+    `communication`, `overlap` and `moments`; and `averages`, how far the logged averages are from those of the logged
+    times. All ranks run it.
+    """
+    clock = Clock(ctx.arguments["forward"], ctx.arguments["backward"])
+    model: Any = ctx.wrap(Layers(clock).to(ctx.device))
+    logged: dict[str, list[int]] = {name: [] for name in _NAMES}
+    last: Measured | None = None
+    for index in range(_NUM_STEPS + 1):
+        turn = rank_step(ctx, index)
+        inputs = turn.inputs(4, 3)
+        model.zero_grad()
+        began, wall = time.perf_counter_ns(), time.time_ns()
+        loss = turn.loss(turn.forward(model, inputs))
+        if last is not None:
+            data = model._get_ddp_logging_data()
+            _compare(ctx, index - 1, data, last)
+            for name in _NAMES:
+                logged[name].append(int(data[name]))
+        if index == _NUM_STEPS:
+            break
+        _toil(ctx.arguments.get("pause", 0))
+        paused = time.perf_counter_ns()
+        turn.backward(loss)
+        ended = time.perf_counter_ns()
+        last = Measured(clock.forward_ns, clock.backward_ns, ended - began, ended - paused, wall, time.time_ns())
+    averages = {name: int(data[f"avg_{name}"]) for name in _NAMES}
+    ctx.observe("averages", [abs(averages[name] - sum(times) // len(times)) for name, times in logged.items()])
+
+
+def _compare(ctx: RankContext, index: int, data: Mapping[str, Any], measured: Measured) -> None:
+    forward, backward, communication, overlap = (int(data[name]) for name in _NAMES)
+    ctx.observe(f"step{index}/forward", [measured.forward, forward, measured.before_and_forward])
+    ctx.observe(f"step{index}/backward", [measured.backward, backward, measured.around_backward])
+    ctx.observe(f"step{index}/communication", [1, communication, measured.around_backward])
+    ctx.observe(f"step{index}/overlap", [0, overlap, min(backward, communication)])
+    moments = [int(data[name]) for name in _MOMENTS]
+    ctx.observe(f"step{index}/moments", [measured.began, *moments, measured.ended])
+
+
+_ASCENDING = Satisfies("times in ascending order", lambda got: got == sorted(got))
+
+
+@logged_times.expects
+def _logged_times(scenario: Scenario) -> Mapping[int, Facts]:
+    names = ("forward", "backward", "communication", "overlap", "moments")
+    facts: dict[str, Any] = {f"step{index}/{name}": _ASCENDING for index in range(_NUM_STEPS) for name in names}
+    # Integer division, once or step by step.
+    facts["averages"] = Satisfies("differences of at most 3 ns", lambda got: max(got) <= 3)
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+@program("sampled_times", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def sampled_times(ctx: RankContext) -> None:
+    """Train 16 steps with the sample rate of argument `rate` (torch's own if 0).
+
+    Observes `iterations`, the last sampled one as it is logged after each step, and whether times changed only with it.
+    All ranks run it.
+    """
+    model: Any = ctx.wrap(Layers(Clock(0, 0)).to(ctx.device))
+    if rate := ctx.arguments["rate"]:
+        model._set_ddp_runtime_logging_sample_rate(rate)
+    iterations, changes, before = [], 0, ("no iteration", "no time")
+    for index in range(_NUM_SAMPLED_STEPS):
+        turn = rank_step(ctx, index)
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+        data = model._get_ddp_logging_data()
+        iterations.append(data["iteration"])
+        now = (data["iteration"], data.get("forward_compute_time_start", "no time yet"))
+        changes += (now[0] == before[0]) != (now[1] == before[1])
+        before = now
+    ctx.observe("iterations", iterations)
+    ctx.observe("changed_alone", changes)
+
+
+@sampled_times.expects
+def _sampled_times(scenario: Scenario) -> Mapping[int, Facts]:
+    rate = scenario.arguments["rate"] or 100
+    # A DDP may log a step when it is complete, or when the next one begins: then the tenth is logged in the eleventh.
+    answers = []
+    for num_always in (_ALWAYS_SAMPLED, _ALWAYS_SAMPLED + 1):
+        sampled = [index for index in range(_NUM_SAMPLED_STEPS) if index < num_always or index % rate == 0]
+        answers.append([max(i for i in sampled if i <= index) for index in range(_NUM_SAMPLED_STEPS)])
+    facts = {"iterations": AnyOf(*answers), "changed_alone": 0}
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+@program("refused_sample_rate", invariants=("leaves_no_trace",))
+def refused_sample_rate(ctx: RankContext) -> None:
+    """Ask for the sample rates 0 and -1; observe the exceptions. All ranks run it."""
+    model: Any = ctx.wrap(Layers(Clock(0, 0)).to(ctx.device))
+    for name, rate in (("zero", 0), ("negative", -1)):
+        with ctx.catching(name):
+            model._set_ddp_runtime_logging_sample_rate(rate)
+
+
+@refused_sample_rate.expects
+def _refused_sample_rate(scenario: Scenario) -> Mapping[int, Facts]:
+    refusal = Raises(("ValueError",), ("rate",))
+    return {rank: {"zero": refusal, "negative": refusal} for rank in range(scenario.world_size)}

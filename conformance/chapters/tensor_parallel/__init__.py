@@ -1,0 +1,1 @@
+"""Chapter tensor_parallel: Tensor parallelism."""

@@ -1,0 +1,1 @@
+"""Chapter training: Training."""

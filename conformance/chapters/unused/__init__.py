@@ -1,0 +1,1 @@
+"""Chapter unused: Unused parameters."""

@@ -1,0 +1,86 @@
+"""Model fixtures: small models with deterministic weights, data and losses, whose gradients average exactly.
+
+A fixture is the same on every rank and in the controller: `build` gives the same weights for the same seed, and `loss`
+the same value for the same weights, rank, step and micro-batch. Neither touches global random state.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.errors import ScenarioError
+from conformance.models.batches import Batch, mixed_seed
+from conformance.models.exact import make_exact
+from conformance.scenario import Scenario
+
+#: The modules of this package that define `FIXTURES`, one family of models each.
+FAMILIES = ("dense", "convolution", "language", "embeddings", "routing", "structured")
+
+#: For models whose every operation exists in each of these on a CPU.
+ALL_REAL = ("float32", "float64", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ModelFixture:
+    """One model with its data and loss.
+
+    `architecture` builds the module for a dtype, `batch_loss` runs its forward once on a micro-batch and returns a
+    scalar. `dtypes` are the dtypes that a scenario may ask for. `uses_buffers`, `has_unused` (some parameter gets no
+    gradient on some rank: needs `find_unused_parameters`) and `sparse` (sparse gradients) say what it exercises.
+    """
+
+    name: str
+    architecture: Callable[[torch.dtype], nn.Module]
+    batch_loss: Callable[[Any, Batch], Tensor]
+    dtypes: tuple[str, ...] = ("float32", "float64")
+    uses_buffers: bool = False
+    has_unused: bool = False
+    sparse: bool = False
+    exact: bool = True
+
+    def build(self, scenario: Scenario) -> nn.Module:
+        """Return a new module on the CPU in training mode, equal on every rank.
+
+        Raises `ScenarioError` for a dtype that the model does not have.
+        """
+        if scenario.dtype not in self.dtypes:
+            supported = ", ".join(self.dtypes)
+            raise ScenarioError(f"{scenario.id}: model {self.name} has dtypes {supported}; got {scenario.dtype}")
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(mixed_seed("weights", scenario.seed, self.name))
+            module = self.architecture(getattr(torch, scenario.dtype))
+        return make_exact(module) if self.exact else module
+
+    def loss(
+        self, model: nn.Module, scenario: Scenario, *, rank: int, step: int, micro: int, device: torch.device | str
+    ) -> Tensor:
+        """Run `model` (wrapped or not) once on this rank's micro-batch and return the scalar loss."""
+        dtype = getattr(torch, scenario.dtype)
+        return self.batch_loss(model, Batch(scenario.seed, rank, step, micro, dtype, torch.device(device)))
+
+
+def load_fixtures() -> Mapping[str, ModelFixture]:
+    """Import every family and return the fixtures by name."""
+    fixtures: dict[str, ModelFixture] = {}
+    for family in FAMILIES:
+        for fixture in importlib.import_module(f"{__package__}.{family}").FIXTURES:
+            assert fixture.name not in fixtures, f"two models are called {fixture.name}"
+            fixtures[fixture.name] = fixture
+    return fixtures
+
+
+def get_fixture(name: str) -> ModelFixture:
+    """Return the model fixture called `name`; raises `ScenarioError` with near misses."""
+    fixtures = load_fixtures()
+    if name not in fixtures:
+        near = difflib.get_close_matches(name, fixtures, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(fixtures))}"
+        raise ScenarioError(f"unknown model {name!r}; {hint}")
+    return fixtures[name]

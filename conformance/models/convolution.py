@@ -1,0 +1,68 @@
+"""Convolutional models on the digit images: batch normalisation's buffers, and memory formats."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance.models.batches import Batch
+from conformance.models.catalogue import ModelFixture
+
+
+class DigitsCnn(nn.Module):
+    """Two convolutions with batch normalisation and a linear classifier: size x 1 x 8 x 8 images to 10 logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 12, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(12)
+        self.conv2 = nn.Conv2d(12, 24, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(24)
+        self.classifier = nn.Linear(24 * 2 * 2, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of `images`."""
+        hidden = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
+        hidden = F.max_pool2d(F.relu(self.norm2(self.conv2(hidden))), 2)
+        logits: Tensor = self.classifier(hidden.flatten(1))
+        return logits
+
+
+class PointwiseCnn(nn.Module):
+    """1 x 1 and 3 x 3 convolutions in channels-last format: strides of a 1 x 1 kernel are ambiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(1, 8, 1)
+        self.mix = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.pointwise = nn.Conv2d(8, 16, 1)
+        self.classifier = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of `images`."""
+        hidden = torch.tanh(self.expand(images.contiguous(memory_format=torch.channels_last)))
+        hidden = torch.tanh(self.pointwise(torch.tanh(self.mix(hidden))))
+        logits: Tensor = self.classifier(hidden.mean((2, 3)))
+        return logits
+
+
+def digits_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the cross entropy of `model` on 8 digit images."""
+    images, labels = batch.digits(8)
+    return F.cross_entropy(model(images), labels)
+
+
+def _cnn(dtype: torch.dtype) -> nn.Module:
+    return DigitsCnn().to(dtype)
+
+
+def _channels_last_cnn(dtype: torch.dtype) -> nn.Module:
+    model: nn.Module = PointwiseCnn().to(dtype)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+FIXTURES = (
+    ModelFixture("cnn", _cnn, digits_loss, uses_buffers=True),
+    ModelFixture("channels_last_cnn", _channels_last_cnn, digits_loss),
+)

@@ -1,0 +1,106 @@
+"""Models made of fully connected layers: the plain case, and one peculiarity each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.batches import Batch
+from conformance.models.catalogue import ALL_REAL, ModelFixture
+
+
+def regression_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean squared error of `model` on 8 random inputs of 12 features with 4 random targets."""
+    output = model(batch.normal(8, 12))
+    return squared_error(output, batch.normal(8, 4))
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of |output - target|**2, a real scalar for complex tensors as well."""
+    difference = output - target
+    loss: Tensor = (
+        (difference * difference.conj()).real.mean() if difference.is_complex() else difference.square().mean()
+    )
+    return loss
+
+
+class ManySmallLayers(nn.Module):
+    """Twelve residual blocks of mixed widths: 48 parameters from 3 to 144 elements, so that buckets cut anywhere."""
+
+    WIDTHS = (3, 12, 5, 8, 1, 10, 7, 12, 2, 9, 4, 6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(12, width) for width in self.WIDTHS)
+        self.up = nn.ModuleList(nn.Linear(width, 12) for width in self.WIDTHS)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return size x 4 outputs for size x 12 inputs."""
+        hidden = inputs
+        for down, up in zip(self.down, self.up, strict=True):
+            hidden = hidden + up(torch.tanh(down(hidden)))
+        output: Tensor = self.head(hidden / 4)
+        return output
+
+
+class MixedDtypes(nn.Module):
+    """A float32 layer, a float64 layer and a float32 layer: gradients of two dtypes, never in one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 16)
+        self.precise = nn.Linear(16, 16).double()
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return size x 4 outputs for size x 12 inputs."""
+        hidden = torch.tanh(self.first(inputs))
+        hidden = torch.tanh(self.precise(hidden.double())).to(inputs.dtype)
+        output: Tensor = self.last(hidden)
+        return output
+
+
+def _mlp(dtype: torch.dtype) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+
+
+def _batchnorm_mlp(dtype: torch.dtype) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(12, 16, bias=False),  # batch normalisation would cancel a bias
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 8, bias=False),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 4),
+    ).to(dtype)
+
+
+def _many_small_layers(dtype: torch.dtype) -> nn.Module:
+    return ManySmallLayers().to(dtype)
+
+
+def _mixed_dtypes(dtype: torch.dtype) -> nn.Module:
+    assert dtype == torch.float32
+    return MixedDtypes()
+
+
+def _complex(dtype: torch.dtype) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 8, dtype=dtype), nn.Linear(8, 4, dtype=dtype))
+
+
+def _frozen(dtype: torch.dtype) -> nn.Module:
+    model = _mlp(dtype)
+    model.get_submodule("2").requires_grad_(False)
+    model.get_parameter("4.bias").requires_grad_(False)
+    return model
+
+
+FIXTURES = (
+    ModelFixture("mlp", _mlp, regression_loss, dtypes=ALL_REAL),
+    ModelFixture("batchnorm_mlp", _batchnorm_mlp, regression_loss, uses_buffers=True),
+    ModelFixture("many_small_layers", _many_small_layers, regression_loss, dtypes=ALL_REAL),
+    ModelFixture("mixed_dtypes", _mixed_dtypes, regression_loss, dtypes=("float32",)),
+    ModelFixture("complex", _complex, regression_loss, dtypes=("complex64",)),
+    ModelFixture("frozen", _frozen, regression_loss, dtypes=ALL_REAL),
+)

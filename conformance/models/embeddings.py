@@ -1,0 +1,56 @@
+"""Models around embedding tables, with dense and with sparse gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.batches import Batch
+from conformance.models.catalogue import ModelFixture
+from conformance.models.dense import squared_error
+
+ROWS = 20
+
+
+class Recommender(nn.Module):
+    """Two embedding tables and a linear layer: users and items (each size, int64) to size x 4."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.users = nn.Embedding(ROWS, 6, sparse=sparse)
+        self.items = nn.Embedding(ROWS, 10, sparse=sparse)
+        self.score = nn.Linear(16, 4)
+
+    def forward(self, users: Tensor, items: Tensor | None) -> Tensor:
+        """Return the scores; without `items` their table is not used at all."""
+        user = self.users(users)
+        item = user.new_ones(len(users), 10) if items is None else self.items(items)
+        output: Tensor = self.score(torch.cat((user, item), dim=1))
+        return output
+
+
+def _both_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Use both tables; indices repeat within a batch and differ between ranks."""
+    output = model(batch.integers(ROWS, 12), batch.integers(ROWS, 12))
+    return squared_error(output, batch.normal(12, 4))
+
+
+def _users_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Leave the table of items unused on every rank."""
+    output = model(batch.integers(ROWS, 12), None)
+    return squared_error(output, batch.normal(12, 4))
+
+
+def _embedding(dtype: torch.dtype) -> nn.Module:
+    return Recommender(sparse=False).to(dtype)
+
+
+def _sparse_embedding(dtype: torch.dtype) -> nn.Module:
+    return Recommender(sparse=True).to(dtype)
+
+
+FIXTURES = (
+    ModelFixture("embedding", _embedding, _both_loss),
+    ModelFixture("sparse_embedding", _sparse_embedding, _both_loss, sparse=True),
+    ModelFixture("sparse_embedding_unused", _sparse_embedding, _users_loss, sparse=True, has_unused=True),
+)

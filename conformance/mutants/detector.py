@@ -1,0 +1,231 @@
+"""Whether requirements tell mutants from what they are made from: runs the scenarios of both, and compares.
+
+A mutant is killed by a requirement if some scenario of it fails for the mutant and passes for its base. It was active
+if its ranks saw anything in any of them that those of the base did not; one that was not is no test of the requirement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+
+from conformance.mutants.catalogue import Kill, Mutant, Trial
+from conformance.observation import Observation
+from conformance.programs.registry import preloads_of
+from conformance.report.terminal import work
+from conformance.run.scenario_runner import ScenarioRunner
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
+from conformance.suite import load_scenarios
+from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: What tells a mutant. A harness error does not: it is our own fault.
+_CAUGHT = frozenset({Verdict.FAIL, Verdict.HANG, Verdict.CRASH})
+#: What every mutant must pass like its base, so that it is broken in one way only.
+UNTOUCHED = ("CONS-17", "CONS-08")
+
+
+class Fate(Enum):
+    """What became of a mutant in the scenarios of one requirement."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    INACTIVE = "not active"
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The fate of a mutant, and the scenario that killed it."""
+
+    mutant: Mutant
+    kill: Kill
+    fate: Fate
+    scenario_id: str = ""
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether the mutant was killed, or survived as is known."""
+        return (self.fate is Fate.KILLED) != self.kill.survived
+
+
+def scenarios_of(where: str) -> tuple[Scenario, ...]:
+    """Return the scenario of that id, or those of that requirement, the cheapest that can tell anything first."""
+    scenarios = load_scenarios()
+    if "/" in where:
+        return tuple(scenario for scenario in scenarios if scenario.id == where)
+    fitting = [scenario for scenario in scenarios if where in scenario.requirements]
+    return tuple(sorted(fitting, key=lambda scenario: (scenario.world_size == 1, work(scenario))))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How one DDP fared in one scenario: the verdict, and what its ranks saw."""
+
+    result: ScenarioResult
+    seen: tuple[object, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.result.verdict is Verdict.PASS
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings for which it counts as caught; none where the harness itself failed."""
+        if Verdict.HARNESS_ERROR is self.result.verdict:
+            return ()
+        return tuple(finding for finding in self.result.findings if finding.verdict in _CAUGHT)
+
+
+class Detector:
+    """Ranks for mutants and for their bases. A context manager; what a base does in a scenario is asked once."""
+
+    def __init__(self, preload: tuple[str, ...] = (), work_dir: Path | None = None) -> None:
+        """Start a zygote that imports the modules `preload`; see `Controller`."""
+        self._zygote = ZygoteProcess(work_dir, preload)
+        self._controllers: dict[str, Controller] = {}
+        self._of_bases: dict[tuple[str, str], Tried] = {}
+
+    def __enter__(self) -> Detector:
+        """Return the detector."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all ranks."""
+        for controller in self._controllers.values():
+            controller.close()
+        self._zygote.close()
+
+    def detect(self, mutant: Mutant, kill: Kill) -> Detection:
+        """Run scenarios of one requirement until one of them kills the mutant."""
+        active = False
+        for scenario in scenarios_of(kill.where):
+            tried = self.tried(mutant.trial, scenario)
+            caught = any(kill.evidence in finding.summary + finding.explanation for finding in tried.findings)
+            base = self.of_base(mutant, scenario) if caught or not active else None
+            if caught and base is not None and base.passed:
+                return Detection(mutant, kill, Fate.KILLED, scenario.id)
+            active = active or (base is not None and base.seen != tried.seen)
+        return Detection(mutant, kill, Fate.SURVIVED if active else Fate.INACTIVE)
+
+    def killers(self, mutant: Mutant, scenarios: Iterable[Scenario]) -> Iterator[str]:
+        """Run all `scenarios` and yield the requirements that kill the mutant, each once."""
+        known: set[str] = set()
+        for scenario in scenarios:
+            new = [requirement for requirement in scenario.requirements if requirement not in known]
+            if new and self.tells(mutant, scenario):
+                known.update(new)
+                yield from new
+
+    def tells(self, mutant: Mutant, scenario: Scenario) -> bool:
+        """Whether `scenario` fails for the mutant and passes for its base."""
+        return bool(self.tried(mutant.trial, scenario).findings) and self.of_base(mutant, scenario).passed
+
+    def spoilt(self, mutant: Mutant) -> list[str]:
+        """Return the scenarios about something else that the mutant does not pass although its base does."""
+        broken = {kill.requirement for kill in mutant.kills}
+        scenarios = [scenarios_of(where)[0] for where in UNTOUCHED if where not in broken]
+        return [scenario.id for scenario in scenarios if self.tells(mutant, scenario)]
+
+    def of_base(self, mutant: Mutant, scenario: Scenario) -> Tried:
+        """Return how the mutant's base fares in `scenario`."""
+        key = (mutant.base.subject.name, scenario.id)
+        if key not in self._of_bases:
+            self._of_bases[key] = self.tried(mutant.base, scenario)
+        return self._of_bases[key]
+
+    def tried(self, trial: Trial, scenario: Scenario) -> Tried:
+        """Run `scenario` on one DDP and backend."""
+        backend = trial.backend
+        if backend.source not in self._controllers:
+            self._controllers[backend.source] = Controller(backend, zygote=self._zygote)
+        ranks = _Watched(self._controllers[backend.source])
+        outcome = ScenarioRunner(trial.subject, backend, ranks, native=False).run(scenario)
+        return Tried(outcome.result, ranks.seen)
+
+
+class _Watched:
+    """Ranks that keep what the last scenario's saw."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.seen: tuple[object, ...] = ()
+
+    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        """Run the scenario and remember facts, collectives and ends."""
+        observations = self._controller.run(scenario, subject)
+        self.seen = tuple(map(_seen_by, observations.values()))
+        return observations
+
+
+def _seen_by(rank: Observation) -> object:
+    facts = hashlib.sha256(pickle.dumps(rank.facts)).hexdigest()
+    return facts, rank.fate, str(rank.raised), tuple(collective.describe() for collective in rank.history)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run over mutants found: the fates expected in advance, torch's own, and who else killed, by mutant."""
+
+    detections: tuple[Detection, ...]
+    deviations: tuple[Detection, ...] = ()
+    killers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def mutants(self) -> tuple[Mutant, ...]:
+        """Return every mutant once."""
+        return tuple(dict.fromkeys(one.mutant for one in self.detections))
+
+    def fate_of(self, mutant: Mutant) -> Fate:
+        """Return KILLED if some requirement killed it, otherwise SURVIVED if it was active in any."""
+        fates = {one.fate for one in self.detections if one.mutant == mutant}
+        return next(fate for fate in Fate if fate in fates)
+
+    def num(self, fate: Fate) -> int:
+        """Return how many mutants have that fate."""
+        return sum(self.fate_of(mutant) is fate for mutant in self.mutants)
+
+    @property
+    def headline(self) -> str:
+        """One sentence with the figures."""
+        expected = [one for one in self.detections if not one.kill.survived]
+        seen = sum(one.fate is Fate.KILLED for one in expected)
+        return (
+            f"{self.num(Fate.KILLED)} of {len(self.mutants)} mutants killed, {self.num(Fate.SURVIVED)} survived, "
+            f"{self.num(Fate.INACTIVE)} not active; {seen} of {len(expected)} expected kills seen"
+        )
+
+
+def detect_all(
+    mutants: Iterable[Mutant],
+    on_detection: Callable[[int, int, Detection], None] = lambda done, total, detection: None,
+    *,
+    deviations: Mutant | None = None,
+    further: Sequence[Scenario] = (),
+    work_dir: Path | None = None,
+) -> Found:
+    """Run every expected kill, torch's `deviations` too if given, and then the `further` scenarios on every mutant.
+
+    `on_detection` is told how many of how many are done, and the last.
+    """
+    mutants = tuple(mutants)
+    judged = [*mutants, *([deviations] if deviations is not None else [])]
+    todo = [(mutant, kill) for mutant in judged for kill in mutant.kills]
+    needed = {one.id: one for _, kill in todo for one in scenarios_of(kill.where)}
+    found: list[Detection] = []
+    with Detector(preloads_of([*needed.values(), *further]), work_dir) as detector:
+        for mutant, kill in todo:
+            found.append(detector.detect(mutant, kill))
+            on_detection(len(found), len(todo), found[-1])
+        killers = {mutant.name: tuple(detector.killers(mutant, further)) for mutant in mutants} if further else {}
+    own = tuple(one for one in found if one.mutant is not deviations)
+    return Found(own, tuple(one for one in found if one.mutant is deviations), killers)

@@ -1,0 +1,180 @@
+"""What a program sees of the rank it runs on: the model, the subject, the data, and a place to report facts."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from conformance.observation import Raised
+
+if TYPE_CHECKING:
+    from conformance.history import Collective
+    from conformance.models.catalogue import ModelFixture
+    from conformance.scenario import Scenario
+
+
+class Unsupported(Exception):  # noqa: N818 - a signal to the harness, not an error
+    """Raised through `RankContext.unsupported`: the scenario cannot apply here, for a stated reason."""
+
+
+class PhaseListener(Protocol):
+    """Whoever wants to know what the program does: the recorder, the flight record, the fault injector."""
+
+    def entered(self, phase: str, step: int, sync: bool) -> None:
+        """Note that the rank entered `phase`."""
+
+
+class Wrap(Protocol):
+    """Builds the DDP under test around a module."""
+
+    def __call__(self, module: nn.Module, **options: Any) -> nn.Module:
+        """Return the wrapped module."""
+
+
+class RankContext:
+    """One rank's view of one scenario. Programs use nothing else of the harness."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        rank: int,
+        device: torch.device,
+        process_group: dist.ProcessGroup,
+        fixture: ModelFixture,
+        wrap: Wrap,
+        wrap_named: Callable[[str], Wrap] | None = None,
+        listeners: tuple[PhaseListener, ...] = (),
+        history: Callable[[], tuple[Collective, ...]] = tuple,
+    ) -> None:
+        """Bind a scenario to a rank; called by the harness only. `history` is the recorder's."""
+        self.scenario = scenario
+        self.rank = rank
+        self.world_size = scenario.world_size
+        self.device = device
+        self.process_group = process_group
+        self.fixture = fixture
+        self.facts: dict[str, Any] = {}
+        self._wrap = wrap
+        self._wrap_named = wrap_named
+        self._listeners = listeners
+        self._history = history
+        self._phase = "start"
+        self._step = -1
+        self._sync = True
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The program's arguments from the scenario."""
+        return self.scenario.arguments
+
+    def build_model(self) -> nn.Module:
+        """Return the fixture's model on this rank's device, the same weights on every rank."""
+        return self.fixture.build(self.scenario).to(self.device)
+
+    def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
+        """Return the subject around `module`, with the scenario's options updated by `options`."""
+        with self.phase("construct"):
+            return self._wrap(module, **{**self.scenario.options, **options})
+
+    def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
+        """Return `module` wrapped in the DDP called `subject`, on the same ranks: for comparisons within one run."""
+        assert self._wrap_named is not None
+        return self._wrap_named(subject)(module, **options)
+
+    def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
+        """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""
+        with self.phase("forward", step):
+            return self.fixture.loss(model, self.scenario, rank=self.rank, step=step, micro=micro, device=self.device)
+
+    def backward(self, loss: Tensor, step: int, **kwargs: Any) -> None:
+        """Run `loss.backward` as phase `backward`."""
+        with self.phase("backward", step):
+            loss.backward(**kwargs)
+
+    def observe(self, name: str, value: Any) -> None:
+        """Report a fact. Tensors are detached, cloned and moved to the CPU at once, DTensors as their full tensor.
+
+        Of a DTensor with shards all ranks must call it.
+        """
+        assert name not in self.facts, f"fact {name} observed twice"
+        self.facts[name] = _snapshot(value)
+
+    def observe_gradients(self, prefix: str, module: nn.Module) -> None:
+        """Report every parameter's gradient as `prefix/grad/<name>`, None where there is none."""
+        for name, parameter in module.named_parameters():
+            self.observe(f"{prefix}/grad/{name}", parameter.grad)
+
+    def observe_parameters(self, prefix: str, module: nn.Module) -> None:
+        """Report every parameter as `prefix/parameter/<name>`."""
+        for name, parameter in module.named_parameters():
+            self.observe(f"{prefix}/parameter/{name}", parameter)
+
+    def observe_buffers(self, prefix: str, module: nn.Module) -> None:
+        """Report every buffer as `prefix/buffer/<name>`."""
+        for name, buffer in module.named_buffers():
+            self.observe(f"{prefix}/buffer/{name}", buffer)
+
+    @contextlib.contextmanager
+    def catching(self, name: str) -> Iterator[None]:
+        """Report as fact `name` the exception that the block raises (a `Raised`), or None when it raises nothing."""
+        try:
+            yield
+        except Unsupported:
+            raise
+        except Exception as error:
+            self.observe(name, Raised.of(error, traceback.format_exc()))
+        else:
+            self.observe(name, None)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, step: int | None = None) -> Iterator[None]:
+        """Announce what the rank is doing, for the history, for faults and for explanations of hangs."""
+        before = (self._phase, self._step)
+        self._enter(name, self._step if step is None else step)
+        yield
+        self._enter(*before)
+
+    @contextlib.contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
+        """Enter the subject's `no_sync` and let the history know."""
+        self._sync = False
+        try:
+            with model.no_sync():
+                yield
+        finally:
+            self._sync = True
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return what this rank has issued so far, in the order of issue; nothing when the scenario is not recorded."""
+        return self._history()
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """Stop here: the scenario cannot apply to this backend or subject. All ranks must come to the same answer."""
+        raise Unsupported(reason)
+
+    def _enter(self, phase: str, step: int) -> None:
+        self._phase, self._step = phase, step
+        for listener in self._listeners:
+            listener.entered(phase, step, self._sync)
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, (list, tuple)):
+        return [_snapshot(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _snapshot(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str, Raised)):
+        return value
+    raise TypeError(f"facts are tensors, Raised or JSON data, got {type(value).__name__}")

@@ -1,0 +1,26 @@
+"""Where gradients lie, and what that shows of the options that a DDP was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def num_storages(module: nn.Module) -> int:
+    """Return in how many pieces of memory the gradients of `module` lie."""
+    present = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return len({gradient.untyped_storage().data_ptr() for gradient in present})
+
+
+def marks_of_options(options: Mapping[str, Any], num_gradients: int, world_size: int) -> dict[str, int]:
+    """Return what shows that `options` are obeyed, for a module that fits one bucket unless each gradient has its own.
+
+    `num_buckets`, collectives of `num_gradients` gradients in a step (left out for one rank, which may communicate
+    nothing), and `num_storages`, as the function of that name counts them.
+    """
+    each_alone = options.get("bucket_cap_mb", 25) < 1
+    in_one = options.get("gradient_as_bucket_view") and not each_alone
+    marks = {"num_storages": 1 if in_one else num_gradients}
+    return marks if world_size == 1 else marks | {"num_buckets": num_gradients if each_alone else 1}

@@ -1,0 +1,176 @@
+"""Certified runs: one whole profile with nothing left out and nothing excused, in a folder that can be checked again.
+
+A certified run leaves `SHA256SUMS` in its folder, in the format of `sha256sum`, over every other file in it. The
+checksums show that the folder is what the run wrote. They are no signature: whoever can write the folder can write them
+too, so a certificate is worth as much as the place that it was fetched from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from conformance.errors import ReportError
+from conformance.report.json_report import CHECKSUMS
+from conformance.report.read import read_report
+from conformance.report.stored_report import StoredReport, summarised
+from conformance.run.environment import package_version
+from conformance.run.outcome import counts
+from conformance.scenario import Scenario
+from conformance.verdict import Verdict
+
+_LINE = re.compile(r"^(?P<sum>[0-9a-f]{64})  (?P<name>[^\0\n]+)$")
+_SHOWN = 5
+#: Without these, nobody can tell where a verdict holds.
+_ENVIRONMENT = ("python", "platform", "machine", "cores", "packages", "accelerators", "variables")
+#: No statement about the subject: in a certificate each would be a gap.
+_GAPS = (Verdict.UNSUPPORTED, Verdict.UNKNOWN, Verdict.HARNESS_ERROR)
+
+
+def write_checksums(folder: Path) -> Path:
+    """Write the checksums of every file in a report's folder and return their path; raises `ReportError`."""
+    path = folder / CHECKSUMS
+    try:
+        lines = [f"{_sha256(file)}  {name}" for name, file in sorted(_files(folder).items())]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write checksums to {folder}: {error.strerror}") from error
+    return path
+
+
+def changed_files(folder: Path) -> tuple[str, ...]:
+    """Return a sentence for every file in `folder` that is not what the checksums say.
+
+    Raises `ReportError` when there are no checksums or they are malformed.
+    """
+    try:
+        text = (folder / CHECKSUMS).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot read {folder / CHECKSUMS}: {error.strerror}; was the run certified?") from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{folder / CHECKSUMS} is not UTF-8 text") from error
+    sums: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _LINE.match(line)
+        if match is None:
+            raise ReportError(f"{folder / CHECKSUMS}, line {number}: expected a checksum and a file's name")
+        sums[match["name"]] = match["sum"]
+    present = _files(folder)
+    canonical = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
+    return (
+        *(f"{name} is in the checksums, but not in the folder" for name in sorted(sums.keys() - present.keys())),
+        *(f"{name} is in the folder, but not in the checksums" for name in sorted(present.keys() - sums.keys())),
+        *(
+            f"{name} was changed: its checksum differs"
+            for name in sorted(sums.keys() & present.keys())
+            if _sha256(present[name]) != sums[name]
+        ),
+        *([] if text == canonical else [f"{CHECKSUMS} was changed: it is not laid out as a run writes it"]),
+    )
+
+
+def objections(report: StoredReport, profiles: Mapping[str, tuple[Scenario, ...]]) -> tuple[str, ...]:
+    """Return why `report` is no certificate of what it says, one sentence each; nothing for a valid one.
+
+    `profiles` are the scenarios of every profile in the installed release. That something failed is no objection: such
+    a report certifies that the subject does not conform.
+    """
+    if not report.certified:
+        return ("the run was not certified: run again with --certified",)
+    return (
+        *_about_the_run(report),
+        *_about_the_list(report, profiles),
+        *_about_the_counts(report),
+    )
+
+
+def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> StoredReport:
+    """Return the report in `folder` if it is a valid certificate, whatever its verdict.
+
+    Raises:
+        ReportError: a file is not what the run wrote, or the report is no certificate; says everything that is wrong.
+
+    """
+    folder = folder.parent if folder.name == "report.json" else folder
+    wrong = list(changed_files(folder))
+    if not wrong:
+        report = read_report(folder)
+        wrong = list(objections(report, profiles))
+        if not wrong:
+            return report
+    raise ReportError(f"{folder} is no valid certificate: " + "; ".join(wrong))
+
+
+def _about_the_run(report: StoredReport) -> Iterable[str]:
+    if not report.complete or report.interrupted:
+        yield "the run was not completed"
+    if report.selection.order != "listed":
+        yield f"its scenarios ran {report.selection.order}, not in their order"
+    if report.selection.shard:
+        yield f"it holds one shard ({report.selection.shard}) of a run"
+    if any(scenario.expectation is not None for scenario in report.scenarios):
+        yield "expectations excuse some of its scenarios"
+    if missing := [name for name in _ENVIRONMENT if name not in report.environment]:
+        yield f"the environment was not captured: {', '.join(missing)}"
+    elif not report.package_version("torch"):
+        yield "the environment was not captured: the version of torch"
+    without = [one for one in report.scenarios if one.subject.verdict in _GAPS]
+    if gaps := [f"{one.id} ({one.subject.verdict.value})" for one in without]:
+        yield f"{len(gaps)} scenario(s) say nothing of the subject: {_some(gaps)}"
+
+
+def _about_the_list(report: StoredReport, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
+    made_by, installed = report.package_version("ddp-conformance"), package_version("ddp-conformance")
+    if made_by != installed:
+        yield f"it was made by ddp-conformance {made_by or 'unknown'}; verify it with that release, not {installed}"
+        return
+    if report.selection.profile not in profiles:
+        yield f"profile {report.selection.profile!r} does not exist"
+        return
+    wanted = {scenario.id: scenario.digest for scenario in profiles[report.selection.profile]}
+    ran = {scenario.id: scenario.sha256 for scenario in report.scenarios}
+    if repeated := [id_ for id_, count in Counter(one.id for one in report.scenarios).items() if count > 1]:
+        yield f"{len(repeated)} scenario(s) are listed twice: {_some(repeated)}"
+    if missing := [id_ for id_ in wanted if id_ not in ran]:
+        yield f"{len(missing)} scenario(s) of profile {report.selection.profile} are missing: {_some(missing)}"
+    if strangers := [id_ for id_ in ran if id_ not in wanted]:
+        yield f"{len(strangers)} scenario(s) are not in profile {report.selection.profile}: {_some(strangers)}"
+    if altered := [id_ for id_, digest in ran.items() if wanted.get(id_, digest) != digest]:
+        yield f"{len(altered)} scenario(s) are not those of this release: {_some(altered)}"
+    if set(report.selection.ids) != set(wanted):
+        yield f"its selection is not profile {report.selection.profile}"
+
+
+def _about_the_counts(report: StoredReport) -> Iterable[str]:
+    totals = report.totals
+    if (totals.selected, totals.scenarios) != (len(report.selection.ids), len(report.scenarios)):
+        yield "its totals do not count its scenarios"
+    elif (totals.subject, totals.native) != (counts(report.verdicts), counts(report.native_verdicts)):
+        yield "its totals do not count its verdicts"
+    if report.green != report.is_green:
+        yield f"it says green = {str(report.green).lower()}, but its scenarios say otherwise"
+    for requirement in report.requirements:
+        if requirement != summarised(requirement, report.scenarios):
+            yield f"what it says of {requirement.id} is not what its scenarios say"
+    if unsound := [" ".join(map(str, one.compared)) for one in report.performance if not one.is_sound]:
+        yield f"{len(unsound)} ratio(s) of step times cannot be: {_some(unsound)}"
+    for scenario in report.scenarios:
+        if scenario.subject.verdict is not Verdict.worst([one.verdict for one in scenario.subject.findings]):
+            yield f"the findings on {scenario.id} do not give its verdict"
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    files.pop(CHECKSUMS, None)
+    return files
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

@@ -1,0 +1,147 @@
+"""What this machine can run, found out by trying, each finding with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.run.environment import available_cores, package_version
+
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One finding: `needed` ones keep every run from working, the others only some chapters; `hint` mends it."""
+
+    name: str
+    healthy: bool
+    detail: str
+    hint: str = ""
+    needed: bool = True
+
+
+def examine() -> Iterator[Symptom]:
+    """Yield one finding after the other, the slow ones last."""
+    for look in LOOKS:
+        try:
+            yield look()
+        except Exception as error:
+            yield Symptom(look.__name__.strip("_"), False, f"{type(error).__name__}: {error}")
+
+
+def _python() -> Symptom:
+    wanted = ".".join(map(str, MIN_PYTHON))
+    detail = f"{platform.python_version()} on {platform.platform()}"
+    return Symptom("python", sys.version_info >= MIN_PYTHON, detail, f"install Python {wanted} or newer")
+
+
+def _torch() -> Symptom:
+    import torch
+
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    wanted = ".".join(map(str, MIN_TORCH))
+    return Symptom("torch", version >= MIN_TORCH, torch.__version__, f"install torch {wanted} or newer")
+
+
+def _tool() -> Symptom:
+    return Symptom("ddp-conformance", True, package_version("ddp-conformance"))
+
+
+def _cores() -> Symptom:
+    cores = available_cores()
+    hint = "ranks take turns on one core: correct, but slow, and deadlines may be reached"
+    return Symptom("cores", cores >= 2, str(cores), hint, needed=False)
+
+
+def _temporary_folder() -> Symptom:
+    with tempfile.TemporaryDirectory(prefix="ddp-conformance-") as folder:
+        (Path(folder) / "probe").write_text("written")
+        free_gib = shutil.disk_usage(folder).free / 2**30
+    hint = "set TMPDIR to a folder with space: rendezvous files and ranks' output go there"
+    return Symptom("temporary folder", free_gib > 0.1, f"{tempfile.gettempdir()}, {free_gib:.1f} GiB free", hint)
+
+
+def _shared_memory() -> Symptom:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Symptom("shared memory", False, "no /dev/shm", "mount a tmpfs there", needed=False)
+    free_gib = shutil.disk_usage(folder).free / 2**30
+    healthy = os.access(folder, os.W_OK) and free_gib >= 0.5
+    hint = "NCCL and torch.compile's workers use it; in a container pass --shm-size=1g"
+    return Symptom("shared memory", healthy, f"/dev/shm, {free_gib:.1f} GiB free", hint, needed=False)
+
+
+def _compiler() -> Symptom:
+    names = [os.environ.get("CXX", ""), "g++", "clang++"]
+    found = next((path for name in names if name and (path := shutil.which(name))), "")
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    detail = f"{found or 'no C++ compiler'}, {'Python.h' if headers.exists() else 'no Python.h'}"
+    hint = "torch.compile on a CPU needs a C++ compiler (g++) and Python's headers (python3-dev)"
+    return Symptom("compiler", bool(found) and headers.exists(), detail, hint, needed=False)
+
+
+def _accelerators() -> Symptom:
+    import torch
+    import torch.distributed as dist
+
+    count = torch.cuda.device_count()
+    nccl = "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "no NCCL"
+    detail = f"{count} GPU(s), {nccl}"
+    return Symptom("accelerators", count > 0, detail, "without a GPU only --backend gloo runs", needed=False)
+
+
+def _plugins() -> Symptom:
+    """Load what installed packages bring; one that fails is named, and the others are loaded all the same."""
+    from conformance import plugins
+    from conformance.backends.backend import BUILT_IN, get_backend
+    from conformance.errors import ConformanceError
+    from conformance.subjects.subject import KNOWN, get_subject
+
+    sound, broken = [], []
+    for group, load, taken in ((plugins.BACKENDS, get_backend, BUILT_IN), (plugins.SUBJECTS, get_subject, KNOWN)):
+        for plugin in plugins.installed(group):
+            try:
+                if plugin.name in taken:
+                    raise ConformanceError(f"{plugin.name!r} is the name of a built-in one, which is taken instead")
+                load(plugin.name)
+            except ConformanceError as error:
+                broken.append(f"{plugin.name} (of {plugin.package}): {error}")
+            else:
+                sound.append(f"{plugin.name} (of {plugin.package})")
+    hint = "the named packages must mend their entry points; everything else works without them"
+    return Symptom("plugins", not broken, "; ".join([*broken, *sound]) or "none installed", hint, needed=False)
+
+
+def _two_ranks() -> Symptom:
+    from conformance.backends.backend import get_backend
+    from conformance.scenario import Scenario
+    from conformance.subjects.subject import get_subject
+    from conformance.workers.controller import Controller
+
+    scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size=2)
+    started = time.monotonic()
+    with Controller(get_backend("gloo")) as controller:
+        cold = controller.run(scenario, get_subject("torch"))
+        started_s = time.monotonic() - started
+        again = time.monotonic()
+        controller.run(scenario, get_subject("torch"))
+        warm_ms = (time.monotonic() - again) * 1000
+    lost = [str(seen.raised or seen.fate) for seen in cold.values() if seen.fate.kind != "returned"]
+    detail = "; ".join(lost) or f"two steps of torch's DDP; started in {started_s:.1f} s, again in {warm_ms:.0f} ms"
+    hint = "gloo needs the loopback interface (127.0.0.1) and a temporary folder that both ranks can write"
+    return Symptom("two ranks over gloo", not lost, detail, hint)
+
+
+LOOKS: tuple[Callable[[], Symptom], ...] = (
+    _python, _tool, _torch, _cores, _temporary_folder, _shared_memory, _compiler, _accelerators, _plugins, _two_ranks,
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Combines what the checkers say about one run into one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conformance.checkers.checker import Evidence, get_checker, harness_error
+from conformance.checkers.explanation import ranks
+from conformance.errors import SpecificationError
+from conformance.observation import Facts, Observation
+from conformance.programs.registry import Program
+from conformance.scenario import Scenario
+from conformance.verdict import Finding, Verdict
+
+#: Run for every program, in the order in which a reader wants to hear of them.
+_ALWAYS = ("exercised", "no_crash", "no_hang", "no_exception", "facts")
+
+
+def judge(
+    scenario: Scenario,
+    program: Program,
+    observations: Mapping[int, Observation],
+    expected: Mapping[int, Facts] | None,
+    native: Mapping[int, Observation] | None,
+) -> tuple[Verdict, tuple[Finding, ...]]:
+    """Return the verdict on one run, the gravest of its findings, and all findings with the gravest first.
+
+    `expected` are the facts required of each rank (None: the program requires none); `native` is what torch's own DDP
+    did in the same scenario (None: it was not run). A scenario in which a fault kills or stops a rank is CRASH or HANG
+    like any other: those who inject faults on purpose expect that verdict.
+    """
+    if finding := _unsupported(observations):
+        return finding.verdict, (finding,)
+    evidence = Evidence(scenario, observations, expected, _authority(scenario, program, expected, native))
+    findings = []
+    for name in (*_ALWAYS, *program.invariants, "agrees_with_native"):
+        try:
+            check = get_checker(name)
+        except SpecificationError as error:
+            findings.append(harness_error(name, f"program {program.name}: {error}"))
+            continue
+        if (found := check(evidence)) is not None:
+            findings.append(found)
+    order = list(Verdict)
+    findings.sort(key=lambda finding: -order.index(finding.verdict))
+    return Verdict.worst([finding.verdict for finding in findings]), tuple(findings)
+
+
+def _unsupported(observations: Mapping[int, Observation]) -> Finding | None:
+    """Return UNSUPPORTED if all ranks say that the scenario cannot apply here; ranks that disagree are our fault."""
+    reasons = {rank: observation.unsupported for rank, observation in observations.items() if observation.unsupported}
+    if not reasons:
+        return None
+    reason = next(iter(reasons.values()))
+    if len(reasons) < len(observations):
+        return harness_error("unsupported", f"only {ranks(reasons)} found the scenario unsupported: {reason}")
+    return Finding("unsupported", Verdict.UNSUPPORTED, reason)
+
+
+def _authority(
+    scenario: Scenario,
+    program: Program,
+    expected: Mapping[int, Facts] | None,
+    native: Mapping[int, Observation] | None,
+) -> Mapping[int, Facts] | None:
+    """Return the facts in which torch's own DDP is to be followed, None unless it passed the scenario itself."""
+    if not native or not program.native_facts:
+        return None
+    verdict, _ = judge(scenario, program, native, expected, None)
+    if verdict is not Verdict.PASS:
+        return None
+    return {
+        rank: {name: value for name, value in observation.facts.items() if name.startswith(program.native_facts)}
+        for rank, observation in native.items()
+    }

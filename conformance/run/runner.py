@@ -1,0 +1,144 @@
+"""Runs scenarios on a subject, beside torch's own DDP, and judges both against the truth.
+
+The command line and the mutants are thin layers over `run`; pytest, which orders scenarios itself, uses the
+`ScenarioRunner` underneath.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from conformance.backends.backend import Backend
+from conformance.errors import BackendError, ScenarioError, SubjectError
+from conformance.models.catalogue import get_fixture
+from conformance.observation import Observation
+from conformance.programs.registry import get_program, preloads_of
+from conformance.run.environment import capture_environment
+from conformance.run.order import LISTED, Order
+from conformance.run.outcome import Outcome, Progress, RunReport, is_failure
+from conformance.run.scenario_runner import Ranks, ScenarioRunner
+from conformance.scenario import Scenario, Step
+from conformance.subjects.subject import Subject
+from conformance.workers.controller import Controller
+
+OnEvent = Callable[[Progress], None]
+Expect = Callable[[Outcome], Outcome]
+
+
+def run(
+    scenarios: Iterable[Scenario],
+    subject: Subject,
+    backend: Backend,
+    *,
+    native: bool = True,
+    fail_fast: bool = False,
+    order: Order = LISTED,
+    on_event: OnEvent = lambda event: None,
+    expect: Expect = lambda outcome: outcome,
+    controller: Ranks | None = None,
+) -> RunReport:
+    """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
+
+    Ctrl-C ends the run early with a report of what is known so far. `expect` may add to an outcome what was known
+    beforehand. A passed `controller` stays open.
+
+    Raises, before anything starts:
+        ScenarioError: there is no scenario, or one names a program or model that does not exist.
+        BackendError: the backend is unavailable or serves none of the world sizes.
+        SubjectError: the subject cannot be constructed around the simplest model.
+
+    """
+    chosen = order.apply(scenarios)
+    check(chosen, backend)
+    if controller is None:
+        with Controller(backend, preload=preloads_of(chosen)) as owned:
+            return _run(chosen, subject, backend, native, fail_fast, on_event, expect, owned)
+    return _run(chosen, subject, backend, native, fail_fast, on_event, expect, controller)
+
+
+def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
+    """Raise the errors of `run` that can be known without starting a process."""
+    scenarios = tuple(scenarios)
+    if not scenarios:
+        raise ScenarioError("no scenario to run; a run of nothing would show nothing")
+    if reason := backend.unavailable():
+        raise BackendError(f"backend {backend.name!r} cannot be used here: {reason}")
+    check_world_sizes([min(scenario.world_size for scenario in scenarios)], backend)
+    for scenario in scenarios:
+        try:
+            get_program(scenario.program)
+            dtypes = get_fixture(scenario.model).dtypes
+            if scenario.dtype not in dtypes:
+                raise ScenarioError(f"model {scenario.model} exists in {', '.join(dtypes)}, got {scenario.dtype}")
+        except ScenarioError as error:
+            raise ScenarioError(f"{scenario.id}: {error}") from error
+
+
+def check_world_sizes(world_sizes: Iterable[int], backend: Backend) -> None:
+    """Raise `BackendError` when `backend` cannot serve a world size that was asked for by number."""
+    limit = backend.max_world_size()
+    for world_size in world_sizes:
+        if limit is not None and world_size > limit:
+            raise BackendError(
+                f"backend {backend.name!r} serves at most {limit} rank(s) here, got world size {world_size}"
+            )
+
+
+def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
+    """Construct `subject` around a small MLP and take one step, before any requirement is judged.
+
+    Raises `SubjectError` when every rank fails in the constructor: then nothing can be said about any requirement.
+    """
+    scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
+    observations = controller.run(scenario, subject).values()
+    if not all(_died_in_constructor(observation) for observation in observations):
+        return
+    first = min(observations, key=lambda observation: observation.rank)
+    remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
+    if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
+        remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."
+    raise SubjectError(
+        f"{subject.name} cannot be constructed around a small MLP at world size {world_size};"
+        f" rank {first.rank}: {first.raised or first.fate}. {remedy}"
+    )
+
+
+def _died_in_constructor(observation: Observation) -> bool:
+    return observation.phase == "construct" and observation.fate.kind != "returned"
+
+
+def _run(
+    scenarios: tuple[Scenario, ...],
+    subject: Subject,
+    backend: Backend,
+    native: bool,
+    fail_fast: bool,
+    on_event: OnEvent,
+    expect: Expect,
+    controller: Ranks,
+) -> RunReport:
+    started = time.monotonic()
+    runner = ScenarioRunner(subject, backend, controller, native=native)
+    outcomes: list[Outcome] = []
+    interrupted = False
+    try:
+        probe(subject, scenarios[0].world_size, controller)
+        for scenario in scenarios:
+            on_event(Progress(scenario, len(outcomes), len(scenarios)))
+            outcomes.append(expect(runner.run(scenario)))
+            on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
+            if fail_fast and is_failure(outcomes[-1]):
+                break
+    except KeyboardInterrupt:
+        interrupted = True  # what is known so far is worth a report
+    return RunReport(
+        subject=subject.name,
+        subject_target=subject.target,
+        backend=backend.source or backend.name,  # by which it is found again
+        outcomes=tuple(outcomes),
+        num_selected=len(scenarios),
+        interrupted=interrupted,
+        duration_s=time.monotonic() - started,
+        environment={**capture_environment(), "device_type": backend.device_type},
+    )

@@ -1,0 +1,190 @@
+"""Runs one scenario on the subject and on torch's own DDP, and has both judged."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.models.catalogue import get_fixture
+from conformance.observation import Facts, Observation
+from conformance.oracles.expected import Satisfies
+from conformance.programs.registry import Program, get_program
+from conformance.run.judge import judge
+from conformance.run.outcome import NATIVE, Note, Outcome
+from conformance.scenario import DTYPES, Scenario
+from conformance.subjects.subject import Subject, get_subject
+from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
+
+#: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
+NUM_KEPT_COLLECTIVES = 40
+
+#: Of the dtypes, those that a backend must declare.
+_DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
+
+
+class Ranks(Protocol):
+    """What runs a scenario on ranks: a `Controller`, or a stand-in in tests."""
+
+    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        """Return what every rank observed."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One subject's try at one scenario: what the ranks observed, or why there is nothing to observe."""
+
+    scenario: Scenario
+    subject: Subject
+    observations: Mapping[int, Observation] = field(default_factory=dict)
+    duration_ms: float = 0.0
+    unsupported: str = ""
+    error: str = ""
+
+    @property
+    def left_ranks_warm(self) -> bool:
+        """Whether every rank came back unharmed, so that the next scenario finds it running."""
+        return bool(self.observations) and all(
+            observation.fate.kind == "returned" and not observation.hygiene
+            for observation in self.observations.values()
+        )
+
+    def notes(self, truth: Truth) -> tuple[Note, ...]:
+        """Return rank 0's numbers about the whole run for which the truth demands a property and no exact value."""
+        if truth.facts is None or 0 not in truth.facts or 0 not in self.observations:
+            return ()
+        observed = self.observations[0].facts
+        return tuple(
+            Note(name, observed[name], demand.name)
+            for name, demand in truth.facts[0].items()
+            if isinstance(demand, Satisfies) and "/" not in name and type(observed.get(name)) in (int, float)
+        )
+
+    def result(self, verdict: Verdict, findings: tuple[Finding, ...]) -> ScenarioResult:
+        """Return the report's value; the ranks' ends are kept unless the verdict is PASS."""
+        fates = () if verdict is Verdict.PASS else tuple(map(_rank_fate, self.observations.values()))
+        return ScenarioResult(
+            scenario_id=self.scenario.id,
+            requirements=self.scenario.requirements,
+            subject=self.subject.name,
+            verdict=verdict,
+            findings=findings,
+            ranks=fates,
+            duration_ms=self.duration_ms,
+            num_collectives=max((len(observation.history) for observation in self.observations.values()), default=0),
+        )
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The facts that every rank must show, or why they could not be computed."""
+
+    facts: Mapping[int, Facts] | None = None
+    error: str = ""
+
+    @staticmethod
+    def of(program: Program, scenario: Scenario) -> Truth:
+        """Compute the program's expectation; an exception in it is the harness's failure, kept as text."""
+        if program.expectation is None:
+            return Truth()
+        try:
+            return Truth(program.expectation(scenario))
+        except Exception:
+            return Truth(error=traceback.format_exc())
+
+
+def judged(attempt: Attempt, program: Program, truth: Truth, beside: Attempt | None) -> ScenarioResult:
+    """Return the verdict on `attempt`; `beside` is what torch's own DDP did in the same scenario."""
+    if attempt.unsupported:
+        return attempt.result(Verdict.UNSUPPORTED, (Finding("runner", Verdict.UNSUPPORTED, attempt.unsupported),))
+    error = attempt.error or truth.error
+    if not error:
+        native = beside.observations if beside is not None and beside.observations else None
+        try:
+            return attempt.result(*judge(attempt.scenario, program, attempt.observations, truth.facts, native))
+        except Exception:
+            error = traceback.format_exc()
+    summary = f"the harness itself failed: {error.strip().splitlines()[-1]}"
+    return attempt.result(Verdict.HARNESS_ERROR, (Finding("runner", Verdict.HARNESS_ERROR, summary, error.strip()),))
+
+
+class ScenarioRunner:
+    """Runs one scenario after the other on the same ranks and knows which of them were warm."""
+
+    def __init__(self, subject: Subject, backend: Backend, ranks: Ranks, *, native: bool = True) -> None:
+        """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too."""
+        torch_ddp = get_subject(NATIVE)
+        self.subject = subject
+        self.backend = backend
+        self._ranks = ranks
+        self._native = torch_ddp if native and torch_ddp.target != subject.target else None
+        self._warm_pools: set[tuple[int, bool]] = set()
+
+    def run(self, scenario: Scenario) -> Outcome:
+        """Run `scenario` in both columns. Only Ctrl-C escapes; whatever else happens is a verdict."""
+        program = get_program(scenario.program)
+        warm = _pool(scenario) in self._warm_pools
+        attempt = self._attempt(scenario, self.subject)
+        native = self._attempt(scenario, self._native) if self._native is not None else None
+        ran = any(try_.observations for try_ in (attempt, native) if try_ is not None)
+        truth = Truth.of(program, scenario) if ran else Truth()
+        return Outcome(
+            scenario,
+            judged(attempt, program, truth, native),
+            judged(native, program, truth, None) if native is not None else None,
+            notes=attempt.notes(truth),
+            warm=warm and bool(attempt.observations),
+        )
+
+    def _attempt(self, scenario: Scenario, subject: Subject) -> Attempt:
+        if reason := self._why_unsupported(scenario, subject):
+            return Attempt(scenario, subject, unsupported=reason)
+        started = time.perf_counter()
+        try:
+            attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject))
+        except Exception:
+            attempt = Attempt(scenario, subject, error=traceback.format_exc())
+        duration_ms = (time.perf_counter() - started) * 1000
+        (self._warm_pools.add if attempt.left_ranks_warm else self._warm_pools.discard)(_pool(scenario))
+        return replace(attempt, duration_ms=duration_ms)
+
+    def _why_unsupported(self, scenario: Scenario, subject: Subject) -> str:
+        limit = self.backend.max_world_size()
+        if limit is not None and scenario.world_size > limit:
+            return f"backend {self.backend.name} serves at most {limit} rank(s) here"
+        if missing := sorted(needs_of(scenario) - self.backend.capabilities - subject.capabilities):
+            return f"neither {self.backend.name} nor {subject.name} declares {', '.join(missing)}"
+        return ""
+
+
+def needs_of(scenario: Scenario) -> frozenset[str]:
+    """Return what a scenario needs: what it lists, and what follows from its model and from the dtypes that it names.
+
+    Backends declare dtypes and sparse gradients, so that no chapter must think of them.
+    """
+    named = [scenario.dtype]
+    for value in scenario.arguments.values():
+        named += value if isinstance(value, list) else [value]
+    dtypes = {name for name in named if isinstance(name, str) and name in _DECLARED_DTYPES}
+    sparse = {"sparse"} if get_fixture(scenario.model).sparse else set()
+    return frozenset({*scenario.needs, *dtypes, *sparse})
+
+
+def _pool(scenario: Scenario) -> tuple[int, bool]:
+    return scenario.world_size, scenario.recorded
+
+
+def _rank_fate(observation: Observation) -> RankFate:
+    history, raised = observation.history, observation.raised
+    return RankFate(
+        rank=observation.rank,
+        fate=str(raised or observation.fate) + (f", on {observation.host}" if observation.host else ""),
+        phase=observation.phase,
+        last_collective=history[-1].describe() if history else "",
+        stack=observation.stack or (raised.traceback if raised else ""),
+        stderr=observation.stderr,
+        collectives=history[-NUM_KEPT_COLLECTIVES:],
+    )

@@ -1,0 +1,1 @@
+"""What every rank runs on the rungs of the smoke ladder."""

@@ -1,0 +1,118 @@
+"""The suite: the scenarios of all chapters, and the selection of some of them.
+
+A chapter is a folder in `conformance/chapters/` that holds `requirements.toml`, what MUST hold, and `scenarios.py` with
+`def scenarios() -> Iterator[Scenario]`, which scenarios show it. Their ids read `<chapter>/<REQUIREMENT-ID>/<slug>`:
+`gradients/GRAD-01/mlp-world2`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+from conformance.errors import ScenarioError, SpecificationError
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import Catalogue, chapter_packages, hint, load_catalogue
+
+
+@cache
+def load_scenarios() -> tuple[Scenario, ...]:
+    """Import every chapter and return its scenarios; raises `SpecificationError` at the first malformed id."""
+    catalogue = load_catalogue()
+    packages = chapter_packages()
+    scenarios: list[Scenario] = []
+    for chapter in catalogue.chapters:
+        scenarios.extend(importlib.import_module(f"{packages[chapter.name]}.scenarios").scenarios())
+    check_scenarios(scenarios, catalogue)
+    return tuple(scenarios)
+
+
+def check_scenarios(scenarios: Iterable[Scenario], catalogue: Catalogue) -> None:
+    """Raise `SpecificationError` unless ids are unique, well formed and name requirements that exist."""
+    seen: set[str] = set()
+    for scenario in scenarios:
+        parts = scenario.id.split("/")
+        if len(parts) != 3 or not all(parts):
+            raise SpecificationError(f"scenario id {scenario.id!r} must read <chapter>/<REQUIREMENT-ID>/<slug>")
+        if scenario.id in seen:
+            raise SpecificationError(f"two scenarios are called {scenario.id}")
+        seen.add(scenario.id)
+        catalogue.chapter(parts[0])
+        if parts[1] not in scenario.requirements:
+            raise SpecificationError(f"{scenario.id}: {parts[1]} is in the id, but not among its requirements")
+        for requirement_id in scenario.requirements:
+            try:
+                catalogue.requirement(requirement_id)
+            except SpecificationError as error:
+                raise SpecificationError(f"{scenario.id}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which scenarios to run; every part that is given must match, and within a part any of its values.
+
+    `names` are what people type as positional arguments: a chapter, a requirement id, a scenario id or a glob of
+    scenario ids. `keyword` is a substring of the id, regardless of case.
+    """
+
+    names: tuple[str, ...] = ()
+    chapters: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = ()
+    keyword: str = ""
+
+    def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
+        """Return the matching scenarios in their order.
+
+        Raises `SpecificationError` or `ScenarioError` with near misses for a name that does not exist, and
+        `ScenarioError` when nothing matches: a run of nothing must never look green.
+        """
+        scenarios = tuple(scenarios)
+        for chapter in self.chapters:
+            catalogue.chapter(chapter)
+        for requirement_id in self.requirements:
+            catalogue.requirement(requirement_id)
+        for world_size in self.world_sizes:
+            if world_size < 1:
+                raise ScenarioError(f"world size must be >= 1, got {world_size}")
+        for name in self.names:
+            if not any(_is_named(name, scenario) for scenario in scenarios):
+                raise ScenarioError(_unknown_name(name, scenarios, catalogue))
+        chosen = tuple(scenario for scenario in scenarios if self.matches(scenario))
+        if not chosen:
+            raise ScenarioError(f"no scenario matches {self}; `ddp-conformance list` shows all {len(scenarios)}")
+        return chosen
+
+    def matches(self, scenario: Scenario) -> bool:
+        """Whether every given part of the selection matches `scenario`."""
+        return (
+            (not self.names or any(_is_named(name, scenario) for name in self.names))
+            and (not self.chapters or scenario.chapter in self.chapters)
+            and (not self.requirements or bool(set(self.requirements) & set(scenario.requirements)))
+            and (not self.world_sizes or scenario.world_size in self.world_sizes)
+            and self.keyword.lower() in scenario.id.lower()
+        )
+
+    def __str__(self) -> str:
+        """Return the given parts as they would be typed."""
+        parts = [repr(name) for name in self.names]
+        parts += [f"--chapter {chapter}" for chapter in self.chapters]
+        parts += [f"--requirement {requirement_id}" for requirement_id in self.requirements]
+        parts += [f"--world-size {world_size}" for world_size in self.world_sizes]
+        parts += [f"-k {self.keyword}"] if self.keyword else []
+        return " ".join(parts) or "the empty selection"
+
+
+def _is_named(name: str, scenario: Scenario) -> bool:
+    return name == scenario.chapter or name in scenario.requirements or fnmatchcase(scenario.id, name)
+
+
+def _unknown_name(name: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> str:
+    chapters = {chapter.name for chapter in catalogue.chapters}
+    if name in chapters or name in catalogue:
+        return f"no scenario gives evidence for {name}"
+    known = chapters | {requirement.id for requirement in catalogue} | {scenario.id for scenario in scenarios}
+    return f"{name!r} is no chapter, requirement, scenario or glob of scenarios{hint(name, known)}"
