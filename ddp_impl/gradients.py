@@ -102,6 +102,11 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         torch._foreach_copy_(targets, sources)
 
 
+def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
+    """Whether the part of `buffer`, the average of `bucket`, that belongs to the member in this place is not zero."""
+    return bool(buffer._nnz() if bucket.sparse else bucket.views[place].any())
+
+
 def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor: int) -> None:
     """Divide on the way: one pass over large gradients less. Small ones are cheaper to copy and to divide together."""
     small = []

@@ -42,7 +42,7 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
         "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
         "unused_parameter_size": reducer.unused_bytes,
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
-        "num_buckets_reduced": reducer.num_buckets_reduced,
+        "num_buckets_reduced": reducer.telemetry.num_buckets_reduced,
         "can_set_static_graph": int(reducer.usage.looks_static),
     }
     if reducer.caps.measured:

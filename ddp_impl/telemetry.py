@@ -53,6 +53,7 @@ class Telemetry:
     num_iterations: int = 0
     num_samples: int = 0
     last_index: int = 0
+    num_buckets_reduced: int = 0
     joined_uneven_inputs: bool = False
     comm_hook: str = ""
     error: str = ""

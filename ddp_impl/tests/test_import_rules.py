@@ -12,18 +12,18 @@ import ddp_impl
 ROOT = Path(ddp_impl.__file__).parent
 TIERS = {
     "messages": 0,
-    "errors": 0, "reducer_state": 0, "bucket_plan": 0, "auto_buckets": 0, "options": 0, "telemetry": 0,
+    "errors": 0, "reducer_state": 0, "arrivals": 0, "bucket_plan": 0, "auto_buckets": 0, "options": 0, "telemetry": 0,
     "bucket": 1, "unused_parameters": 1, "mixed_precision": 1, "parameter_swap": 1, "gradients": 1,
     "tensor_parallel": 1, "gradient_homes": 1, "nested_tensors": 1,
     "collectives": 2,
     "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
     "arguments": 3, "sync_batch_norm": 3,
-    "reducer": 4,
-    "join": 5, "logging_data": 5, "torch_surface": 5,
-    "distributed": 6,
-    "installation": 7, "replicated_view": 7, "__main__": 8, "__init__": 8, "startup": 8,
+    "autograd_hooks": 3, "bucket_reduction": 4, "reducer": 5,
+    "join": 6, "logging_data": 6, "torch_surface": 6,
+    "distributed": 7,
+    "installation": 8, "replicated_view": 8, "__main__": 9, "__init__": 9, "startup": 9,
 }  # fmt: skip
-WITHOUT_TORCH = {"errors", "messages", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
+WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
 #: Functions of torch.distributed that ask without communicating.
 QUESTIONS = {"get_backend", "get_rank", "get_world_size", "is_initialized"}
 
