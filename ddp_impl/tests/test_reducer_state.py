@@ -47,6 +47,7 @@ class Iterations(RuleBasedStateMachine):
     def perform_all(self, event: Event, actions: tuple[Action, ...]) -> None:
         if event in (Event.BACKWARD_END, Event.FORWARD, Event.SHADOW):
             self.is_watched = False  # a forward: the backward before it may have raised
+        assert event is not Event.FORWARD or actions in ((Action.ARM,), (Action.WIDEN,)), "a forward is not counted"
         for action in actions:
             self.perform(action, event)
         if event is Event.RESET:
@@ -108,6 +109,11 @@ class Iterations(RuleBasedStateMachine):
             assert self.is_watched, "nobody will hand out the averages"
 
     @invariant()
+    def full_buckets_leave_as_soon_as_it_is_their_turn(self) -> None:
+        if self.state.phase is not Phase.EARLY and self.state.num_launched < NUM_BUCKETS:
+            assert self.state.buckets[self.state.num_launched] is BucketPhase.FILLING
+
+    @invariant()
     def an_iteration_is_open_unless_idle(self) -> None:
         assert self.is_open == (self.state.phase is not Phase.IDLE)
 
@@ -130,6 +136,13 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (G, "early", (Action.WATCH,)),
         (0, "early", ()),
         (B, "reducing", (Action.EXCLUDE, Action.LAUNCH)),
+        (1, "reduced", (Action.LAUNCH, Action.ASK)),
+        (E, "idle", (Action.FINALIZE,)),
+    ],
+    "this rank uses no parameter": [
+        (F, "armed", (Action.ARM,)),
+        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (0, "running", (Action.LAUNCH,)),
         (1, "reduced", (Action.LAUNCH, Action.ASK)),
         (E, "idle", (Action.FINALIZE,)),
     ],
