@@ -30,7 +30,6 @@ class TorchSurface:
     reducer: Reducer
     device_type: str
     dim: int
-    static_graph: bool
     _options: ReducerOptions
 
     # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
@@ -96,6 +95,38 @@ class TorchSurface:
     def _module_parameters(self) -> list[nn.Parameter]:
         return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
 
+    # -- options: those of the reducer --------------------------------------------------------------------------------
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether parameters may lack a gradient."""
+        return self._options.find_unused_parameters
+
+    @property
+    def static_graph(self) -> bool:
+        """Whether every iteration uses the same parameters in the same way."""
+        return self._options.static_graph
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        """Whether gradients live in the communication buckets."""
+        return self._options.gradient_as_bucket_view
+
+    @property
+    def skip_all_reduce_unused_params(self) -> bool:
+        """Whether buckets that no rank used are not communicated."""
+        return self._options.skip_all_reduce_unused_params
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Bytes of gradients per all-reduce."""
+        return self._options.caps.cap_bytes
+
+    @property
+    def bucket_bytes_cap_list(self) -> list[int]:
+        """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
+        return list(self._options.caps.per_bucket_bytes)
+
     # -- the reducer --------------------------------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
@@ -106,9 +137,7 @@ class TorchSurface:
         if self.reducer.telemetry.num_iterations:
             error = "_set_static_graph() should be called before training loop starts, not after iterations"
             raise self.reducer.telemetry.logged(RuntimeError(error))
-        self.static_graph = True
-        self._options = dataclasses.replace(self._options, static_graph=True)
-        self.reducer.options = self._options
+        self._options = self.reducer.options = dataclasses.replace(self._options, static_graph=True)
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""

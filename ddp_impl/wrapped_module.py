@@ -1,15 +1,13 @@
-"""What DDP reads off the module it wraps: which parameters it averages, where they are, how to describe them."""
+"""What DDP reads off the module it wraps: which parameters it averages, and where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from operator import is_
-from typing import Any
 
 from torch import Tensor, nn
 
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.tensor_parallel import describe_placement, local_tensor
 
 
 def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
@@ -99,22 +97,3 @@ class ParameterWatch:
         self._tables = [table for table, _, _ in slots]
         self._names = [name for _, name, _ in slots]
         self._parameters = [parameter for _, _, parameter in slots]
-
-
-def describe(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Return JSON data that must be equal on all ranks."""
-    return {
-        "parameters": [
-            [
-                member.name,
-                list(local_tensor(member.parameter).shape),
-                list(local_tensor(member.parameter).stride()),
-                str(member.parameter.dtype),
-                member.sparse,
-                describe_placement(member.parameter),
-            ]
-            for member in members
-        ],
-        "ignored": sorted(ignored),
-        "options": options,
-    }

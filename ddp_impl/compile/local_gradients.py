@@ -37,9 +37,9 @@ class LocalGradients:
         """Note a forward whose backward the reducer will reduce, with all local gradients."""
         self._unsynchronised_forwards = False
 
-    def forward_averages(self, outputs: Iterable[Tensor]) -> None:
-        """Note a forward whose backward averages in its graph."""
-        self._tell_apart(outputs, "averaging")
+    def forward_in_graph(self, outputs: Iterable[Tensor]) -> None:
+        """Note a forward whose backward averages in graph."""
+        self._tell_apart(outputs, "in graph")
 
     def forward_is_local(self, outputs: Iterable[Tensor]) -> None:
         """Note an unsynchronised forward."""
@@ -58,13 +58,13 @@ class LocalGradients:
                 tensor.grad_fn.register_prehook(backward_begins)
 
     def _begin(self, kind: str) -> None:
-        if kind == "averaging" and self._used_locally:
+        if kind == "in graph" and self._used_locally:
             raise self._mixed()
         self._running = kind
         Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        if self._running == "averaging":
+        if self._running == "in graph":
             self._used_locally.clear()
         self._running = None
 

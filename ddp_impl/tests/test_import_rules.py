@@ -16,7 +16,7 @@ TIERS = {
     "bucket": 1, "unused_parameters": 1, "mixed_precision": 1, "parameter_swap": 1, "gradients": 1,
     "tensor_parallel": 1, "gradient_homes": 1, "nested_tensors": 1,
     "collectives": 2,
-    "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
+    "comm_hooks": 3, "buffers": 3, "replicas": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
     "arguments": 3, "sync_batch_norm": 3,
     "autograd_hooks": 3, "bucket_reduction": 4, "reducer": 5,
     "join": 6, "logging_data": 6, "torch_surface": 6,

@@ -50,6 +50,9 @@ class Iterations(RuleBasedStateMachine):
         assert event is not Event.FORWARD or actions in ((Action.ARM,), (Action.WIDEN,)), "a forward is not counted"
         for action in actions:
             self.perform(action, event)
+        if event is Event.SHADOW:
+            assert actions[0] is Action.ARM, "counts of the iteration before would be used"
+            assert {Action.CONTRIBUTE_ZEROS, Action.FINALIZE} <= set(actions), "the other ranks would wait"
         if event is Event.RESET:
             self.is_open = self.is_watched = False
 
@@ -271,7 +274,9 @@ def test_every_phase_is_reachable_and_leads_back() -> None:
     assert _reachable(Phase.IDLE) == set(Phase)
     for phase in Phase:
         assert Phase.IDLE in _reachable(phase)
-        assert TRANSITIONS[phase, Event.RESET][0] is Phase.IDLE, "a reset is always possible"
+        following, actions = TRANSITIONS[phase, Event.RESET]
+        assert following is Phase.IDLE, "a reset is always possible"
+        assert (Action.ABANDON in actions) == (phase not in (Phase.IDLE, Phase.ARMED)), "what is in flight is forgotten"
 
 
 def test_the_reducer_performs_every_action_and_sends_every_event() -> None:

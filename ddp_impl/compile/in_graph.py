@@ -1,6 +1,6 @@
 """Gradients averaged inside the compiled backward: the collectives are nodes of its graph, where compilers see them.
 
-`TracedBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through `average_in_backward`
+`InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through `average_in_backward`
 and compiles the graph with the user's backend, whose backward graph then asks for one average per gradient; between
 tracing and code generation these are fused as the model's bucket caps say (`fusion`). Whether backends let us in there
 depends on what they are: Inductor and all that are built by `aot_autograd` do; for any other the averages stay one by
@@ -30,7 +30,7 @@ from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
 
 
-class TracedReducer:
+class InGraphReducer:
     """What the graphs of one wrapped module refer to: the name of its process group, its divisor, its fusion rules.
 
     Group and divisor may change without anything being compiled again.
@@ -57,14 +57,14 @@ class TracedReducer:
             self.divisor.fill_(dist.get_world_size(group))
 
 
-class TracedBackend:
+class InGraphBackend:
     """A Dynamo backend that has one model's gradients averaged in the backward graphs that `backend` compiles.
 
     `fused` keeps the buckets of every backward graph, in the order of compilation. Not collective; what it compiles is,
     in its backward.
     """
 
-    def __init__(self, backend: CompilerBackend, reducer: TracedReducer) -> None:
+    def __init__(self, backend: CompilerBackend, reducer: InGraphReducer) -> None:
         """Take the user's backend (a callable) and the model's reducer."""
         self.backend = backend
         self.reducer = reducer
