@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from ddp_impl.arrivals import Arrivals
@@ -61,11 +60,6 @@ class AutogradHooks:
         for node in nodes:
             node.register_prehook(lambda _: reached())
         return bool(nodes)
-
-    @staticmethod
-    def on_end_of_backward(ended: Callable[[], None]) -> None:
-        """Call `ended` once, when the backward that runs now is over."""
-        Variable._execution_engine.queue_callback(ended)
 
     def _counting(self, index: int) -> Callable[[Tensor], None]:
         # The hot path. It does what `Arrivals._settle` does, without a call.

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from ddp_impl.torch_internals import foreach_copy_
+
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
@@ -59,7 +61,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
                 continue
             pieces = flat.split([tensor.numel() for tensor in chunk])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
-            torch._foreach_copy_([tensor.data for tensor in chunk], shaped)
+            foreach_copy_([tensor.data for tensor in chunk], shaped)
 
 
 def time_all_reduces(

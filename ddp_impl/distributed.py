@@ -18,7 +18,7 @@ from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback, runs_outside_graphs
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
@@ -33,6 +33,7 @@ from ddp_impl.reducer import Reducer
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
+from ddp_impl.torch_internals import frame_callback, ignored_names, overlapped_optimizer
 from ddp_impl.torch_surface import TorchSurface
 from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_parameters
 
@@ -119,7 +120,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters_to_ignore = set(ignored_names(module))
         members = managed_parameters(module, self.parameters_to_ignore)
         self.device_type = device_type(module, self.parameters_to_ignore)
         self.device = members[0].parameter.device
@@ -349,9 +350,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
         functional form of.
         """
-        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
-
-        overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
+        overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
         try:
             overlapped.register_ddp(self)
         except NotImplementedError as error:

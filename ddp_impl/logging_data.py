@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
 from torch import nn
 
 from ddp_impl.telemetry import environment
+from ddp_impl.torch_internals import num_gloo_threads
+from ddp_impl.torch_surface import TorchSurface
 
-if TYPE_CHECKING:
-    from ddp_impl.distributed import DistributedDataParallel
 
-
-def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
+def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
     """Describe configuration, buckets and times of `ddp`; local, any rank may ask."""
     reducer = ddp.reducer
     parameters = [member.parameter for member in reducer.members]
@@ -60,9 +57,8 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
     return data | reducer.telemetry.logging_data()
 
 
-def _num_gloo_threads(ddp: DistributedDataParallel) -> int:
-    options = getattr(ddp.process_group._get_backend(ddp.device), "options", None)
-    return int(getattr(options, "_threads", 0))
+def _num_gloo_threads(ddp: TorchSurface) -> int:
+    return num_gloo_threads(ddp.process_group, ddp.device)
 
 
 def _concerns(variable: str, backend: str) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch import Tensor, nn
 
+from ddp_impl.torch_internals import parameter_table, refresh_recurrent
+
 Replace = Callable[[nn.Parameter], Tensor]
 
 
@@ -66,17 +68,16 @@ class ParameterSwap:
 
 def _install(slots: list[tuple[nn.Module, str, nn.Parameter]], replacements: dict[nn.Parameter, Tensor]) -> None:
     for owner, name, parameter in slots:
-        owner._parameters[name] = replacements[parameter]  # type: ignore[assignment]
+        parameter_table(owner)[name] = replacements[parameter]
     _refresh_recurrent(slots)
 
 
 def _restore(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
     for owner, name, parameter in slots:
-        owner._parameters[name] = parameter
+        parameter_table(owner)[name] = parameter
     _refresh_recurrent(slots)
 
 
 def _refresh_recurrent(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
-    # Recurrent layers keep a second list of their weights and compute with that one.
     for owner in {owner for owner, _, _ in slots if isinstance(owner, nn.RNNBase)}:
-        owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
+        refresh_recurrent(owner)

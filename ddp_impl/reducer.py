@@ -19,7 +19,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from ddp_impl import collectives, messages
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
@@ -27,11 +26,16 @@ from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.compile.active_compiler import in_compiled_backward
 from ddp_impl.errors import ReductionError
-from ddp_impl.gradient_homes import current_context_id
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
+from ddp_impl.torch_internals import (
+    DebugLevel,
+    call_when_backward_ends,
+    current_distributed_context_id,
+    get_debug_level,
+    in_compiled_backward,
+)
 from ddp_impl.unused_parameters import Reach
 
 
@@ -72,7 +76,7 @@ class Reducer(BucketReduction):
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         reached = self.reach.of(tensors)
         self._handle(Event.FORWARD, reached)
-        self._context_id = current_context_id()
+        self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.reach.walk.nodes)
@@ -289,7 +293,7 @@ class Reducer(BucketReduction):
         self.arrivals.arm(static=self.options.static_graph)
 
     def _watch_backward(self) -> None:
-        self._hooks.on_end_of_backward(self._backward_ended)
+        call_when_backward_ends(self._backward_ended)
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import implicit_replication
-from torch.utils._pytree import tree_map_only
 
 from ddp_impl.distributed import DistributedDataParallel
 from ddp_impl.parameter_swap import ParameterSwap
+from ddp_impl.torch_internals import tree_map_only
 
 #: How many blocks are open: torch's `implicit_replication` ends for all when the innermost is left.
 _open_blocks = 0

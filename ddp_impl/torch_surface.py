@@ -18,6 +18,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
+from ddp_impl.torch_internals import ignored_names, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 
@@ -28,7 +29,12 @@ class TorchSurface:
     parameters_to_ignore: set[str]
     process_group: dist.ProcessGroup
     reducer: Reducer
+    device: torch.device
     device_type: str
+    device_ids: list[int] | None
+    output_device: int | None
+    is_multi_device_module: bool
+    forward_sync_buffers: bool
     dim: int
     _options: ReducerOptions
 
@@ -52,13 +58,13 @@ class TorchSurface:
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
         """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
-        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+        set_ignored_names(module, names)
 
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
         """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
         bare = module.module if isinstance(module, TorchSurface) else module
-        ignored = getattr(module, "parameters_to_ignore", getattr(bare, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = getattr(module, "parameters_to_ignore", ignored_names(bare))
         for name, parameter in bare.named_parameters():
             if name not in ignored:
                 yield (name, parameter) if named_params else parameter

@@ -8,6 +8,7 @@ from operator import is_
 from torch import Tensor, nn
 
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.torch_internals import parameter_table
 
 
 def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
@@ -67,7 +68,7 @@ class ParameterWatch:
 
     def check(self) -> None:
         """Raise `RuntimeError` naming the parameters that were replaced or removed since wrapping."""
-        if all(map(is_, map(dict.get, self._tables, self._names), self._parameters)):
+        if all(map(is_, map(dict.get, self._tables, self._names), self._expected)):
             return
         present = set(self._module.parameters())
         gone = [member.name for member in self._members if member.parameter not in present]
@@ -89,11 +90,11 @@ class ParameterWatch:
     def _locate(self) -> None:
         ours = {member.parameter for member in self._members}
         slots = [
-            (owner._parameters, name, parameter)
+            (parameter_table(owner), name, parameter)
             for owner in self._module.modules()
-            for name, parameter in owner._parameters.items()
+            for name, parameter in parameter_table(owner).items()
             if parameter is not None and parameter in ours
         ]
         self._tables = [table for table, _, _ in slots]
         self._names = [name for _, name, _ in slots]
-        self._parameters = [parameter for _, _, parameter in slots]
+        self._expected = [parameter for _, _, parameter in slots]

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import Unsupported
 
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_of
 from ddp_impl.compile.fusion import FusedBucket, Fusion
@@ -19,6 +18,7 @@ from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
+from ddp_impl.torch_internals import Unsupported, fusion_passes
 
 
 class CompiledCalls:
@@ -57,9 +57,7 @@ class CompiledCalls:
         """
         if self._fusion is not None:
             return self._fusion
-        import torch._inductor.config as inductor
-
-        passes = [str(each) for each in inductor._fuse_ddp_communication_passes]
+        passes = fusion_passes()
         for fusion, name in ((Fusion.CONCAT, "concat"), (Fusion.COALESCED, "coalesced")):
             if any(name in each for each in passes):
                 return fusion

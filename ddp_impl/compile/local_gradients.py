@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from ddp_impl.errors import ReductionError
+from ddp_impl.torch_internals import call_when_backward_ends
 
 
 class LocalGradients:
@@ -61,7 +61,7 @@ class LocalGradients:
         if kind == "in graph" and self._used_locally:
             raise self._mixed()
         self._running = kind
-        Variable._execution_engine.queue_callback(self._end)
+        call_when_backward_ends(self._end)
 
     def _end(self) -> None:
         if self._running == "in graph":

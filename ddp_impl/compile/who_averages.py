@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.options import ReducerOptions
+from ddp_impl.torch_internals import has_tensor_hooks, optimize_ddp
 
 
 class Reduction(enum.Enum):
@@ -62,7 +63,7 @@ def wanted_reduction() -> Reduction:
     True and "ddp_optimizer" mean `SPLIT`, False and "no_optimization" `WHOLE`, "python_reducer" and
     "python_reducer_without_compiled_forward" `IN_GRAPH`. Equal on every rank.
     """
-    wanted: Any = torch._dynamo.config.optimize_ddp
+    wanted = optimize_ddp()
     if isinstance(wanted, str) and wanted.startswith("python_reducer"):
         return Reduction.IN_GRAPH
     return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
@@ -110,5 +111,5 @@ def _can_average_in_graph(averaged: AveragedParameters) -> bool:
     """
     return not (
         any(spec.sparse or spec.delayed for spec in averaged.specs)
-        or any(parameter._backward_hooks for parameter in averaged.parameters)
+        or any(has_tensor_hooks(parameter) for parameter in averaged.parameters)
     )
