@@ -82,7 +82,7 @@ class Arrivals:
     def take(self, index: int, ready_ns: int = 0) -> bool:
         """Count a reported gradient; return whether its bucket is full now.
 
-        `ready_ns` tells how long after the beginning of the backward it came.
+        `ready_ns` is the time since the beginning of the backward.
         """
         if self.learns:
             self._remember(index, ready_ns)
@@ -109,7 +109,8 @@ class Arrivals:
     def conclude(self) -> list[int]:
         """Await nothing any more; return the parameters of which nothing came in this iteration.
 
-        A static graph has learnt now how often each gradient comes. Some buckets are full that nobody was told of.
+        From now on a static graph knows how often each gradient comes. All buckets are full afterwards; the caller must
+        find those that no call has returned.
         """
         if self._may_repeat and self.learns:
             self.learnt = tuple(self._times_come)
@@ -149,7 +150,7 @@ class Arrivals:
         return [index for index, times in enumerate(self.learnt or ()) if times == 0]
 
     def check_invariants(self) -> None:
-        """Assert what holds whenever nobody is in the middle of a call."""
+        """Assert what holds between calls."""
         awaited = [0] * len(self.pending)
         for index, left in enumerate(self.due):
             awaited[self.bucket_of[index]] += left != 0

@@ -13,10 +13,10 @@ from ddp_impl.bucket import ManagedParameter
 
 
 class AutogradHooks:
-    """Listens to the gradients of parameters, and counts those that are awaited and nothing out of the ordinary.
+    """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report.
 
-    `bucket_full(index)` is called when the last gradient of a bucket has come, `report(index)` for a gradient of which
-    `Arrivals` wants to hear, or that nobody expects.
+    The hooks call `bucket_full(index)` when the last gradient of a bucket has come, and `report(index)` for a gradient
+    that `Arrivals` wants reported or does not await.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AutogradHooks:
         ]
 
     def remove(self) -> None:
-        """Stop listening to the parameters."""
+        """Remove all hooks: gradients stay local from now on."""
         for handle in self._handles + self._node_handles:
             handle.remove()
         self._handles, self._node_handles = [], []

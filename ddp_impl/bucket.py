@@ -122,7 +122,7 @@ class GradBucket:
     __slots__ = ("_bucket", "_buffer", "_is_last")
 
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
-        """Wrap `bucket`, whose gradients now lie in `buffer`."""
+        """Wrap `bucket`, whose gradients are now in `buffer`."""
         self._bucket = bucket
         self._buffer = buffer
         self._is_last = is_last

@@ -60,7 +60,7 @@ class BucketReduction:
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
-        """Find the buckets that no rank will use, when asked to save their traffic."""
+        """Find the buckets that no rank will use, if the user wants their traffic saved."""
         if self.options.static_graph and self.usage.anywhere is not None:
             used = self.usage.anywhere
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
@@ -108,7 +108,7 @@ class BucketReduction:
                 self._start(bucket, nothing)
 
     def _ask_usage(self) -> None:
-        """Ask which parameters some rank used: after the last launch, so that it never delays a gradient."""
+        """Start exchanging which parameters ranks used: after the last launch, so that it never delays a gradient."""
         if self.options.static_graph:
             if self.usage.anywhere is not None or not self.arrivals.learns_order:
                 return
@@ -146,8 +146,8 @@ class BucketReduction:
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
 
-        Ranks ask that once for a static graph. Should this rank miss gradients later, all the same, an average of zeros
-        tells that no rank had one; the reducer leaves the parameter alone then, as it does where ranks do ask.
+        With a static graph ranks exchange that once. Should this rank miss a gradient later all the same, an average of
+        zeros means that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
         """
         anywhere, learnt = self.usage.anywhere, self.arrivals.learnt
         if anywhere is None or learnt is None:

@@ -14,8 +14,8 @@ from ddp_impl import collectives
 def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[str, Tensor]:
     """Return the buffers that DDP copies from one rank to all others, by name.
 
-    Asked for anew before each forward, because a module may replace its buffers (pytorch/pytorch#63916). Those on the
-    meta device hold no data that could be copied.
+    The wrapper calls it before each forward, because a module may replace its buffers (pytorch/pytorch#63916). Those on
+    the meta device hold no data to copy.
     """
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored and not buffer.is_meta}
 

@@ -1,4 +1,4 @@
-"""The only file that talks to `torch.distributed`: what the reducer, buffers and join need, in their words.
+"""The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
 
 Every function here must be called by all ranks of the group, in the same order.
 """
@@ -45,10 +45,10 @@ def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> 
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, few collectives in all.
+    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, in few collectives.
 
     Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
-    tensors, and being overwritten with what rank 0 had is what the user asked for (pytorch/pytorch#22095, #70260).
+    tensors for a backward, and the user wants that backward to use the new values (pytorch/pytorch#22095, #70260).
     """
     for chunk in _chunks(tensors):
         with torch.no_grad():

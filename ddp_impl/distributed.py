@@ -59,7 +59,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     Args:
         module: what to train; all its parameters on one kind of device.
         device_ids: for a module on one accelerator, its index in a list of one; inputs are then moved there.
-        output_device: where a single-accelerator module's outputs lie; only checked, as in torch.
+        output_device: the device of a single-accelerator module's outputs; only checked, as in torch.
         dim: the dimension that torch's `scatter` would split; kept for compatibility.
         broadcast_buffers: deprecated form of `forward_sync_buffers`; False also keeps buffers out of `init_sync`.
         init_sync: compare the modules of all ranks and copy rank 0's parameters and buffers to all.
@@ -165,7 +165,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     @runs_outside_graphs
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised.
+        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised.
 
         Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
         """
@@ -449,7 +449,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members)
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
-        # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
+        # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(

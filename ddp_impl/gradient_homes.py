@@ -15,8 +15,8 @@ from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
 class GradientHome:
     """How the reducer reaches a parameter's gradient.
 
-    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable` tells whether a
-    gradient may be moved into a bucket.
+    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable`: the
+    reducer may move a gradient into a bucket.
     """
 
     get: Callable[[Tensor], Tensor | None]

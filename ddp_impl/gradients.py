@@ -77,7 +77,7 @@ def empty_sparse(parameter: Tensor) -> Tensor:
 def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[bool] | None) -> None:
     """Put the averages in `buffer` where users look for them.
 
-    `used[i]` tells whether any rank used parameter i (None: all are used); one that no rank used is left alone.
+    `used[i]`: any rank used parameter i (None: all are used). A parameter that no rank used keeps what it has.
     """
     if bucket.sparse:
         if used is None or used[bucket.members[0].index]:

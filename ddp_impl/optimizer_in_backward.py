@@ -1,4 +1,4 @@
-"""Stepping a parameter's own optimizer as soon as its averaged gradient is there (pytorch/pytorch#89194)."""
+"""Steps a parameter's own optimizer as soon as the parameter has its averaged gradient (pytorch/pytorch#89194)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asked for, checked once and frozen."""
+"""The constructor's arguments that the reducer needs, checked once and frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting a module see other tensors in place of its parameters while it runs.
+"""Putting other tensors in the place of a module's parameters while it runs.
 
 Only the module's own table of parameters is changed and put back; the parameters keep their identity, their gradients
 and their hooks, so everything that DDP does with them goes on as before.
@@ -17,7 +17,7 @@ Replace = Callable[[nn.Parameter], Tensor]
 
 
 class ParameterSwap:
-    """The parameters of `module` that may be replaced: all but those named in `kept` or owned by what `keeps` names."""
+    """The parameters of `module` that may be replaced: all but those with a name in `kept` or an owner that `keeps`."""
 
     def __init__(
         self, module: nn.Module, kept: Collection[str] = (), keeps: Callable[[nn.Module], bool] = lambda _: False

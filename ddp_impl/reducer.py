@@ -1,8 +1,8 @@
 """The reducer: turns what autograd reports into events, and the state machine's actions into collectives.
 
 A parameter's hook runs once per gradient and is the hot path: it counts down (`arrivals`) and does nothing else. A full
-bucket enters the state machine, which tells the reducer what to do. The reducer hands out the averages in a callback
-that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
+bucket is an event of the state machine, which returns the actions to perform. The reducer hands out the averages in a
+callback that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
 
 The reducer finds gradients that do not come in two ways. Before the backward, a walk from the outputs of all forwards
 since the last reduction (`unused_parameters`) finds what they cannot reach; those parameters hold up no bucket. After
@@ -132,7 +132,7 @@ class Reducer(BucketReduction):
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
 
     def _get_local_used_map(self) -> Tensor:
-        """Return, per parameter, how many ranks used it in the last iteration; int32, 0 where nobody asked."""
+        """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
         return torch.tensor(self.usage.num_users, dtype=torch.int32)
 
     def _ddp_graph_static(self) -> bool:
@@ -197,7 +197,7 @@ class Reducer(BucketReduction):
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event, reached: set[int] | None = None, bucket: int | None = None) -> None:
-        """Tell the state machine of `event` and perform what it asks for; `reached`: by the outputs of a forward."""
+        """Enter `event` into the state machine and perform its actions; a forward's outputs can reach `reached`."""
         for action in self.state.handle(event, bucket=bucket):
             match action:
                 case Action.ARM:
@@ -227,7 +227,7 @@ class Reducer(BucketReduction):
         self._handle(Event.BACKWARD, reached)
 
     def _take_reported_gradient(self, index: int) -> None:
-        """Take a gradient that its hook does not count by itself: the first one, one that comes repeatedly, a stray."""
+        """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         due, phase = self.arrivals.due[index], self.state.phase
         if due == 0:
             if phase is Phase.IDLE:
@@ -260,14 +260,14 @@ class Reducer(BucketReduction):
 
     @property
     def _waits_for_outputs(self) -> bool:
-        """Whether a gradient that comes before the backward reaches an output leaves open which ones are unused."""
+        """Whether full buckets wait until the backward reaches an output: unused parameters are not known before."""
         options = self.options
         if options.static_graph or not options.find_unused_parameters:
             return False
         return self.reach.is_announced and (self.reach.reached is not None or options.skip_all_reduce_unused_params)
 
     def _is_welcome_late(self, index: int) -> bool:
-        """Whether a gradient of a parameter that was taken for unused can still be part of its bucket."""
+        """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
         bucket = self.arrivals.bucket_of[index]
         return (
             index in self.usage.unused

@@ -116,7 +116,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
     (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE,)),
     (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.FINALIZE,)),
-    # A backward that ran a forward, or was reset, has asked autograd to report its end more than once.
+    # Autograd reports the end more than once where a backward ran a forward, or where a user reset the reducer in it.
     (Phase.IDLE, Event.BACKWARD_END): (Phase.IDLE, ()),
     (Phase.ARMED, Event.BACKWARD_END): (Phase.ARMED, ()),
     (Phase.PROBED, Event.BACKWARD_END): (Phase.PROBED, ()),

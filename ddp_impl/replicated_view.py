@@ -72,7 +72,8 @@ class _ReplicatedView:
         self._running.append(module)
         if len(self._running) > 1:
             return None
-        # Found anew for each forward: mixed precision shows its own copies by now, and those are to be seen.
+        # Found anew for each forward: mixed precision has put casts in the place of parameters by now, and these are
+        # the tensors to replicate.
         self._swap.enter_context(ParameterSwap(module).swapped(self._replicated_parameter))
         return tree_map_only(Tensor, self._replicated_input, (inputs, kwargs))
 

@@ -17,8 +17,8 @@ from ddp_impl.torch_internals import BatchNorm, buffer_table, parameter_table
 class SyncBatchNorm(nn.SyncBatchNorm):
     """`torch.nn.SyncBatchNorm`, made of ordinary operators and two collectives, so that every device has it.
 
-    In training mode mean and variance are those of all ranks' batches together: each rank normalises what it has, also
-    if that is nothing. Every rank of `process_group` must call forward and backward equally often; inside a join
+    In training mode mean and variance are those of all ranks' batches together: each rank normalises its own rows, even
+    if it has none. Every rank of `process_group` must call forward and backward equally often; inside a join
     context ask for `throw_on_early_termination`. In evaluation mode, or alone, it is `torch.nn.BatchNorm1d` and its
     kin. Parameters, buffers and `state_dict` are torch's.
     """

@@ -1,4 +1,4 @@
-"""What a wrapped module can tell about itself: how long things took, and what is in which bucket."""
+"""What the logging data report of iterations: how long their parts took, and the last error."""
 
 from __future__ import annotations
 

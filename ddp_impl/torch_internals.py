@@ -1,8 +1,8 @@
 """Every private name of torch that `ddp_impl` depends on: what it is needed for, and why no public one will do.
 
 Nothing else in this package names a private module or attribute of torch; a test keeps it so. When a version of torch
-moves one of them, this file is where to look. All were tried on torch 2.13.0, on CPU, by this package's tests and
-`ddp-conformance`; what is said of other versions was read, not run.
+moves one of them, this file is where to look. The tests of this package and `ddp-conformance` exercise all of them on
+torch 2.13.0+cpu (2026-11), the only version that this repository pins and has results of.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ __all__ = [
 def call_when_backward_ends(callback: Callable[[], None]) -> None:
     """Have autograd call `callback` once, when the backward that runs now is over.
 
-    Nothing public tells the end of a backward to code inside it; hooks tell the end of single nodes.
+    torch has no public call for it: public hooks run when single nodes of the graph are done.
     """
     Variable._execution_engine.queue_callback(callback)
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward; hooks are told what they hang on, and nothing public tells other code."""
+    """Whether this thread runs a backward; torch has no public way to ask."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -82,7 +82,7 @@ def in_compiled_backward() -> bool:
 def current_distributed_context_id() -> int | None:
     """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
 
-    The public `get_gradients(context_id)` wants an id, and only who opened the context has it.
+    The public `get_gradients(context_id)` takes an id, which torch gives only to the code that opened the context.
     """
     if not torch.distributed.rpc.is_available():
         return None
@@ -115,7 +115,7 @@ def num_stored(sparse: Tensor) -> int:
 
 
 def has_tensor_hooks(tensor: Tensor) -> bool:
-    """Whether somebody registered a hook on the gradient of `tensor`; nothing public tells."""
+    """Whether a user registered a hook on the gradient of `tensor`; torch has no public way to ask."""
     return bool(tensor._backward_hooks)
 
 
@@ -163,13 +163,13 @@ def refresh_recurrent(module: nn.RNNBase) -> None:
 
 
 def ignored_names(module: nn.Module) -> Collection[str]:
-    """Return what a module asks DDP to leave alone, parameters and buffers, in the attribute that torch's DDP reads."""
+    """Return the parameters and buffers that DDP must leave alone: the module's attribute that torch's DDP reads."""
     names: Collection[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     return names
 
 
 def set_ignored_names(module: nn.Module, names: Collection[str]) -> None:
-    """Have `module` ask DDP to leave these parameters and buffers alone."""
+    """Have DDP leave these parameters and buffers of `module` alone."""
     module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
 
 
@@ -211,7 +211,8 @@ GLOBAL_STATE = (
     torch._C._set_grad_enabled,
 )
 
-# Dynamo wraps the user's backend in layers, each of which refers to the next by one of these (by version of torch).
+# Dynamo wraps the user's backend in layers; each refers to the next by one of these attributes, which differ between
+# versions of torch.
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
 

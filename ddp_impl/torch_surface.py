@@ -1,4 +1,4 @@
-"""What torch's DDP has besides its documented methods, and torch itself, frameworks and tests call.
+"""Attributes and methods of torch's DDP that are not documented, but that torch itself, frameworks and tests use.
 
 Names and meaning are those of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
 """
@@ -62,7 +62,7 @@ class TorchSurface:
 
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
-        """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
+        """Yield the parameters that a wrapped module averages, or all of a bare one; with `named_params`, names too."""
         bare = module.module if isinstance(module, TorchSurface) else module
         ignored = getattr(module, "parameters_to_ignore", ignored_names(bare))
         for name, parameter in bare.named_parameters():

@@ -44,11 +44,11 @@ class GraphWalk:
 
 
 class Reach:
-    """The parameters that the forwards since the last reduction can reach, as far as somebody walked their graphs.
+    """The parameters that the forwards since the last reduction can reach, as far as their graphs were walked.
 
-    A walk finds unused parameters before the backward, so that they hold up no bucket. It costs time, and the end of
-    the backward tells the same. So the reducer walks only while some parameter of the last iteration was unused:
-    `is_walked`.
+    A walk finds unused parameters before the backward, so that they hold up no bucket. It costs time, and at the end of
+    the backward the reducer knows the same without it. So it walks graphs (`is_walked`) only after an iteration in
+    which some parameter was unused.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class Reach:
         self.is_announced = False  # the backward will report when it comes to an output
 
     def of(self, outputs: Sequence[Tensor]) -> set[int] | None:
-        """Return the parameters that one forward's `outputs` reach; None if nobody looks."""
+        """Return the parameters that one forward's `outputs` reach; None unless graphs are walked."""
         if not outputs or not self.is_walked:
             return None
         with torch.autograd.profiler.record_function("ddp_impl.search_unused_parameters"):

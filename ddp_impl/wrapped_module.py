@@ -53,11 +53,11 @@ def device_type(module: nn.Module, ignored: Collection[str]) -> str:
 
 
 class ParameterWatch:
-    """Notices when a parameter that DDP averages is no longer the one that the module uses.
+    """Finds out when a module no longer uses a parameter that DDP averages.
 
-    Its hook would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients,
-    without a word (pytorch/pytorch#12603). Asked before every synchronised forward, so it is one pass of comparisons
-    in C.
+    The reducer would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients
+    without an error (pytorch/pytorch#12603). The wrapper calls `check` before every synchronised forward, so it is one
+    pass of comparisons in C.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[ManagedParameter]) -> None:

@@ -1,6 +1,6 @@
 """Finding out, inside a wrapped module's forward, that `torch.compile` is at work, and with whose backend.
 
-`torch.compile(ddp)` tells the wrapped module nothing: Dynamo installs a frame callback for the thread and calls the
+`torch.compile(ddp)` gives the wrapped module no sign: Dynamo installs a frame callback for the thread and calls the
 module. The wrapper's forward is excluded from capture (`runs_outside_graphs`), so it runs as ordinary Python with that
 callback in place; the callback leads to the backend that the user chose. Dynamo's state is read and never changed. Why
 this way and not another: `docs/decisions/compiled_ddp.md`.
@@ -38,7 +38,7 @@ def runs_outside_graphs(function: _Function) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class ActiveCompiler:
-    """What the user asked `torch.compile` for: a backend, one graph or several, static or dynamic shapes.
+    """The arguments that the user gave `torch.compile`: a backend, one graph or several, static or dynamic shapes.
 
     `backend` is None while Dynamo may only run what is compiled already. `dynamic` is None where the surrounding
     compilation decides.

@@ -2,7 +2,8 @@
 
 A forward graph passes each parameter through `average_in_backward`, which changes nothing and makes the backward graph
 call the operator `ddp_impl::average_gradient` on the parameter's gradient. Compilers carry it along like any other;
-`fusion` replaces it by few collectives on many gradients. Where nobody does, it averages its one gradient when it runs.
+`fusion` replaces it by few collectives on many gradients. Where it is not fused, it averages its one gradient when it
+runs.
 
 Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given
 another group, of another size perhaps, goes on with what was compiled.
@@ -52,7 +53,7 @@ class GroupAlias:
 def average_gradient(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
     """Return the sum of `gradient / divisor` over the ranks of the group of that name; all of them must call it.
 
-    `divisor` has no dimension. `index` tells which of the model's averaged parameters the gradient belongs to.
+    `divisor` has no dimension. `index` is that of the model's averaged parameter that the gradient belongs to.
     """
     scaled = (gradient / divisor).to(gradient.dtype)  # it differs if neither has a dimension
     summed = functional_collectives.all_reduce(scaled, "sum", group)

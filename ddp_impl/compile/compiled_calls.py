@@ -41,7 +41,7 @@ class CompiledCalls:
 
     @property
     def reduction(self) -> Reduction:
-        """What is wanted of graphs. Unless somebody set it, `torch._dynamo.config.optimize_ddp` decides."""
+        """How graphs are compiled if nothing speaks against it: what was set here, or else the user's configuration."""
         return wanted_reduction() if self._reduction is None else self._reduction
 
     @reduction.setter

@@ -106,7 +106,7 @@ def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[Param
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of `gm` to be changed, with what Dynamo tells compilers of it; Dynamo reads the original again."""
+    """Return a copy of `gm` to change, with the facts that Dynamo leaves for compilers; Dynamo needs the original."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     copy = fx.GraphModule(gm, graph)
@@ -115,7 +115,7 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def inherit(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
-    """Give `gm`, a copy or a part of `origin`, what Dynamo tells compilers of that besides the graph itself."""
+    """Give `gm`, a copy or a part of `origin`, the facts that Dynamo leaves for compilers beside the graph itself."""
     gm.meta = origin.meta
     inherit_parameter_sources(gm, origin)
     sources = {node.name: source_of(node) for node in origin.graph.find_nodes(op="placeholder")}

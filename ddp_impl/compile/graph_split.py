@@ -50,7 +50,7 @@ from ddp_impl.torch_internals import (
 )
 
 log = logging.getLogger(__name__)
-#: Shown by `TORCH_LOGS=ddp_graphs`.
+#: `TORCH_LOGS=ddp_graphs` prints it.
 graph_log = getArtifactLogger(__name__, "ddp_graphs")
 
 #: A Dynamo backend: takes a graph and example inputs, returns what runs it.
@@ -112,7 +112,7 @@ def plan_split(
 def _place_cuts(nodes: Sequence[fx.Node], ends: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Return the starts of the parts and the cuts that were moved, given where buckets end.
 
-    The end of the last bucket is no cut: the gradients that precede it in the graph are nobody's.
+    The end of the last bucket is no cut: no bucket holds gradients of what precedes it in the graph.
     """
     first_gradient = min(ends, default=0)
     glued = _glued(nodes)
@@ -244,7 +244,7 @@ class SplitBackend:
         return split
 
     def reset(self) -> None:
-        """Pass on what `torch.compiler.reset` asks of backends."""
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
         if hasattr(self.backend, "reset"):
             self.backend.reset()
 

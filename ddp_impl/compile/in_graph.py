@@ -89,7 +89,7 @@ class InGraphBackend:
         return run
 
     def reset(self) -> None:
-        """Pass on what `torch.compiler.reset` asks of backends."""
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
         if hasattr(self.backend, "reset"):
             self.backend.reset()
 

@@ -1,8 +1,8 @@
 """Keeping gradients that a compiled backward has averaged apart from those that still wait for their average.
 
-The reducer notes every gradient that arrives outside of its own iterations, because the next one must reduce it. What a
-compiled backward averages itself is not to be noted. And it averages only what it computes: where local gradients are
-waiting, the reducer has to do the next iteration, since the average of a sum is asked for.
+The reducer remembers every gradient that arrives outside of its own iterations, because the next one must reduce it. It
+must forget those that a compiled backward has averaged in graph. And a graph averages only what it computes: where
+local gradients wait, the reducer has to do the next iteration, because `.grad` must end as the average of a sum.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def reduction_of(wanted: Reduction, answer: InGraph | None) -> Reduction:
 
 
 def _can_average_in_graph(averaged: AveragedParameters) -> bool:
-    """Whether all gradients are dense, none is to be reduced after the others, and nobody looks at local ones.
+    """Whether all gradients are dense, none must be reduced after the others, and no hook reads local ones.
 
     A hook on a parameter sees its local gradient, as in eager mode, only if the average comes after it.
     """
