@@ -33,21 +33,15 @@ from ddp_impl.reducer import Reducer
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
-from ddp_impl.torch_internals import frame_callback, ignored_names, overlapped_optimizer
+from ddp_impl.torch_internals import frame_callback, ignored_names
 from ddp_impl.torch_surface import TorchSurface
 from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
-    "process_group",
-    "reducer",
-    "device_mesh",
-    "_join_config",
-    "_caster",
-    "_watch",
-    "_compiled_calls",
+    "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
     "_local_gradients",
-)
+)  # fmt: skip
 
 
 class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
@@ -344,18 +338,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
         self.reducer.comm_hook = bound
 
-    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
-        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
-
-        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
-        functional form of.
-        """
-        overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
-        try:
-            overlapped.register_ddp(self)
-        except NotImplementedError as error:
-            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
-
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:
             error = (
@@ -371,12 +353,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
         """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
         return logging_data(self)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
-        if sample_rate < 1:
-            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
-        self.reducer.telemetry.sample_rate = sample_rate
 
     # -- uneven inputs ------------------------------------------------------------------------------------------------
 

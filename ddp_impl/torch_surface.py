@@ -18,7 +18,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals import ignored_names, set_ignored_names
+from ddp_impl.torch_internals import ignored_names, overlapped_optimizer, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 
@@ -144,6 +144,24 @@ class TorchSurface:
             error = "_set_static_graph() should be called before training loop starts, not after iterations"
             raise self.reducer.telemetry.logged(RuntimeError(error))
         self._options = self.reducer.options = dataclasses.replace(self._options, static_graph=True)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
+        self.reducer.telemetry.sample_rate = sample_rate
+
+    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
+        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
+
+        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
+        functional form of.
+        """
+        overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
+        try:
+            overlapped.register_ddp(self)
+        except NotImplementedError as error:
+            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""

@@ -148,7 +148,7 @@ REFUSED: dict[str, set[str]] = {
     "static": {
         # The graph is not static: the second backward, or step, brings other gradients than the first.
         "loss on a submodule, now and then", "penalty, now and then", "penalty made before forward, now and then",
-        "penalty in a backward of its own", "two losses", "two backwards",
+        "penalty in a backward of its own", "two backwards",
     },
     "skip": {"penalty made before forward, now and then"},
 }  # fmt: skip
