@@ -9,8 +9,8 @@ import torch
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.compile.compiled_calls import InGraph, Reduction
 from ddp_impl.compile.fusion import Fusion
+from ddp_impl.compile.who_averages import InGraph, Reduction
 
 
 class AveragesOutsideGraphs(DistributedDataParallel):

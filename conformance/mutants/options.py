@@ -81,9 +81,9 @@ class AnyBackwardCounts(Reducing):
         """Ends with every backward."""
 
         def _backward_ended(self) -> None:
-            if self._waiting == self._expected and self.state.phase is Phase.ARMED:
+            if self.state.phase is Phase.RUNNING:
                 self.state.handle(Event.RESET)
-                self._disarm()
+                self.arrivals.disarm()
             super()._backward_ended()
 
 
@@ -105,11 +105,11 @@ class LastForwardCounts(Reducing):
 
         def prepare_for_backward(self, outputs: Any) -> None:
             """Forget the forwards before."""
-            self._walk_pays = True
+            self.reach.is_walked = True
             tensors = [tensor for tensor in outputs if tensor.requires_grad]
             super().prepare_for_backward(tensors)
             if self.options.find_unused_parameters:
-                self._reachable = self._walk.reachable(tensors)
+                self.reach.reached = self.reach.walk.reachable(tensors)
 
 
 class RefusesSinkClone(DistributedDataParallel):

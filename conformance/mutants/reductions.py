@@ -15,7 +15,7 @@ from ddp_impl.bucket_plan import BucketPlan, plan_for_order
 from ddp_impl.options import BucketCaps
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import BucketPhase, Event, Phase, ReducerState
+from ddp_impl.reducer_state import BucketPhase, Event, ReducerState
 
 
 class Reducing(DistributedDataParallel):
@@ -311,10 +311,10 @@ class ForgivesMissingGradients(Reducing):
 
         def check_finished(self) -> None:
             """Forget it."""
-            if self.state.phase in (Phase.REDUCING, Phase.REDUCED):
+            if self.state.is_unfinished:
                 self.state.handle(Event.RESET)
                 self._in_flight.clear()
-                self._disarm()
+                self.arrivals.disarm()
 
 
 class DelaysNothing(DistributedDataParallel):
@@ -437,5 +437,5 @@ class FirstOutputOnly(Reducing):
 
         def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
             """Forget all outputs but the first."""
-            self._walk_pays = True
+            self.reach.is_walked = True
             super().prepare_for_backward(list(outputs)[:1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from conformance.mutants.reductions import Reducing
-from ddp_impl import DistributedDataParallel, wrapped_module
+from ddp_impl import DistributedDataParallel, replicas
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.reducer import Reducer
@@ -23,7 +23,7 @@ class ComparesNoPlacements(DistributedDataParallel):
     """BUG: nobody asks whether ranks hold the same shards before these are averaged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(wrapped_module, "describe_placement", return_value=""):
+        with mock.patch.object(replicas, "describe_placement", return_value=""):
             super().__init__(*args, **kwargs)
 
 

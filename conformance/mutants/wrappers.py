@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 from unittest import mock
 
@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_impl import DistributedDataParallel, collectives, distributed, wrapped_module
+from ddp_impl import DistributedDataParallel, collectives, distributed, replicas
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state
+from ddp_impl.replicas import Replica, ReplicatedParameter
 
 
 class AlwaysSyncs(DistributedDataParallel):
@@ -37,11 +38,12 @@ class ComparesNumbersOnly(DistributedDataParallel):
     """BUG: of the ranks' parameters only their number is compared."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        describe = wrapped_module.describe
+        describe = replicas.describe
 
-        def count(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> Any:
-            described = describe(members, ignored, options)
-            return {**described, "parameters": [[entry[0], [], [], "", False, ""] for entry in described["parameters"]]}
+        def count(*args: Any, **options: Any) -> Replica:
+            described = describe(*args, **options)
+            counted = tuple(ReplicatedParameter(each.name, "", "", "", False, "") for each in described.parameters)
+            return dataclasses.replace(described, parameters=counted)
 
         with mock.patch.object(distributed, "describe", count):
             super().__init__(*args, **kwargs)
@@ -50,8 +52,14 @@ class ComparesNumbersOnly(DistributedDataParallel):
 class ComparesNoOptions(DistributedDataParallel):
     """BUG: ranks with different options are not told so."""
 
-    def _options_of_all_ranks(self) -> dict[str, Any]:
-        return {}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        describe = replicas.describe
+
+        def without(*args: Any, **options: Any) -> Replica:
+            return dataclasses.replace(describe(*args, **options), options={})
+
+        with mock.patch.object(distributed, "describe", without):
+            super().__init__(*args, **kwargs)
 
 
 class ChecksNoArguments(DistributedDataParallel):
@@ -66,10 +74,10 @@ class ComparesNoIgnoredNames(DistributedDataParallel):
     """BUG: ranks may ignore different parameters."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        describe = wrapped_module.describe
+        describe = replicas.describe
 
-        def without(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> Any:
-            return {**describe(members, ignored, options), "ignored": [], "parameters": []}
+        def without(*args: Any, **options: Any) -> Replica:
+            return dataclasses.replace(describe(*args, **options), ignored=(), parameters=())
 
         with mock.patch.object(distributed, "describe", without):
             super().__init__(*args, **kwargs)
@@ -129,10 +137,8 @@ class LeavesScalarsLocal(DistributedDataParallel):
 class ForgetsItsOptions(DistributedDataParallel):
     """BUG: the attributes of options say what they are by default."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.find_unused_parameters = False
-        self.gradient_as_bucket_view = False
+    find_unused_parameters = False
+    gradient_as_bucket_view = False
 
 
 class TakesAnyDevice(DistributedDataParallel):

@@ -1,10 +1,10 @@
 """Gradients averaged inside the compiled backward: the collectives are nodes of its graph, where compilers see them.
 
-`TracedBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through `average_in_backward`
-and compiles the graph with the user's backend, whose backward graph then asks for one average per gradient; between
-tracing and code generation these are fused as the model's bucket caps say (`fusion`). Whether backends let us in there
-depends on what they are: Inductor and all that are built by `aot_autograd` do; for any other the averages stay one by
-one.
+`InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through
+`average_in_backward` and compiles the graph with the user's backend, whose backward graph then asks for one average per
+gradient; between tracing and code generation `fusion` fuses these as the model's bucket caps say. Whether we get
+in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the averages
+stay one by one.
 
 The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
 collectives, and a rank cannot know that another one's graph lacks a parameter.
@@ -19,8 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch._dynamo.backends.common import AotAutograd, aot_autograd
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ddp_impl.compile.averaging import GroupAlias, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
@@ -28,9 +26,17 @@ from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parame
 from ddp_impl.compile.graph_split import CompilerBackend
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
+from ddp_impl.torch_internals import (
+    AotAutograd,
+    FakeTensor,
+    aot_autograd,
+    aot_eager_arguments,
+    inductor_compilers,
+    set_source,
+)
 
 
-class TracedReducer:
+class InGraphReducer:
     """What the graphs of one wrapped module refer to: the name of its process group, its divisor, its fusion rules.
 
     Group and divisor may change without anything being compiled again.
@@ -57,14 +63,14 @@ class TracedReducer:
             self.divisor.fill_(dist.get_world_size(group))
 
 
-class TracedBackend:
+class InGraphBackend:
     """A Dynamo backend that has one model's gradients averaged in the backward graphs that `backend` compiles.
 
     `fused` keeps the buckets of every backward graph, in the order of compilation. Not collective; what it compiles is,
     in its backward.
     """
 
-    def __init__(self, backend: CompilerBackend, reducer: TracedReducer) -> None:
+    def __init__(self, backend: CompilerBackend, reducer: InGraphReducer) -> None:
         """Take the user's backend (a callable) and the model's reducer."""
         self.backend = backend
         self.reducer = reducer
@@ -83,7 +89,7 @@ class TracedBackend:
         return run
 
     def reset(self) -> None:
-        """Pass on what `torch.compiler.reset` asks of backends."""
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
         if hasattr(self.backend, "reset"):
             self.backend.reset()
 
@@ -95,7 +101,7 @@ class TracedBackend:
         with graph.inserting_before(last_input.next):
             divisor = graph.placeholder("ddp_divisor")
             divisor.meta["example_value"] = _fake_like(inputs, self.reducer.divisor)
-            divisor._dynamo_source = None
+            set_source(divisor, None)
         with graph.inserting_before(divisor.next):
             for node, spec in inputs.items():
                 users = list(node.users)
@@ -134,14 +140,14 @@ def with_graph_pass(backend: CompilerBackend, graph_pass: Callable[[fx.GraphModu
     if name == "inductor" and hasattr(backend, "config"):
         return _inductor_with(graph_pass, backend.config)
     if name == "aot_eager":
-        return _aot_with(graph_pass, _aot_eager_arguments())
+        return _aot_with(graph_pass, aot_eager_arguments())
     if isinstance(function, AotAutograd):
         return _aot_with(graph_pass, function.kwargs)
     return backend
 
 
 def _inductor_with(graph_pass: Callable[[fx.GraphModule], None], config: dict[str, Any]) -> CompilerBackend:
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    compile_fx, compile_fx_inner = inductor_compilers()
 
     def inner(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         graph_pass(gm)
@@ -151,21 +157,9 @@ def _inductor_with(graph_pass: Callable[[fx.GraphModule], None], config: dict[st
         gm: fx.GraphModule, example_inputs: Sequence[Any], config_patches: dict[str, Any] | None = None
     ) -> Callable[..., Any]:
         patches = {**config, **(config_patches or {})}
-        return compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+        return compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches)  # type: ignore[no-any-return]
 
     return compile_with_pass
-
-
-def _aot_eager_arguments() -> dict[str, Any]:
-    from torch._dynamo.backends.debugging import boxed_nop
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    return {
-        "fw_compiler": boxed_nop,
-        "bw_compiler": boxed_nop,
-        "partition_fn": min_cut_rematerialization_partition,
-        "keep_inference_input_mutations": True,
-    }
 
 
 def _aot_with(graph_pass: Callable[[fx.GraphModule], None], arguments: dict[str, Any]) -> CompilerBackend:
