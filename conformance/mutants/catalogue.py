@@ -1,10 +1,12 @@
 """The catalogue of mutants: which there are, what each is made from, and which requirements are to tell them apart.
 
-It is read from `catalogue.toml`, beside this module:
+A chapter keeps its mutants in its folder, in `mutants.py`, and says about them in `mutants.toml`:
 
-    [broken]                                # the module conformance.mutants.broken
-    of = "torch"                            # what its mutants are made from: torch, ddp_impl, or gloo for backends
+    [torch]                                 # what these are made from: torch or ddp_impl
     NoDivision = {GRAD-01 = "grad"}         # a mutant, what it breaks, and a word that the explanation must hold
+
+A mutant stands in the chapter of the requirement that it breaks first. Backends that are wrong belong to no chapter:
+they are in `backends.py`, beside this module, made from gloo, and `catalogue.toml` speaks of them.
 
 A key may also be the id of one scenario, where only that one can tell. `survives` is a requirement that one might
 expect to notice and that is known not to: a gap, or a freedom that a DDP has. `deviations` are what torch's own DDP
@@ -19,15 +21,17 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
-from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, hint, load_catalogue
 from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
 
 PATH = Path(__file__).with_suffix(".toml")
+IN_CHAPTER = "mutants.toml"
 _BUG = "BUG: "
 
 
@@ -93,15 +97,24 @@ DEVIATING = "torch"
 
 @cache
 def load_mutants() -> tuple[Mutant, ...]:
-    """Return every mutant, in the order of the file."""
-    tables = tomllib.loads(PATH.read_text())
-    return tuple(
-        Mutant(name, f"conformance.mutants.{module}:{name}", table["of"], _kills(kills))
-        for module, table in tables.items()
-        if module != "deviations"
+    """Return every mutant: those of the chapters in the chapters' order, then the backends."""
+    packages = chapter_packages()
+    found: list[Mutant] = []
+    for chapter in load_catalogue().chapters:
+        package = packages[chapter.name]
+        path = resources.files(package).joinpath(IN_CHAPTER)
+        if path.is_file():
+            found += _mutants(f"{package}.mutants", tomllib.loads(path.read_text(encoding="utf-8")))
+    backends = {"gloo": tomllib.loads(PATH.read_text(encoding="utf-8"))["gloo"]}
+    return (*found, *_mutants("conformance.mutants.backends", backends))
+
+
+def _mutants(module: str, tables: dict[str, dict[str, dict[str, str]]]) -> list[Mutant]:
+    return [
+        Mutant(name, f"{module}:{name}", base, _kills(kills))
+        for base, table in tables.items()
         for name, kills in table.items()
-        if name != "of"
-    )
+    ]
 
 
 @cache

@@ -146,7 +146,7 @@ def test_the_command_says_who_killed_whom() -> None:
 
 def test_survivors_stand_on_the_page() -> None:
     kill = Kill("GRAD-01", "grad")
-    mutant = Mutant("NoDivision", "conformance.mutants.broken:NoDivision", "torch", (kill,))
+    mutant = Mutant("NoDivision", "conformance.chapters.gradients.mutants:NoDivision", "torch", (kill,))
     page = detection_page(CATALOGUE, Found((Detection(mutant, kill, Fate.SURVIVED),)), {}, datetime.date(2030, 1, 2))
     assert "0 of 1 mutants killed, 1 survived, 0 not active; 0 of 1 expected kills seen" in page
     assert "- NoDivision, GRAD-01: survived. gradients are summed over the ranks" in page

@@ -1,16 +1,13 @@
-"""DDPs that are wrong under `torch.compile`, each in one way: `ddp_impl`, changed."""
+"""Mutants of chapter traced_reducer: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import torch
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import ManagedParameter
-from ddp_impl.compile.fusion import Fusion
-from ddp_impl.compile.who_averages import InGraph, Reduction
+from ddp_impl.compile.who_averages import InGraph
 
 
 class AveragesOutsideGraphs(DistributedDataParallel):
@@ -37,20 +34,3 @@ class AveragesUnderNoSync(DistributedDataParallel):
         found = super()._averages_in_graph()
         self.require_backward_grad_sync = before
         return found
-
-
-class CompilesWhole(DistributedDataParallel):
-    """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        if self._compiled_calls.reduction is Reduction.SPLIT:
-            self._compiled_calls.reduction = Reduction.WHOLE
-
-
-class FusesNothing(DistributedDataParallel):
-    """BUG: in the graph every gradient is a collective of its own."""
-
-    def _averages_in_graph(self) -> InGraph | None:
-        self._compiled_calls.fusion = Fusion.NONE
-        return super()._averages_in_graph()

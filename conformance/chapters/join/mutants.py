@@ -1,4 +1,4 @@
-"""DDPs that are wrong about join contexts, each in one way: torch's DistributedDataParallel, changed."""
+"""Mutants of chapter join: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+
+
+class IgnoresHooks(DistributedDataParallel):
+    """BUG: hooks of any kind are accepted and never called."""
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Do nothing."""
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        pass
+
+    def _register_buffer_comm_hook(self, state: Any, hook: Any, comm_hook_location: Any = None) -> None:
+        pass
 
 
 class JoinsByEffective(DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""DDPs that tell wrong things about themselves, each in one way: `ddp_impl`, with changed logging data and errors."""
+"""Mutants of chapter telemetry: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from conformance.mutants.reductions import Reducing
+from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel, collectives
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.errors import ReductionError
 from ddp_impl.reducer import Reducer
+
+
+class StumblesOverDebugLevels(Reducing):
+    """BUG: at a debug level, gradients are divided twice."""
+
+    class OwnReducer(Reducer):
+        """Debugs wrongly."""
+
+        def _finalize(self) -> None:
+            super()._finalize()
+            if get_debug_level() != DebugLevel.OFF:
+                for member in self.members:
+                    if member.parameter.grad is not None:
+                        member.parameter.grad.div_(2)
+
 
 Data = dict[str, int | str]
 
@@ -165,17 +180,3 @@ class TakesAnyRate(DistributedDataParallel):
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         self.reducer.telemetry.sample_rate = max(1, sample_rate)
-
-
-class NamesNoParameters(Reducing):
-    """BUG: the error about missing gradients does not say which parameters they are of."""
-
-    class OwnReducer(Reducer):
-        """Says little."""
-
-        def check_finished(self) -> None:
-            """Raise without a name."""
-            try:
-                super().check_finished()
-            except ReductionError as error:
-                raise ReductionError("the previous reduction did not finish") from error

@@ -1,26 +1,20 @@
-"""DDPs that are wrong under `torch.compile`, each in one way: torch's DistributedDataParallel, changed."""
+"""Mutants of chapter fusion: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.compile.fusion import Fusion
+from ddp_impl.compile.who_averages import InGraph
 
 
-class NeverCuts(DistributedDataParallel):
-    """BUG: the compiler is not told where buckets end, so that no reduction begins before the backward is over."""
-
-    @contextlib.contextmanager
-    def _inside_ddp_forward(self) -> Iterator[None]:
-        yield
-
-
-class ReducesInDefaultGroup(DistributedDataParallel):
+class ReducesInDefaultGroup(TorchDDP):
     """BUG: asked to reduce in the graph, it forgets its own process group and averages over all ranks."""
 
     def _register_accum_grad_hook(self) -> None:
@@ -34,3 +28,11 @@ class ReducesInDefaultGroup(DistributedDataParallel):
         if self.require_backward_grad_sync:
             mean: Tensor = functional.all_reduce(parameter.grad / group.size(), "sum", group)
             parameter.grad.copy_(mean)
+
+
+class FusesNothing(DistributedDataParallel):
+    """BUG: in the graph every gradient is a collective of its own."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        self._compiled_calls.fusion = Fusion.NONE
+        return super()._averages_in_graph()

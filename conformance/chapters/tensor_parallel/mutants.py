@@ -1,4 +1,4 @@
-"""DDPs that are wrong about modules that are sharded over a mesh, each in one way: `ddp_impl`, changed."""
+"""Mutants of chapter tensor_parallel: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from conformance.mutants.reductions import Reducing
+from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel, replicas
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.gradient_homes import GradientHome

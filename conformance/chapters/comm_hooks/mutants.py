@@ -1,6 +1,7 @@
-"""DDPs that are wrong about comm hooks and buffer hooks, each in one way: torch's DistributedDataParallel, changed."""
+"""Mutants of chapter comm_hooks: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+from __future__ import annotations
+
 import copy
 import warnings
 from collections.abc import Callable, Mapping
@@ -41,19 +42,6 @@ class _Bucket:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.bucket, name)
-
-
-class IgnoresHooks(DistributedDataParallel):
-    """BUG: hooks of any kind are accepted and never called."""
-
-    def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Do nothing."""
-
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        pass
-
-    def _register_buffer_comm_hook(self, state: Any, hook: Any, comm_hook_location: Any = None) -> None:
-        pass
 
 
 class DividesBeforeHook(_Hooked):

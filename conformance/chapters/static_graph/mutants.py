@@ -1,6 +1,7 @@
-"""DDPs that are wrong about `static_graph`, each in one way: torch's DistributedDataParallel, changed."""
+"""Mutants of chapter static_graph: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
-# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+from __future__ import annotations
+
 import weakref
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from conformance.mutants.broken import summed
+from conformance.mutants.bases import summed
 
 
 class IgnoresStaticGraph(DistributedDataParallel):
