@@ -1,6 +1,6 @@
 """What mutants of several chapters are made from: DDPs with one place to be wrong in."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,6 +1,6 @@
 """Mutants of chapter buckets: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Mutants of chapter static_graph: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import weakref
 from typing import Any, ClassVar
