@@ -37,7 +37,8 @@ since = "0.1"
 
 
 def catalogue_of(directory: Path, text: str, name: str = "gradients") -> Catalogue:
-    (directory / f"{name}.toml").write_text(text)
+    (directory / name).mkdir(exist_ok=True)
+    (directory / name / "requirements.toml").write_text(text)
     return load_catalogue(directory)
 
 
@@ -63,16 +64,25 @@ def test_a_chapter_is_read_as_values(tmp_path: Path) -> None:
         ('source = ["torch DDP docs"]', "source = []", "source must be a non-empty list"),
         ('since = "0.1"\n\n', 'since = "0.1"\ntestable = false\n\n', "needs a note"),
         ('since = "0.1"\n\n', "since = 0.1\n\n", "since must be a str, got 0.1"),
-        ('name = "gradients"', 'name = "buckets"', "chapter is called 'buckets', but its file 'gradients'"),
+        ('name = "gradients"', 'name = "buckets"', "chapter is called 'buckets', but its folder 'gradients'"),
         ("[[requirement]]", "[[requirements]]", "unknown table(s): requirements"),
-        ("[chapter]", "[chapter", "gradients.toml: not valid TOML"),
+        ("[chapter]", "[chapter", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_a_chapter_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:
     assert before in CHAPTER
     with pytest.raises(SpecificationError) as caught:
         catalogue_of(tmp_path, CHAPTER.replace(before, after))
+    assert str(caught.value).startswith("gradients/requirements.toml: ")
     assert message in str(caught.value)
+
+
+def test_a_chapter_may_stand_in_a_folder_with_others(tmp_path: Path) -> None:
+    catalogue_of(tmp_path, CHAPTER)
+    deeper = CHAPTER.replace('"gradients"', '"fusion"').replace("GRAD", "FUSE")
+    (tmp_path / "compiled").mkdir()
+    catalogue_of(tmp_path / "compiled", deeper, "fusion")
+    assert [chapter.name for chapter in load_catalogue(tmp_path).chapters] == ["fusion", "gradients"]
 
 
 def test_two_chapters_may_not_share_a_prefix(tmp_path: Path) -> None:
