@@ -9,10 +9,10 @@ import pytest
 from conformance.backends.gloo import GLOO
 from conformance.backends.nccl import NCCL
 from conformance.errors import ScenarioError, SpecificationError
-from conformance.scenario import Scenario
+from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.subjects.subject import CAPABILITIES
-from conformance.suite import Selection, check_scenarios, load_scenarios
+from conformance.suite import Selection, check_scenarios, load_scenarios, one_per_requirement
 
 CHAPTER = """
 [chapter]
@@ -170,6 +170,24 @@ def test_a_selection_of_nothing_is_an_error(tmp_path: Path, selection: Selection
     with pytest.raises((SpecificationError, ScenarioError)) as caught:
         selection.apply(SCENARIOS, catalogue_of(tmp_path, CHAPTER))
     assert message in str(caught.value)
+
+
+def test_the_cheapest_scenario_stands_for_its_requirement() -> None:
+    alone = scenario("gradients/GRAD-01/alone", "GRAD-01", world_size=1)
+    long = scenario("gradients/GRAD-01/long", "GRAD-01").replace(schedule=(Step(), Step()))
+    short = scenario("gradients/GRAD-01/short", "GRAD-01", "GRAD-03").replace(schedule=(Step(),))
+    again = short.replace(id="gradients/GRAD-01/short-again")
+    wide = scenario("gradients/GRAD-01/wide", "GRAD-01", world_size=4).replace(schedule=(Step(),))
+    of_two = scenario("gradients/GRAD-02/only", "GRAD-02", "GRAD-01", world_size=1)
+    assert one_per_requirement([of_two, alone, long, wide, short, again]) == (of_two, short)
+    assert one_per_requirement([alone, wide]) == (wide,), "a single rank can tell little"
+    assert one_per_requirement([alone]) == (alone,)
+
+
+def test_no_requirement_is_without_one_that_stands_for_it() -> None:
+    chosen = one_per_requirement(load_scenarios())
+    assert load_catalogue().uncovered(chosen) == ()
+    assert len(chosen) <= len(load_catalogue())
 
 
 def test_no_scenario_names_an_unknown_requirement() -> None:
