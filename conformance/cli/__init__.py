@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
     "mutants": "conformance.cli.mutants:command",
+    "renew": "conformance.cli.renew:command",
 }
 
 
@@ -86,6 +87,7 @@ def main() -> None:
     ddp-conformance new backend acme              a package to start from
     ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
     ddp-conformance mutants                       DDPs that are wrong on purpose, and who notices
+    ddp-conformance renew                         the generated pages of a checkout
 
     Ranks are processes of this machine that talk over the loopback interface; no port is used.
     """

@@ -123,27 +123,42 @@ def load_deviations() -> Mutant:
     return Mutant(DEVIATING, "torch", "ddp_impl", _kills(tomllib.loads(PATH.read_text())["deviations"]))
 
 
+def deviations_of(chapter: str, catalogue: Catalogue) -> Mutant | None:
+    """Return torch's own DDP with the requirements of one chapter that it breaks; None where it breaks none."""
+    own = {requirement.id for requirement in catalogue.chapter(chapter).requirements}
+    torch = load_deviations()
+    kills = tuple(kill for kill in torch.kills if kill.requirement in own)
+    return Mutant(torch.name, torch.target, torch.of, kills) if kills else None
+
+
 def _kills(table: dict[str, str]) -> tuple[Kill, ...]:
     known = table.get("survives")
     kills = tuple(Kill(where, evidence) for where, evidence in table.items() if where != "survives")
     return kills if known is None else (*kills, Kill(known, survived=True))
 
 
-def chosen(names: Iterable[str], profile: str, catalogue: Catalogue) -> tuple[Mutant, ...]:
+def chosen(names: Iterable[str], profile: str, catalogue: Catalogue, chapter: str = "") -> tuple[Mutant, ...]:
     """Return the mutants called `names` (all, if none) with those of their kills that are in `profile` (all, if empty).
 
-    Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile.
+    With a `chapter` only those are returned of which a requirement of the chapter is to tell, with all of their kills.
+
+    Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile or
+    chapter.
     """
     mutants = load_mutants()
     known = {mutant.name for mutant in mutants}
     if unknown := [name for name in names if name not in known]:
         raise SubjectError(f"unknown mutant {unknown[0]!r}{hint(unknown[0], known)}")
     levels = levels_of(profile) if profile else LEVELS
+    if chapter:
+        own = {requirement.id for requirement in catalogue.chapter(chapter).requirements}
+        mutants = tuple(mutant for mutant in mutants if any(kill.requirement in own for kill in mutant.kills))
     found = []
     for mutant in mutants:
         kills = tuple(kill for kill in mutant.kills if catalogue.requirement(kill.requirement).level in levels)
         if kills and (not names or mutant.name in names):
             found.append(Mutant(mutant.name, mutant.target, mutant.of, kills))
     if not found:
-        raise SubjectError(f"no mutant is to be killed by profile {profile}")
+        asked = f"profile {profile}" if profile else f"a requirement of chapter {chapter}"
+        raise SubjectError(f"no mutant is to be killed by {asked}")
     return tuple(found)

@@ -14,7 +14,7 @@ _HEAD = """# Behaviours
 
 What a complete DistributedDataParallel does, the requirements that hold one to it, and what a run has shown.
 A cell says `PASS`, or how many of the row's scenarios came to the worst verdict; `-` where the run has none of them.
-Made by `ddp-conformance report behaviours`; the rows are in `conformance/behaviours.toml`.
+Made by `ddp-conformance renew --report FOLDER`; the rows are in `conformance/spec/behaviours.toml`.
 """
 
 

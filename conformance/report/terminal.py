@@ -18,6 +18,7 @@ from conformance.report.failure import failure_text, replay_command
 from conformance.run.outcome import Progress, RequirementSummary, RunReport, combine
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
+from conformance.suite import work
 from conformance.verdict import Verdict
 
 STYLES = {
@@ -99,12 +100,6 @@ class ProgressBar:
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
         return f"{done} of {self._total} scenarios, {failures} failed, {_clock(elapsed)} elapsed{remaining}"
-
-
-def work(scenario: Scenario) -> int:
-    """Return about how much a scenario has to do, in forward passes over all ranks, plus a share for starting it."""
-    passes = sum(step.local_backwards + step.synchronised for step in scenario.schedule)
-    return scenario.world_size * (2 + passes)
 
 
 class _Remaining(bar.ProgressColumn):

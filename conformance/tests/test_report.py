@@ -14,9 +14,10 @@ from rich.console import Console
 from conformance.errors import ReportError
 from conformance.report.failure import failure_text, replay_command, result_text
 from conformance.report.json_report import prepare_folder, report_to_json, write_report
-from conformance.report.terminal import ProgressBar, print_report, work
+from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.outcome import Note, Outcome, Progress, RunReport, combine
 from conformance.scenario import Scenario, Step
+from conformance.suite import work
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
     CATALOGUE,
