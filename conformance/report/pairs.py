@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.report.report import Report
+from conformance.run.outcome import Outcome
 from conformance.verdict import Verdict
 
 CHAPTER = "pairs"
@@ -17,12 +18,12 @@ Anything else is the verdict of a pair that went wrong. Made by `ddp-conformance
 """
 
 
-def pairs_page(reports: Sequence[StoredReport], features: Sequence[str]) -> str:
+def pairs_page(reports: Sequence[Report], features: Sequence[str]) -> str:
     """Return the page in Markdown: for each report a triangle of `features`, as scenarios call them."""
     return "\n".join([_HEAD, *(_table(report, features) for report in reports)])
 
 
-def _table(report: StoredReport, features: Sequence[str]) -> str:
+def _table(report: Report, features: Sequence[str]) -> str:
     found = {scenario.id.split("/")[2]: scenario for scenario in report.scenarios if scenario.chapter == CHAPTER}
     count = sum(_pair(slug) for slug in found)
     lines = [
@@ -44,7 +45,7 @@ def _pair(slug: str) -> bool:
     return "+" in slug
 
 
-def _cell(found: Mapping[str, StoredScenario], one: str, other: str) -> str:
+def _cell(found: Mapping[str, Outcome], one: str, other: str) -> str:
     scenario = next((each for slug, each in found.items() if slug.startswith(f"{one}+{other}-world")), None)
     if scenario is None:
         return "-"
