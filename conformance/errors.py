@@ -27,5 +27,5 @@ class ReportError(ConformanceError):
     """A report cannot be written or read."""
 
 
-class ExpectationError(ConformanceError, ValueError):
-    """Expectations are malformed, contradict each other, or name scenarios that do not exist."""
+class KnownFailureError(ConformanceError, ValueError):
+    """Known failures are malformed, contradict each other, or name scenarios that do not exist."""

@@ -34,7 +34,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Ending:
     """How a rank ended: `returned`, `raised`, `exited`, `killed` (by a signal), `hung` or `abandoned`.
 
     `abandoned` is a rank that was ended by the harness because another rank died or hung first.
@@ -57,7 +57,7 @@ class Observation:
     """
 
     rank: int
-    fate: Fate
+    fate: Ending
     facts: Facts = field(default_factory=dict)
     raised: Raised | None = None
     history: tuple[Collective, ...] = ()

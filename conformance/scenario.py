@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from conformance.decoding import MismatchError, decode, parse_object
+from conformance.codec import MismatchError, decode, encode, parse_object
 from conformance.errors import ScenarioError
 
 SCHEMA_VERSION = 1
@@ -145,17 +145,7 @@ class Scenario:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; `from_json` gives back an equal scenario."""
-        data: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-        for entry in dataclasses.fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, Mapping):
-                value = dict(value)
-            elif entry.name in ("schedule", "faults"):
-                value = [dataclasses.asdict(item) for item in value]
-            elif isinstance(value, tuple):
-                value = list(value)
-            data[entry.name] = value
-        return data
+        return {"schema_version": SCHEMA_VERSION, **encode(self)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Scenario:

@@ -13,9 +13,8 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError
 from conformance.programs.registry import preloads_of
-from conformance.report.failure import failure_text, replay_command
+from conformance.report.failure import failure_text, run_command
 from conformance.run.order import Order
-from conformance.run.outcome import is_failure
 from conformance.run.runner import check, probe
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
@@ -68,10 +67,10 @@ def _chosen(request: pytest.FixtureRequest) -> tuple[Scenario, ...]:
 def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     """The subject keeps what the scenario's requirements promise."""
     outcome = scenario_runner.run(scenario)
-    if is_failure(outcome):
+    if outcome.is_failure:
         backend = scenario_runner.backend.name
-        replay = replay_command(scenario, scenario_runner.subject.name, backend)
+        replay = run_command(scenario.id, scenario_runner.subject.name, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
-    if outcome.result.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
-        reasons = "; ".join(finding.summary for finding in outcome.result.findings)
-        pytest.skip(f"{outcome.result.verdict.value}: {reasons}")
+    if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
+        reasons = "; ".join(finding.summary for finding in outcome.subject.findings)
+        pytest.skip(f"{outcome.subject.verdict.value}: {reasons}")

@@ -68,13 +68,21 @@ class RankFate:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """The verdict on one scenario for one subject, with its evidence."""
+    """One subject's verdict on one scenario, with its evidence."""
 
-    scenario_id: str
-    requirements: tuple[str, ...]
     subject: str
     verdict: Verdict
-    findings: tuple[Finding, ...] = ()
-    ranks: tuple[RankFate, ...] = ()
-    duration_ms: float = 0.0
-    num_collectives: int = 0
+    duration_ms: float
+    num_collectives: int
+    findings: tuple[Finding, ...]
+    ranks: tuple[RankFate, ...]
+
+    @property
+    def findings_that_tell(self) -> tuple[Finding, ...]:
+        """The findings that made the verdict what it is, see `telling`; none for PASS."""
+        return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
+
+    @property
+    def summary(self) -> str:
+        """Why, in one sentence."""
+        return next((one.summary for one in self.findings_that_tell if one.summary), "")

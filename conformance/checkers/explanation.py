@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from typing import Protocol
 
-from conformance.scenario import Scenario
 from conformance.verdict import Finding
 
 _INDENT = " " * 6
+
+
+class Explained(Protocol):
+    """What the text about a finding says of its scenario: that of a `Scenario`, or of what it came to."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+
+    @property
+    def requirements(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def seed(self) -> int: ...  # noqa: D102
 
 
 def let_then(lets: Iterable[str], thens: Iterable[str], notes: Iterable[str] = ()) -> str:
@@ -18,7 +34,7 @@ def let_then(lets: Iterable[str], thens: Iterable[str], notes: Iterable[str] = (
 
 def explain(
     finding: Finding,
-    scenario: Scenario,
+    scenario: Explained,
     *,
     subject: str,
     backend: str,

@@ -11,8 +11,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
-from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.report.json_report import prepare_folder
+from conformance.report.folder import prepare_folder, write_failure
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 
@@ -59,9 +58,9 @@ def command(
     runner.check([smallest], backend_value)
     console = make_console()
 
-    def say(outcome: Outcome) -> None:
-        status.update(f"{outcome.result.verdict.value}  {outcome.scenario.model}, world size "
-                      f"{outcome.scenario.world_size}, {len(outcome.scenario.options)} options")  # fmt: skip
+    def say(scenario: Scenario, outcome: Outcome) -> None:
+        status.update(f"{outcome.subject.verdict.value}  {scenario.model}, world size "
+                      f"{scenario.world_size}, {len(scenario.options)} options")  # fmt: skip
 
     console.print(f"seed {seed}", highlight=False)
     with interrupted_once(), Controller(backend_value) as controller, console.status("starting ranks") as status:
@@ -69,12 +68,9 @@ def command(
         ranks = ScenarioRunner(subject, backend_value, controller, native=not no_native)
         found = explore(ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds, on_outcome=say)
     if found.failure is not None:
-        path = failure_path(folder, found.failure.scenario)
-        path.write_text(found.failure.scenario.dumps())
-        again = replay_command(found.failure.scenario, subject.name, backend_value.source or backend_value.name, folder)
-        console.print(
-            failure_text(found.failure, backend, load_catalogue(), again), highlight=False, markup=False, soft_wrap=True
-        )
+        source = backend_value.source or backend_value.name
+        text = write_failure(found.failure, subject.name, source, load_catalogue(), folder)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
         if not found.always_fails:
             console.print("It did not fail each time: replay it with --times.")
     console.print(

@@ -14,10 +14,10 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
-from conformance.run.outcome import RunReport
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
-from conformance.verdict import ScenarioResult, Verdict
+from conformance.verdict import Verdict
 
 
 @click.command("replay", short_help="Run one scenario file again.")
@@ -49,7 +49,7 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     with interrupted_once():
         report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True)
     print_replay(make_console(), report, catalogue)
-    if not report.complete and not report.failures:
+    if not report.is_complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
 
@@ -66,19 +66,15 @@ def read_scenario(file: Path) -> Scenario:
         raise ScenarioError(f"{file}: {error}") from error
 
 
-def print_replay(console: Console, report: RunReport, catalogue: Catalogue) -> None:
+def print_replay(console: Console, report: Report, catalogue: Catalogue) -> None:
     """Print the last outcome of `report` for both columns."""
-    if not report.outcomes:
+    if not report.scenarios:
         return
-    outcome = report.outcomes[-1]
-    columns: list[ScenarioResult] = [outcome.result]
-    if outcome.native is not None:
-        columns.append(outcome.native)
-    for result in columns:
+    outcome = report.scenarios[-1]
+    for result in filter(None, (outcome.subject, outcome.native)):
         if result.verdict is Verdict.PASS:
-            console.print(f"PASS    {outcome.scenario.id}  subject={result.subject}", highlight=False)
+            console.print(f"PASS    {outcome.id}  subject={result.subject}", highlight=False)
         else:
-            text = result_text(outcome.scenario, result, report.backend, catalogue)
-            console.print(Text(text), soft_wrap=True)
-    if len(report.outcomes) > 1:
-        console.print(f"{len(report.outcomes)} of {report.num_selected} repetitions ran", highlight=False)
+            console.print(Text(result_text(outcome, result, report.backend, catalogue)), soft_wrap=True)
+    if len(report.scenarios) > 1:
+        console.print(f"{len(report.scenarios)} of {report.totals.selected} repetitions ran", highlight=False)

@@ -12,7 +12,8 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
-from conformance.report.read import read_report, report_to_data
+from conformance.report.folder import report_text
+from conformance.report.read import read_report
 
 _EXISTING = click.Path(path_type=Path)
 _OUT = click.option("--out", "-o", type=_EXISTING, metavar="FILE", help="Write to FILE.  [default: standard output]")
@@ -105,12 +106,10 @@ def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
 @_OUT
 def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
     """Make a table in Markdown of which features work together; REPORTS hold chapter pairs."""
-    from conformance.report.pairs import pairs_page
+    from conformance.report.pairs import features_in, pairs_page
     from conformance.suite import load_scenarios
 
-    alone = [scenario.id for scenario in load_scenarios() if scenario.chapter == "pairs" and "-alone-" in scenario.id]
-    features = [scenario_id.split("/")[2].partition("-alone-")[0] for scenario_id in alone]
-    _write(pairs_page([read_report(report) for report in reports], features), out)
+    _write(pairs_page([read_report(report) for report in reports], features_in(load_scenarios())), out)
 
 
 @command.command()
@@ -125,7 +124,7 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
     from conformance.report.merge import merge as merge_reports
 
     merged = merge_reports([read_report(path) for path in reports])
-    _write(json.dumps(report_to_data(merged.report), indent=1) + "\n", out)
+    _write(report_text(merged.report), out)
     for scenario_id in merged.missing:
         click.echo(f"missing  {scenario_id}", err=True)
     if merged.missing:
@@ -173,31 +172,31 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
     given reason, issue and expiry. Entries whose conditions do not hold for the report's subject, backend or torch are
     left alone. Comments in FILE are not kept; look at the difference before you commit it.
     """
-    from conformance.cli.expecting import circumstances_of, read_file
-    from conformance.run.known_failures import Expectation, expectations_to_toml, updated
+    from conformance.cli.known_failures import circumstances_of, read_file
+    from conformance.run.known_failures import KnownFailure, known_failures_to_toml, updated
     from conformance.suite import load_scenarios
     from conformance.verdict import Verdict
 
-    stored = read_report(report)
+    read = read_report(report)
     known = read_file(file) if file.exists() else ()
     added: list[str] = []
 
-    def new(scenario_id: str, verdict: Verdict) -> Expectation:
+    def new(scenario_id: str, verdict: Verdict) -> KnownFailure:
         if not (reason and issue and expires):
             raise ReportError(
                 f"{scenario_id} came to {verdict.value} and no entry of {file} expects it;"
                 " say --reason, --issue and --expires for it"
             )
         added.append(scenario_id)
-        return Expectation(
-            scenario_id, verdict, reason, issue, _date(expires), subject=stored.subject.name, backend=stored.backend
+        return KnownFailure(
+            scenario_id, verdict, reason, issue, _date(expires), subject=read.subject.name, backend=read.backend
         )
 
     world_sizes = {scenario.id: scenario.world_size for scenario in load_scenarios()}
-    world_sizes |= {scenario.id: scenario.world_size for scenario in stored.scenarios}
-    verdicts = {scenario.id: scenario.subject.verdict for scenario in stored.scenarios}
-    entries = updated(known, circumstances_of(stored), verdicts, world_sizes, new)
-    _write(expectations_to_toml(entries), file)
+    world_sizes |= {scenario.id: scenario.world_size for scenario in read.scenarios}
+    verdicts = {scenario.id: scenario.subject.verdict for scenario in read.scenarios}
+    entries = updated(known, circumstances_of(read), verdicts, world_sizes, new)
+    _write(known_failures_to_toml(entries), file)
     click.echo(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
 
 

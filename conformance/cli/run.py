@@ -13,17 +13,17 @@ import click
 
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
-from conformance.cli.expecting import expecting
 from conformance.cli.interrupt import interrupted_once
+from conformance.cli.known_failures import excuses_from
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import write_checksums
-from conformance.report.json_report import prepare_folder, write_report
+from conformance.report.folder import prepare_folder, write_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
-from conformance.run.outcome import Assignment
+from conformance.run.report import Assignment
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
@@ -234,7 +234,6 @@ def judge_selection(
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
     from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
-    from conformance.report.read import read_report
     from conformance.run import runner
     from conformance.subjects.subject import get_subject
 
@@ -246,9 +245,9 @@ def judge_selection(
     how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
     if request.expectations is not None:
         circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
-        how["expect"] = expecting(request.expectations, everything, circumstances)
+        how["excuses"] = excuses_from(request.expectations, everything, circumstances)
     assignment = Assignment(
-        tuple(one.id for one in selected), request.profile, request.shard, request.certified, request.order
+        request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
     console = make_console()
     if request.order != LISTED:
@@ -256,13 +255,13 @@ def judge_selection(
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
             report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
-        report = replace(report, assignment=assignment)
+        report = replace(report, selection=assignment, certified=request.certified)
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, with_table=not quiet)
         page = folder / "report.html"
-        page.write_text(html_page([read_report(path)]))
+        page.write_text(html_page([report]))
         if request.certified:
             write_checksums(folder)
     console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)

@@ -25,8 +25,8 @@ def command(report: Path) -> None:
     from conformance.suite import load_scenarios
 
     scenarios, catalogue = load_scenarios(), load_catalogue()
-    stored = verify(report, {level: in_profile(level, scenarios, catalogue) for level in LEVELS})
-    torch_version = stored.package_version("torch")
-    click.echo(f"Valid. {stored.subject.name} on {stored.backend}, torch {torch_version}: {headline(stored)}.")
-    if not stored.is_green:
+    checked = verify(report, {level: in_profile(level, scenarios, catalogue) for level in LEVELS})
+    torch_version = checked.package_version("torch")
+    click.echo(f"Valid. {checked.subject.name} on {checked.backend}, torch {torch_version}: {headline(checked)}.")
+    if not checked.is_green:
         click.get_current_context().exit(EXIT_FAILED)

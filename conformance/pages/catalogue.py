@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.chapters.pairs.scenarios import REQUIREMENTS, slug_of
 from conformance.errors import ReportError
 from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.mutants.page import detection_page
@@ -16,10 +15,10 @@ from conformance.pages.counts import count
 from conformance.pages.page import Made, Make, Page
 from conformance.report.behaviours import behaviours_page
 from conformance.report.pairs import CHAPTER as PAIRS
-from conformance.report.pairs import pairs_page
+from conformance.report.pairs import features_in, pairs_page
 from conformance.report.schema import report_schema
 from conformance.report.specification import specification_pages
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import Report
 from conformance.spec.behaviours import load_behaviours
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.reducer_diagram import reducer_diagram
@@ -64,7 +63,7 @@ def _holding(text: str | None) -> Make:
     return lambda now, reports: Made(text)
 
 
-def _behaviours(now: str, reports: Sequence[StoredReport]) -> Made:
+def _behaviours(now: str, reports: Sequence[Report]) -> Made:
     rows = load_behaviours()
     own = [report for report in reports if report.subject.name == "ddp_impl"]
     if own:
@@ -79,8 +78,8 @@ def _behaviours(now: str, reports: Sequence[StoredReport]) -> Made:
     return _left(now, "ddp_impl", [f"differs from behaviours.toml in the row {name!r}" for name in wrong])
 
 
-def _pairs(now: str, reports: Sequence[StoredReport]) -> Made:
-    features = [slug_of(requirement) for requirement in REQUIREMENTS]
+def _pairs(now: str, reports: Sequence[Report]) -> Made:
+    features = features_in(load_scenarios())
     own = {report.subject.name: report for report in reports if any(one.chapter == PAIRS for one in report.scenarios)}
     if own.keys() >= {"ddp_impl", "torch"}:
         wanted = {scenario.id for scenario in load_scenarios() if scenario.chapter == PAIRS}
@@ -92,7 +91,7 @@ def _pairs(now: str, reports: Sequence[StoredReport]) -> Made:
     return _left(now, "ddp_impl and one of torch", [f"has no row for the feature {name}" for name in missing])
 
 
-def _detection(now: str, reports: Sequence[StoredReport]) -> Made:
+def _detection(now: str, reports: Sequence[Report]) -> Made:
     """Renew what the page says of the catalogue; only ranks can tell what becomes of a mutant that is not on it."""
     mutants = load_mutants()
     found = found_on(now, mutants, load_deviations())
@@ -105,7 +104,7 @@ def _detection(now: str, reports: Sequence[StoredReport]) -> Made:
     return Made(text)
 
 
-def _reducer(now: str, reports: Sequence[StoredReport]) -> Made:
+def _reducer(now: str, reports: Sequence[Report]) -> Made:
     if not _DIAGRAM.search(now):
         raise ReportError("docs/reducer.md has no ```mermaid block to put the diagram of the reducer in")
     return Made(_DIAGRAM.sub(lambda _: reducer_diagram(), now, count=1))
@@ -123,7 +122,7 @@ def _cells(line: str) -> list[str]:
     return line.removeprefix("| ").removesuffix(" |").split(" | ") if line.startswith("| ") else []
 
 
-def _check_whole(page: str, reports: Sequence[StoredReport], wanted: set[str]) -> None:
+def _check_whole(page: str, reports: Sequence[Report], wanted: set[str]) -> None:
     """Refuse reports that would empty cells of a page; raises `ReportError`."""
     there = {scenario.id for report in reports for scenario in report.scenarios}
     if missing := sorted(wanted - there):

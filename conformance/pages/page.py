@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from conformance.errors import ReportError
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import Report
 
 #: What brings a stale page up to date; every test that finds one says it.
 RENEW = "run `ddp-conformance renew`"
@@ -28,7 +28,7 @@ class Made:
 
 
 #: How a page is made: from what its file holds now, "" for none, and from the reports that are there.
-Make = Callable[[str, Sequence[StoredReport]], Made]
+Make = Callable[[str, Sequence[Report]], Made]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def repository_of(package: Path) -> Path:
     )
 
 
-def compare(root: Path, pages: Iterable[Page], reports: Sequence[StoredReport] = ()) -> tuple[Comparison, ...]:
+def compare(root: Path, pages: Iterable[Page], reports: Sequence[Report] = ()) -> tuple[Comparison, ...]:
     """Make every page and compare it with what is in the repository; changes nothing."""
     found = []
     for page in pages:

@@ -60,7 +60,7 @@ _DTYPE_NAMES = {
 _NUM_KEPT = 64
 
 
-class Journal(Protocol):
+class CollectiveLog(Protocol):
     """Where a recorded group reports: the `Recorder`."""
 
     def issue(
@@ -149,13 +149,13 @@ class RecordedWork(dist.Work):
 
 
 class RecordedGroup(dist.ProcessGroup):
-    """Reports every collective to a journal and delegates it to `inner`."""
+    """Reports every collective to a log and delegates it to `inner`."""
 
-    def __init__(self, inner: dist.ProcessGroup, journal: Journal, label: str = "") -> None:
+    def __init__(self, inner: dist.ProcessGroup, log: CollectiveLog, label: str = "") -> None:
         """Stand before `inner`; without a `label` the group is called by the name that torch gives it."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
-        self._journal = journal
+        self._log = log
         self._label = label
         self._name = ""
         self._description = ""
@@ -216,7 +216,7 @@ class RecordedGroup(dist.ProcessGroup):
         shapes, dtypes = _describe(args, kwargs, position)
         reduce_op, root = _options(op, args, kwargs)
         self._members = self._members or tuple(sorted(_world.pg_group_ranks.get(self, ())))  # once torch knows them
-        flight = self._journal.issue(op, self._label, shapes, dtypes, reduce_op, root, self._members)
+        flight = self._log.issue(op, self._label, shapes, dtypes, reduce_op, root, self._members)
         work = getattr(self.inner, method)(*args, **kwargs)
         if self._coalescing is not None:
             self._coalescing.append(flight)

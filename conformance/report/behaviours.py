@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.stored_report import StoredReport
 from conformance.run.outcome import combine
+from conformance.run.report import Report
 from conformance.spec.behaviours import SECTIONS, Behaviour
 from conformance.verdict import Verdict
 
@@ -18,7 +18,7 @@ Made by `ddp-conformance renew --report FOLDER`; the rows are in `conformance/sp
 """
 
 
-def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[StoredReport]) -> str:
+def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[Report]) -> str:
     """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them."""
     columns = _columns(reports)
     lines = [_HEAD]
@@ -38,7 +38,7 @@ def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[StoredRep
 _Column = Mapping[str, Counter[Verdict]]  # requirement -> how often its scenarios came to what
 
 
-def _columns(reports: Sequence[StoredReport]) -> dict[str, _Column]:
+def _columns(reports: Sequence[Report]) -> dict[str, _Column]:
     """Return a column for each subject and one for torch's DDP; a scenario counts once, as its first report has it."""
     found: dict[str, dict[str, tuple[tuple[str, ...], Verdict]]] = {}
     for report in reports:

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from conformance.errors import ReportError
-from conformance.report.json_report import CHECKSUMS
+from conformance.report.folder import CHECKSUMS
 from conformance.report.read import read_report
-from conformance.report.stored_report import StoredReport, summarised
 from conformance.run.environment import package_version
-from conformance.run.outcome import counts
+from conformance.run.report import Report, counts, summarise
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
@@ -72,7 +71,7 @@ def changed_files(folder: Path) -> tuple[str, ...]:
     )
 
 
-def objections(report: StoredReport, profiles: Mapping[str, tuple[Scenario, ...]]) -> tuple[str, ...]:
+def objections(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> tuple[str, ...]:
     """Return why `report` is no certificate of what it says, one sentence each; nothing for a valid one.
 
     `profiles` are the scenarios of every profile in the installed release. That something failed is no objection: such
@@ -87,7 +86,7 @@ def objections(report: StoredReport, profiles: Mapping[str, tuple[Scenario, ...]
     )
 
 
-def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> StoredReport:
+def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Report:
     """Return the report in `folder` if it is a valid certificate, whatever its verdict.
 
     Raises:
@@ -104,7 +103,7 @@ def verify(folder: Path, profiles: Mapping[str, tuple[Scenario, ...]]) -> Stored
     raise ReportError(f"{folder} is no valid certificate: " + "; ".join(wrong))
 
 
-def _about_the_run(report: StoredReport) -> Iterable[str]:
+def _about_the_run(report: Report) -> Iterable[str]:
     if not report.complete or report.interrupted:
         yield "the run was not completed"
     if report.selection.order != "listed":
@@ -122,7 +121,7 @@ def _about_the_run(report: StoredReport) -> Iterable[str]:
         yield f"{len(gaps)} scenario(s) say nothing of the subject: {_some(gaps)}"
 
 
-def _about_the_list(report: StoredReport, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
+def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
     made_by, installed = report.package_version("ddp-conformance"), package_version("ddp-conformance")
     if made_by != installed:
         yield f"it was made by ddp-conformance {made_by or 'unknown'}; verify it with that release, not {installed}"
@@ -144,7 +143,7 @@ def _about_the_list(report: StoredReport, profiles: Mapping[str, tuple[Scenario,
         yield f"its selection is not profile {report.selection.profile}"
 
 
-def _about_the_counts(report: StoredReport) -> Iterable[str]:
+def _about_the_counts(report: Report) -> Iterable[str]:
     totals = report.totals
     if (totals.selected, totals.scenarios) != (len(report.selection.ids), len(report.scenarios)):
         yield "its totals do not count its scenarios"
@@ -153,7 +152,7 @@ def _about_the_counts(report: StoredReport) -> Iterable[str]:
     if report.green != report.is_green:
         yield f"it says green = {str(report.green).lower()}, but its scenarios say otherwise"
     for requirement in report.requirements:
-        if requirement != summarised(requirement, report.scenarios):
+        if requirement != summarise(requirement, report.scenarios):
             yield f"what it says of {requirement.id} is not what its scenarios say"
     if unsound := [" ".join(map(str, one.compared)) for one in report.performance if not one.is_sound]:
         yield f"{len(unsound)} ratio(s) of step times cannot be: {_some(unsound)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.bench.ratio import changes
-from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 
@@ -25,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReportDiff:
     """Two reports compared; only `regressed` is bad news for certain.
 
     `changed` went from one failure or missing statement to another. `capability` ran on one side only, because a
@@ -55,7 +56,7 @@ class Difference:
         )
 
 
-def compare(before: StoredReport, after: StoredReport) -> Difference:
+def compare(before: Report, after: Report) -> ReportDiff:
     """Return what changed from `before` to `after`."""
     old = {scenario.id: scenario for scenario in before.scenarios}
     new = {scenario.id: scenario for scenario in after.scenarios}
@@ -67,7 +68,7 @@ def compare(before: StoredReport, after: StoredReport) -> Difference:
             redefined.append(scenario_id)
         if kind := _kind(left.subject.verdict, right.subject.verdict):
             groups[kind].append(_change(left, right))
-    return Difference(
+    return ReportDiff(
         **{kind: tuple(sorted(changes, key=lambda change: change.id)) for kind, changes in groups.items()},
         new=tuple(_change(None, new[id_]) for id_ in sorted(new.keys() - old.keys())),
         vanished=tuple(_change(old[id_], None) for id_ in sorted(old.keys() - new.keys())),
@@ -86,7 +87,7 @@ def _kind(before: Verdict, after: Verdict) -> str:
     return "fixed" if after is Verdict.PASS else "changed"
 
 
-def _change(before: StoredScenario | None, after: StoredScenario | None) -> Change:
+def _change(before: Outcome | None, after: Outcome | None) -> Change:
     present = after or before
     assert present is not None
     return Change(
@@ -97,7 +98,7 @@ def _change(before: StoredScenario | None, after: StoredScenario | None) -> Chan
     )
 
 
-def _circumstances(before: StoredReport, after: StoredReport) -> tuple[str, ...]:
+def _circumstances(before: Report, after: Report) -> tuple[str, ...]:
     packages = sorted({name for report in (before, after) for name in _packages(report)})
     named = [
         ("subject", before.subject.name, after.subject.name),
@@ -110,6 +111,6 @@ def _circumstances(before: StoredReport, after: StoredReport) -> tuple[str, ...]
     return (*differing, *changes(before.performance, after.performance))
 
 
-def _packages(report: StoredReport) -> list[str]:
+def _packages(report: Report) -> list[str]:
     packages = report.environment.get("packages")
     return list(packages) if isinstance(packages, dict) else []

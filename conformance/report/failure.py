@@ -8,38 +8,33 @@ from pathlib import Path
 
 from conformance.checkers.explanation import explain
 from conformance.run.outcome import Outcome
-from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.verdict import Finding, ScenarioResult, Verdict, telling
+from conformance.verdict import Finding, ScenarioResult, telling
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
     """Return why `outcome` must not be green; `replay` is the command that shows it again."""
-    result, native, expected = outcome.result, outcome.native, outcome.expected
-    if native is not None and native.verdict is Verdict.HARNESS_ERROR and not result.verdict.is_failure:
-        result = native
-    assert result.verdict.is_failure or expected is not None, f"{outcome.scenario.id} did not fail"
-    if expected is not None and expected.is_failure:
-        finding = Finding("expectations", result.verdict, expected.describe(outcome.result.verdict))
+    result, excuse = outcome.failed_result, outcome.expectation
+    assert result.verdict.is_failure or excuse is not None, f"{outcome.id} did not fail"
+    if excuse is not None and not excuse.holds:
+        finding = Finding("known_failures", result.verdict, excuse.describe(outcome.subject.verdict))
         others = [one for one in result.findings if one.verdict.is_failure]
         result = replace(result, findings=(*others, finding))
-    return result_text(outcome.scenario, result, backend, catalogue, replay)
+    return result_text(outcome, result, backend, catalogue, replay)
 
 
-def result_text(
-    scenario: Scenario, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = ""
-) -> str:
-    """Return header and evidence of one result that is not PASS: the gravest finding first, the others below.
+def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = "") -> str:
+    """Return header and evidence of one column that is not PASS: the gravest finding first, the others below.
 
     Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
     """
     first, *others = telling(result.verdict, result.findings) or [
         Finding("runner", result.verdict, "no checker says why")
     ]
-    requirement_id = scenario.leading_requirement
+    requirement_id = outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
-    lines = [explain(first, scenario, **header)]
+    lines = [explain(first, outcome, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
     if replay:
@@ -47,19 +42,14 @@ def result_text(
     return "\n".join(lines)
 
 
-def failure_path(folder: Path, scenario: Scenario) -> Path:
+def failure_path(folder: Path, scenario_id: str) -> Path:
     """Return where a report in `folder` keeps the scenario of a failure."""
-    return folder / "failures" / (scenario.id.replace("/", ".") + ".json")
+    return folder / "failures" / (scenario_id.replace("/", ".") + ".json")
 
 
-def replay_command(scenario: Scenario, subject: str, backend: str, folder: Path | None = None) -> str:
-    """Return the command that runs `scenario` again on the same subject and backend.
-
-    With a report's `folder` it reads the scenario's file there, otherwise it finds the scenario by its id.
-    """
-    if folder is None:
-        return run_command(scenario.id, subject, backend)
-    return _command(["replay", str(failure_path(folder, scenario))], subject, backend)
+def replay_command(scenario_id: str, subject: str, backend: str, folder: Path) -> str:
+    """Return the command that runs the scenario that a report in `folder` keeps, on the same subject and backend."""
+    return _command(["replay", str(failure_path(folder, scenario_id))], subject, backend)
 
 
 def run_command(scenario_id: str, subject: str, backend: str) -> str:

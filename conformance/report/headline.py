@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from jinja2 import Environment
 
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 _GREEN, _RED, _GREY = "#2f7d4f", "#b3342d", "#666"
@@ -27,29 +25,22 @@ _BADGE = """\
 """
 
 
-def headline(report: StoredReport) -> str:
+def headline(report: Report) -> str:
     """Return the answer in a few words; it claims conformance at a level only for a certified run of it."""
     failed, total = len(report.failures), len(report.scenarios)
     if not report.is_complete:
-        left = report.totals.selected - total
-        return f"incomplete, {left} of {report.totals.selected} scenarios did not run"
+        return f"incomplete, {report.num_not_run} of {report.totals.selected} scenarios did not run"
     if failed:
         return f"{failed} of {total} failed"
     if not report.is_green:
         return "nothing passed"
-    expected = sum(scenario.expectation is not None for scenario in report.scenarios)
-    known = f", {expected} known failures" if expected else ""
+    known = f", {report.num_excused} known failures" if report.num_excused else ""
     if report.certified:
         return f"conformant at {report.selection.profile}, {total} scenarios"
     return f"{report.verdicts[Verdict.PASS]} passed{known}"
 
 
-def verdict_counts(verdicts: Mapping[Verdict, int]) -> str:
-    """Return e.g. `203 PASS, 14 FAIL`."""
-    return ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict if verdicts.get(verdict))
-
-
-def badge_svg(report: StoredReport) -> str:
+def badge_svg(report: Report) -> str:
     """Return a badge for a README, drawn without any other file."""
     left, right = "DDP conformance", headline(report)
     colour = _GREEN if report.is_green else _RED if report.failures else _GREY

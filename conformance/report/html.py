@@ -22,10 +22,10 @@ from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
-from conformance.report.stored_report import StoredReport, StoredRequirement, StoredResult, StoredScenario
 from conformance.report.timeline import Timeline, timeline
-from conformance.run.outcome import NATIVE, combine
-from conformance.verdict import RankFate, Verdict
+from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
+from conformance.run.report import Report, RequirementSummary
+from conformance.verdict import RankFate, ScenarioResult, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,10 +35,10 @@ class Column:
     """One subject of the matrix: a report's own, or torch's DDP that ran beside it."""
 
     name: str
-    report: StoredReport
+    report: Report
     is_native: bool
 
-    def result(self, scenario: StoredScenario) -> StoredResult | None:
+    def result(self, scenario: Outcome) -> ScenarioResult | None:
         """Return this column's result in `scenario`."""
         return scenario.native if self.is_native else scenario.subject
 
@@ -52,8 +52,8 @@ class Entry:
 
     anchor: str
     column: Column
-    scenario: StoredScenario
-    result: StoredResult
+    scenario: Outcome
+    result: ScenarioResult
     like: str = ""
 
     @property
@@ -96,10 +96,10 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MatrixRow:
     """One requirement of the matrix."""
 
-    requirement: StoredRequirement
+    requirement: RequirementSummary
     cells: tuple[Cell, ...]
 
     @property
@@ -108,7 +108,7 @@ class Row:
         return " ".join(sorted({cell.verdict.value for cell in self.cells if cell.verdict is not None}))
 
 
-def html_page(reports: Sequence[StoredReport]) -> str:
+def html_page(reports: Sequence[Report]) -> str:
     """Return the page; every report gives a column, and torch's DDP one where the first report has it.
 
     Raises `ReportError` for no report at all.
@@ -136,7 +136,7 @@ def html_page(reports: Sequence[StoredReport]) -> str:
     )
 
 
-def _columns(reports: Sequence[StoredReport]) -> tuple[Column, ...]:
+def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
     columns = [Column(report.subject.name, report, is_native=False) for report in reports]
     if all(column.name != NATIVE for column in columns):
         columns += [Column("torch's DDP", report, is_native=True) for report in reports[:1] if report.native_verdicts]
@@ -172,15 +172,15 @@ def _shared(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
     return [(names_of(who), text) for text, who in ranks.items()]
 
 
-def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[str, list[Row]]:
-    requirements: dict[str, StoredRequirement] = {}
+def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[str, list[MatrixRow]]:
+    requirements: dict[str, RequirementSummary] = {}
     for column in columns:
         for requirement in column.report.requirements:
             requirements.setdefault(requirement.id, requirement)
-    chapters: dict[str, list[Row]] = {}
+    chapters: dict[str, list[MatrixRow]] = {}
     for requirement in requirements.values():
         cells = tuple(_cell(requirement.id, column, entries) for column in columns)
-        chapters.setdefault(requirement.chapter, []).append(Row(requirement, cells))
+        chapters.setdefault(requirement.chapter, []).append(MatrixRow(requirement, cells))
     return chapters
 
 
@@ -200,8 +200,8 @@ def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell
     return Cell(verdict, f"{verdicts[verdict]}/{total}")
 
 
-def _verdicts(column: Column, scenarios: Sequence[StoredScenario]) -> Counter[Verdict]:
-    return Counter(result.verdict for scenario in scenarios if (result := column.result(scenario)) is not None)
+def _verdicts(column: Column, scenarios: Sequence[Outcome]) -> Counter[Verdict]:
+    return verdicts_of(map(column.result, scenarios))
 
 
 def _occurs(verdict: Verdict, columns: Sequence[Column]) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from conformance.report.stored_report import StoredReport, StoredResult, StoredScenario
-from conformance.verdict import Verdict
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
+from conformance.verdict import ScenarioResult, Verdict
 
 #: What XML 1.0 cannot hold, not even escaped; messages of crashed ranks are full of it.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit_xml(report: StoredReport) -> str:
+def junit_xml(report: Report) -> str:
     """Return the report as JUnit XML.
 
     FAIL, HANG and CRASH are failures, HARNESS_ERROR is an error, UNSUPPORTED, UNKNOWN and failures that were expected
@@ -28,8 +29,8 @@ def junit_xml(report: StoredReport) -> str:
     if not report.is_complete:
         suite = ElementTree.SubElement(root, "testsuite", name="run")
         case = ElementTree.SubElement(suite, "testcase", classname="run", name="complete", time="0")
-        left = report.totals.selected - len(report.scenarios)
-        ElementTree.SubElement(case, "error", type="INCOMPLETE", message=f"{left} scenario(s) did not run")
+        message = f"{report.num_not_run} scenario(s) did not run"
+        ElementTree.SubElement(case, "error", type="INCOMPLETE", message=message)
     for suite in root:
         _count(suite)
     _count(root)
@@ -37,7 +38,7 @@ def junit_xml(report: StoredReport) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, scenario: StoredScenario) -> None:
+def _add_case(suite: ElementTree.Element, scenario: Outcome) -> None:
     result = scenario.failed_result
     case = ElementTree.SubElement(
         suite,
@@ -58,7 +59,7 @@ def _add_case(suite: ElementTree.Element, scenario: StoredScenario) -> None:
         ElementTree.SubElement(case, "skipped", message=_legal(f"{result.verdict.value}: {message}"))
 
 
-def _evidence(result: StoredResult) -> str:
+def _evidence(result: ScenarioResult) -> str:
     parts = [f"subject={result.subject}"]
     for finding in result.findings_that_tell:
         parts += [f"{finding.verdict.value}: {finding.summary}", finding.explanation]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections import Counter
 from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
-from conformance.report.headline import headline, verdict_counts
-from conformance.report.stored_report import StoredReport, StoredScenario
-from conformance.run.outcome import combine
-from conformance.verdict import Verdict
+from conformance.report.headline import headline
+from conformance.run.outcome import Outcome, combined_text, counts_text, verdicts_of
+from conformance.run.report import Report
 
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
 MAX_CHARACTERS = 60_000
@@ -19,14 +17,14 @@ _MAX_EVIDENCE = 3_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:-])")
 
 
-def markdown(report: StoredReport) -> str:
+def markdown(report: Report) -> str:
     """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains."""
     torch_version = report.package_version("torch")
     lines = [
         f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
         f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
-        f" {as_text(verdict_counts(report.verdicts))}",
+        f" {as_text(counts_text(report.verdicts))}",
         "",
         "| chapter | scenarios | subject | torch's DDP |",
         "|---|--:|---|---|",
@@ -60,24 +58,13 @@ def _performance(ratios: Sequence[Ratio]) -> str:
     return "\n".join([*lines, "\n</details>\n"])
 
 
-def _row(chapter: str, scenarios: list[StoredScenario]) -> str:
-    native = Counter(one.native.verdict for one in scenarios if one.native is not None)
-    cells = [
-        as_text(chapter),
-        str(len(scenarios)),
-        _cell(Counter(scenario.subject.verdict for scenario in scenarios)),
-        _cell(native) if native else "-",
-    ]
-    return f"| {' | '.join(cells)} |"
+def _row(chapter: str, scenarios: list[Outcome]) -> str:
+    subject, native = verdicts_of(one.subject for one in scenarios), verdicts_of(one.native for one in scenarios)
+    cells = [chapter, str(len(scenarios)), combined_text(subject), combined_text(native) if native else "-"]
+    return f"| {' | '.join(map(as_text, cells))} |"
 
 
-def _cell(verdicts: Counter[Verdict]) -> str:
-    verdict = combine(verdicts)
-    count = f" {verdicts[verdict]}/{verdicts.total()}" if verdicts[verdict] != verdicts.total() else ""
-    return as_text(verdict.value + count)
-
-
-def _failure(scenario: StoredScenario) -> str:
+def _failure(scenario: Outcome) -> str:
     result = scenario.failed_result
     evidence = "\n".join(finding.explanation for finding in result.findings_that_tell if finding.explanation)
     if len(evidence) > _MAX_EVIDENCE:

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.errors import ReportError
-from conformance.report.stored_report import StoredReport, StoredSelection, StoredTotals, summarised
-from conformance.run.outcome import counts
+from conformance.run.report import Assignment, Report
 
 _SHOWN = 5
 
@@ -17,11 +16,11 @@ _SHOWN = 5
 class Merged:
     """The report of all shards, and the ids of scenarios that none of them ran."""
 
-    report: StoredReport
+    report: Report
     missing: tuple[str, ...]
 
 
-def merge(reports: Sequence[StoredReport]) -> Merged:
+def merge(reports: Sequence[Report]) -> Merged:
     """Return one report of what several ran. With scenarios missing it is incomplete, and therefore not green.
 
     Raises:
@@ -51,33 +50,29 @@ def merge(reports: Sequence[StoredReport]) -> Merged:
     missing = tuple(scenario_id for scenario_id in selected if scenario_id not in by_id)
     scenarios = tuple(by_id[scenario_id] for scenario_id in selected if scenario_id in by_id)
     known = {requirement.id: requirement for report in reports for requirement in report.requirements}
-    requirements = tuple(summarised(requirement, scenarios) for requirement in known.values())
-    merged = dataclasses.replace(
-        first,
-        complete=not missing and all(report.complete for report in reports),
+    merged = Report.of(
+        scenarios,
+        sorted(known.values(), key=lambda one: _position(one.chapter, reports)),
+        subject=first.subject,
+        backend=first.backend,
+        num_selected=max(len(selected), sum(report.totals.selected for report in reports)),
         interrupted=any(report.interrupted for report in reports),
+        environment=first.environment,
         duration_s=sum(report.duration_s for report in reports),
-        median_warm_scenario_ms={},  # a median of medians would be none
         selection=_whole([report.selection for report in reports]),
-        requirements=tuple(sorted(requirements, key=lambda one: _position(one.chapter, reports))),
-        scenarios=scenarios,
         performance=tuple(ratio for report in reports for ratio in report.performance),
     )
-    totals = StoredTotals(
-        len(selected), len(scenarios), len(requirements), counts(merged.verdicts), counts(merged.native_verdicts)
-    )
-    merged = dataclasses.replace(merged, totals=totals)
-    return Merged(dataclasses.replace(merged, green=merged.is_green), missing)
+    return Merged(dataclasses.replace(merged, median_warm_scenario_ms={}), missing)  # machines differ in speed
 
 
-def _whole(parts: Sequence[StoredSelection]) -> StoredSelection:
+def _whole(parts: Sequence[Assignment]) -> Assignment:
     """Return what all shards together were asked for; they had an order only if each had the same."""
     whole = dataclasses.replace(parts[0], shard="")
     same = all((part.order, part.seed) == (whole.order, whole.seed) for part in parts)
     return whole if same else dataclasses.replace(whole, order="", seed=0)
 
 
-def _check_alike(first: StoredReport, other: StoredReport, number: int) -> None:
+def _check_alike(first: Report, other: Report, number: int) -> None:
     for name, left, right in (
         ("subject", first.subject.target, other.subject.target),
         ("backend", first.backend, other.backend),
@@ -93,7 +88,7 @@ def _check_alike(first: StoredReport, other: StoredReport, number: int) -> None:
         raise ReportError("a certified report is one whole run; it cannot be merged")
 
 
-def _position(chapter: str, reports: Sequence[StoredReport]) -> int:
+def _position(chapter: str, reports: Sequence[Report]) -> int:
     chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
     return chapters.index(chapter)
 

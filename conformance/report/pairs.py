@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
+from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
 CHAPTER = "pairs"
@@ -17,12 +19,18 @@ Anything else is the verdict of a pair that went wrong. Made by `ddp-conformance
 """
 
 
-def pairs_page(reports: Sequence[StoredReport], features: Sequence[str]) -> str:
+def features_in(scenarios: Iterable[Scenario]) -> list[str]:
+    """Return the features that chapter pairs tries alone, as scenarios call them, in the order of its requirements."""
+    slugs = (scenario.id.split("/")[2] for scenario in scenarios if scenario.chapter == CHAPTER)
+    return [feature for feature, alone, _ in (slug.partition("-alone-") for slug in slugs) if alone]
+
+
+def pairs_page(reports: Sequence[Report], features: Sequence[str]) -> str:
     """Return the page in Markdown: for each report a triangle of `features`, as scenarios call them."""
     return "\n".join([_HEAD, *(_table(report, features) for report in reports)])
 
 
-def _table(report: StoredReport, features: Sequence[str]) -> str:
+def _table(report: Report, features: Sequence[str]) -> str:
     found = {scenario.id.split("/")[2]: scenario for scenario in report.scenarios if scenario.chapter == CHAPTER}
     count = sum(_pair(slug) for slug in found)
     lines = [
@@ -44,7 +52,7 @@ def _pair(slug: str) -> bool:
     return "+" in slug
 
 
-def _cell(found: Mapping[str, StoredScenario], one: str, other: str) -> str:
+def _cell(found: Mapping[str, Outcome], one: str, other: str) -> str:
     scenario = next((each for slug, each in found.items() if slug.startswith(f"{one}+{other}-world")), None)
     if scenario is None:
         return "-"

@@ -5,19 +5,14 @@ Nothing in a report is executed, imported or looked up: a report from a stranger
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from conformance.decoding import MismatchError, decode, parse_object
+from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError
-from conformance.report.json_report import SCHEMA_VERSION
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import SCHEMA_VERSION, Report
 
 
-def read_report(path: Path) -> StoredReport:
+def read_report(path: Path) -> Report:
     """Return the report in `path`, which is a `report.json` or the folder that holds one.
 
     Raises:
@@ -39,7 +34,7 @@ def read_report(path: Path) -> StoredReport:
         raise ReportError(f"{path}: {error}") from error
 
 
-def parse_report(text: str) -> StoredReport:
+def parse_report(text: str) -> Report:
     """Return the report in `text`; raises `ReportError` as `read_report` does."""
     try:
         data = parse_object(text, "a report")
@@ -51,21 +46,8 @@ def parse_report(text: str) -> StoredReport:
             f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
         )
     try:
-        report = decode(data, StoredReport)
+        report = decode(data, Report)
     except MismatchError as error:
         raise ReportError(str(error)) from error
-    assert isinstance(report, StoredReport)
+    assert isinstance(report, Report)
     return report
-
-
-def report_to_data(value: Any) -> Any:
-    """Return a stored value as JSON data; `read_report` gives back an equal value."""
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: report_to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: report_to_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [report_to_data(item) for item in value]
-    return value

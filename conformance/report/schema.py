@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from conformance.decoding import required_fields
-from conformance.report.json_report import SCHEMA_VERSION
-from conformance.report.stored_report import StoredReport
+from conformance.codec import required_fields
+from conformance.run.report import SCHEMA_VERSION, Report
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
@@ -24,8 +23,8 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 def report_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12) that every report of this schema version satisfies."""
     definitions: dict[str, Any] = {}
-    _schema_of(StoredReport, definitions)
-    root = definitions.pop(StoredReport.__name__)
+    _schema_of(Report, definitions)
+    root = definitions.pop(Report.__name__)
     root["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from conformance.errors import ReportError
 from conformance.report.markdown import as_code, as_text
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 BEGIN, END = "<!-- scoreboard -->", "<!-- end of scoreboard -->"
 
 
-def scoreboard(reports: Sequence[StoredReport], distributions: Mapping[str, str], date: datetime.date) -> str:
+def scoreboard(reports: Sequence[Report], distributions: Mapping[str, str], date: datetime.date) -> str:
     """Return a table of chapters and subjects whose cells count requirements by verdict.
 
     `distributions` say which package a subject of some name comes from (torch, where they say nothing), `date` when the
@@ -51,7 +51,7 @@ def inserted(page: str, board: str) -> str:
     return pattern.sub(lambda _: f"{BEGIN}\n{board}{END}", page, count=1)
 
 
-def _check_comparable(first: StoredReport, other: StoredReport) -> None:
+def _check_comparable(first: Report, other: Report) -> None:
     for name, left, right in (
         ("backend", first.backend, other.backend),
         ("torch", first.package_version("torch"), other.package_version("torch")),
@@ -64,34 +64,30 @@ def _check_comparable(first: StoredReport, other: StoredReport) -> None:
             raise ReportError(f"{first.subject.name} and {other.subject.name} were judged by different {name}{shown}")
 
 
-def _chapters(reports: Sequence[StoredReport]) -> tuple[str, ...]:
+def _chapters(reports: Sequence[Report]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chapter for report in reports for chapter in report.chapters))
 
 
-def _version(report: StoredReport, distributions: Mapping[str, str]) -> str:
+def _version(report: Report, distributions: Mapping[str, str]) -> str:
     package = distributions.get(report.subject.name, "torch")
     return f"{package} {report.package_version(package)}".strip()
 
 
-def _cell(report: StoredReport, chapter: str) -> str:
+def _cell(report: Report, chapter: str) -> str:
     """Return how many requirements of `chapter`, or of all chapters, came to which verdict."""
     found: Counter[Verdict] = Counter()
     for requirement in report.requirements:
         if chapter in ("", requirement.chapter):
             found[_counted(requirement.subject)] += 1
-    missing = "" if report.is_complete or chapter else f"<br>{_not_run(report)} scenarios did not run"
+    missing = "" if report.is_complete or chapter else f"<br>{report.num_not_run} scenarios did not run"
     return "<br>".join(f"{verdict.value} {found[verdict]}" for verdict in Verdict if found[verdict]) + missing
-
-
-def _not_run(report: StoredReport) -> int:
-    return report.totals.selected - len(report.scenarios)
 
 
 def _counted(verdict: Verdict) -> Verdict:
     return Verdict.FAIL if verdict in (Verdict.HANG, Verdict.CRASH) else verdict
 
 
-def _caption(report: StoredReport, date: datetime.date) -> str:
+def _caption(report: Report, date: datetime.date) -> str:
     profile = f"Profile {report.selection.profile}" if report.selection.profile else "A selection"
     world_sizes = sorted({scenario.world_size for scenario in report.scenarios})
     return (

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from conformance.bench.ratio import Ratio
 from conformance.report.failure import failure_text, replay_command
-from conformance.run.outcome import Progress, RequirementSummary, RunReport, combine
+from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
 from conformance.suite import work
@@ -78,7 +79,7 @@ class ProgressBar:
         """Move the bar on."""
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
-            self._verdicts[event.outcome.result.verdict] += 1
+            self._verdicts[event.outcome.subject.verdict] += 1
             self._work_done += work(event.scenario)
             self._work_left -= work(event.scenario)
             left = (time.monotonic() - self._started) / self._work_done * self._work_left
@@ -115,56 +116,53 @@ def _clock(seconds: float) -> str:
 
 
 def print_report(
-    console: Console, report: RunReport, catalogue: Catalogue, folder: Path, *, with_table: bool = True
+    console: Console, report: Report, catalogue: Catalogue, folder: Path, *, with_table: bool = True
 ) -> None:
     """Print table, failures and totals; `folder` is where the report's files are."""
-    summaries = report.summaries(catalogue)
     if with_table:
-        console.print(requirements_table(report, catalogue, summaries))
+        console.print(requirements_table(report, catalogue))
     print_failures(console, report, catalogue, folder)
     if report.performance:
         console.print("\nStep time, as a ratio:")
         console.print(ratios_table(report.performance))
-    print_totals(console, report, summaries)
+    print_totals(console, report)
 
 
-def requirements_table(report: RunReport, catalogue: Catalogue, summaries: tuple[RequirementSummary, ...]) -> Table:
+def requirements_table(report: Report, catalogue: Catalogue) -> Table:
     """Return the table of verdicts: one row per chapter, and below it one per requirement."""
-    with_native = bool(report.native_totals)
+    with_native = bool(report.native_verdicts)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
     table.add_column("", no_wrap=True)
     table.add_column("requirement", ratio=1)
     table.add_column("scenarios", justify="right")
-    table.add_column(_short(report.subject), no_wrap=True)
+    table.add_column(_short(report), no_wrap=True)
     if with_native:
         table.add_column("torch's DDP", no_wrap=True)
     for chapter in catalogue.chapters:
-        rows = [summary for summary in summaries if summary.requirement.chapter == chapter.name]
+        rows = [requirement for requirement in report.requirements if requirement.chapter == chapter.name]
         if not rows:
             continue
         if table.row_count:
             table.add_row()
-        of_chapter = [outcome for outcome in report.outcomes if outcome.scenario.chapter == chapter.name]
-        cells = [verdict_cell(Counter(outcome.result.verdict for outcome in of_chapter))]
-        if with_native:
-            cells.append(verdict_cell(Counter(o.native.verdict for o in of_chapter if o.native is not None)))
-        table.add_row(chapter.prefix, Text(chapter.title), str(len(of_chapter)), *cells, style="bold")
+        relevant = [outcome for outcome in report.scenarios if outcome.chapter == chapter.name]
+        table.add_row(chapter.prefix, Text(chapter.title), *_cells(relevant, with_native), style="bold")
         for row in rows:
-            cells = [verdict_cell(row.verdicts)]
-            if with_native:
-                cells.append(verdict_cell(row.native_verdicts))
-            table.add_row(row.requirement.id, Text(row.requirement.statement), str(row.num_scenarios), *cells)
+            relevant = [outcome for outcome in report.scenarios if row.id in outcome.requirements]
+            table.add_row(row.id, Text(row.statement), *_cells(relevant, with_native))
     return table
+
+
+def _cells(outcomes: list[Outcome], with_native: bool) -> list[str | Text]:
+    """Return how many scenarios there are, and what they say together in each column."""
+    columns = [verdicts_of(one.subject for one in outcomes)]
+    if with_native:
+        columns.append(verdicts_of(one.native for one in outcomes))
+    return [str(len(outcomes)), *map(verdict_cell, columns)]
 
 
 def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
     """Return the combined verdict, with a count when not all scenarios agree."""
-    if not verdicts:
-        return Text("-", style="dim")
-    verdict = combine(verdicts)
-    total = sum(verdicts.values())
-    count = f" {verdicts[verdict]}/{total}" if verdicts[verdict] != total else ""
-    return Text(verdict.value + count, style=STYLES[verdict])
+    return Text(combined_text(verdicts), style=STYLES[combine(verdicts)]) if verdicts else Text("-", style="dim")
 
 
 def ratios_table(ratios: Iterable[Ratio]) -> Table:
@@ -179,53 +177,49 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
     return table
 
 
-def print_failures(console: Console, report: RunReport, catalogue: Catalogue, folder: Path) -> None:
+def print_failures(console: Console, report: Report, catalogue: Catalogue, folder: Path) -> None:
     """Print why it failed: one explanation per requirement, and how many more there are of its kind."""
-    by_requirement: dict[str, int] = Counter(outcome.scenario.leading_requirement for outcome in report.failures)
-    explained: set[str] = set()
+    by_requirement: dict[str, list[Outcome]] = {}
     for outcome in report.failures:
-        requirement_id = outcome.scenario.leading_requirement
-        if requirement_id in explained:
-            continue
-        explained.add(requirement_id)
+        by_requirement.setdefault(outcome.leading_requirement, []).append(outcome)
+    for requirement_id, (first, *others) in by_requirement.items():
+        replay = replay_command(first.id, report.subject.name, report.backend, folder)
         console.print()
-        replay = replay_command(outcome.scenario, report.subject, report.backend, folder)
-        console.print(Text(failure_text(outcome, report.backend, catalogue, replay)), soft_wrap=True)
-        if more := by_requirement[requirement_id] - 1:
-            where = folder / "failures"
-            console.print(f"      and {more} more of {requirement_id} in {where}", style="dim", highlight=False)
+        console.print(Text(failure_text(first, report.backend, catalogue, replay)), soft_wrap=True)
+        if others:
+            where = f"{requirement_id} in {folder / 'failures'}"
+            console.print(f"      and {len(others)} more of {where}", style="dim", highlight=False)
 
 
-def print_totals(console: Console, report: RunReport, summaries: tuple[RequirementSummary, ...]) -> None:
+def print_totals(console: Console, report: Report) -> None:
     """Print the last lines of a run: counts, notes, times, and the answer."""
     console.print()
-    for outcome in report.outcomes:
+    for outcome in report.scenarios:
         for note in outcome.notes:
-            text = f"{outcome.scenario.id}: {note.name} {note.value:.4g} ({note.demand})"
-            console.print(Text(text), soft_wrap=True)
-    for world_size, ms in report.median_warm_ms().items():
+            console.print(Text(f"{outcome.id}: {note}"), soft_wrap=True)
+    for world_size, ms in report.median_warm_scenario_ms.items():
         console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
+    totals = report.totals
     console.print(
-        f"{counted(len(report.outcomes), 'scenario')} for {counted(len(summaries), 'requirement')}"
+        f"{counted(totals.scenarios, 'scenario')} for {counted(totals.requirements, 'requirement')}"
         f" in {report.duration_s:.1f} s",
         highlight=False,
     )
-    console.print(f"{_short(report.subject)}: {_count_text(report.totals)}", highlight=False)
-    if report.native_totals:
-        console.print(f"torch's DDP: {_count_text(report.native_totals)}", highlight=False)
-    expected = sum(outcome.expected is not None and not outcome.expected.is_failure for outcome in report.outcomes)
-    if expected:
-        console.print(f"{counted(expected, 'failure')} of these expected.", highlight=False)
-    if not report.complete:
+    console.print(f"{_short(report)}: {counts_text(report.verdicts)}", highlight=False)
+    if report.native_verdicts:
+        console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
+    if report.num_excused:
+        console.print(f"{counted(report.num_excused, 'failure')} of these expected.", highlight=False)
+    if not report.is_complete:
         console.print(
-            f"Incomplete: {report.num_selected - len(report.outcomes)} of {report.num_selected} scenarios did not run.",
+            f"Incomplete: {report.num_not_run} of {totals.selected} scenarios did not run.",
             style="bold yellow",
             highlight=False,
         )
-    elif report.is_green and expected:
+    elif report.is_green and report.num_excused:
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
-        console.print(f"{_short(report.subject)} keeps every requirement that was exercised.", style="bold green")
+        console.print(f"{_short(report)} keeps every requirement that was exercised.", style="bold green")
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
@@ -237,9 +231,5 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _count_text(totals: Mapping[Verdict, int]) -> str:
-    return ", ".join(f"{totals[verdict]} {verdict.value}" for verdict in Verdict if totals.get(verdict))
-
-
-def _short(subject: str) -> str:
-    return subject.rpartition(":")[2]
+def _short(report: Report) -> str:
+    return report.subject.name.rpartition(":")[2]

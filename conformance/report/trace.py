@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.history import Collective
-from conformance.report.stored_report import StoredReport, StoredScenario
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.verdict import RankFate
 
 
-def trace_of(report: StoredReport) -> dict[str, Any]:
+def trace_of(report: Report) -> dict[str, Any]:
     """Return the trace of all scenarios that did not pass: a process per scenario and column, a thread per rank.
 
     Times are microseconds since the first collective of their scenario. A collective whose end nobody saw lasts until
@@ -62,7 +63,7 @@ def _spans_of_rank(collectives: tuple[Collective, ...], first: int, last: int) -
             yield Span(collective, start, last - first, pending=True)
 
 
-def _events(process: int, name: str, scenario: StoredScenario, ranks: tuple[RankFate, ...]) -> list[dict[str, Any]]:
+def _events(process: int, name: str, scenario: Outcome, ranks: tuple[RankFate, ...]) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}},
     ]

@@ -76,7 +76,7 @@ def explore(
     seed: int,
     world_sizes: tuple[int, ...] = (1, 2, 3, 4),
     budget_s: float = float("inf"),
-    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    on_outcome: Callable[[Scenario, Outcome], None] = lambda scenario, outcome: None,
 ) -> Exploration:
     """Run up to `examples` random trainings on `runner` until one fails, then look for a simpler one that fails too.
 
@@ -99,13 +99,13 @@ def explore(
         if time.monotonic() - started > budget_s * (2 if failing else 1) or judged.get(scenario.id) is Verdict.PASS:
             return
         outcome = runner.run(scenario)
-        on_outcome(outcome)
-        judged[scenario.id] = outcome.result.verdict
-        if outcome.result.verdict in (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR):
+        on_outcome(scenario, outcome)
+        judged[scenario.id] = outcome.subject.verdict
+        if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR):
             not_judged += 1
             del judged[scenario.id]
             reject()
-        if outcome.result.verdict.is_failure:
+        if outcome.subject.verdict.is_failure:
             failing.append(outcome)
             raise _NonConformingError
 

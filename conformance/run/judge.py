@@ -22,17 +22,17 @@ def judge(
     program: Program,
     observations: Mapping[int, Observation],
     expected: Mapping[int, Facts] | None,
-    native: Mapping[int, Observation] | None,
+    authority: Mapping[int, Facts] | None,
 ) -> tuple[Verdict, tuple[Finding, ...]]:
     """Return the verdict on one run, the gravest of its findings, and all findings with the gravest first.
 
-    `expected` are the facts required of each rank (None: the program requires none); `native` is what torch's own DDP
-    did in the same scenario (None: it was not run). A scenario in which a fault kills or stops a rank is CRASH or HANG
+    `expected` are the facts required of each rank (None: the program requires none); `authority` those in which torch's
+    own DDP is to be followed, see `authority_of`. A scenario in which a fault kills or stops a rank is CRASH or HANG
     like any other: those who inject faults on purpose expect that verdict.
     """
     if finding := _unsupported(observations):
         return finding.verdict, (finding,)
-    evidence = Evidence(scenario, observations, expected, _authority(scenario, program, expected, native))
+    evidence = Evidence(scenario, observations, expected, authority)
     findings = []
     for name in (*_ALWAYS, *program.invariants, "agrees_with_native"):
         try:
@@ -47,6 +47,21 @@ def judge(
     return Verdict.worst([finding.verdict for finding in findings]), tuple(findings)
 
 
+def authority_of(
+    program: Program, verdict: Verdict, observations: Mapping[int, Observation]
+) -> Mapping[int, Facts] | None:
+    """Return the facts in which torch's own DDP is to be followed, None unless it passed the scenario itself.
+
+    `verdict` is that on torch's DDP, and `observations` are what its ranks did in the scenario.
+    """
+    if verdict is not Verdict.PASS or not program.native_facts:
+        return None
+    return {
+        rank: {name: value for name, value in observation.facts.items() if name.startswith(program.native_facts)}
+        for rank, observation in observations.items()
+    }
+
+
 def _unsupported(observations: Mapping[int, Observation]) -> Finding | None:
     """Return UNSUPPORTED if all ranks say that the scenario cannot apply here; ranks that disagree are our fault."""
     reasons = {rank: observation.unsupported for rank, observation in observations.items() if observation.unsupported}
@@ -56,21 +71,3 @@ def _unsupported(observations: Mapping[int, Observation]) -> Finding | None:
     if len(reasons) < len(observations):
         return harness_error("unsupported", f"only {ranks(reasons)} found the scenario unsupported: {reason}")
     return Finding("unsupported", Verdict.UNSUPPORTED, reason)
-
-
-def _authority(
-    scenario: Scenario,
-    program: Program,
-    expected: Mapping[int, Facts] | None,
-    native: Mapping[int, Observation] | None,
-) -> Mapping[int, Facts] | None:
-    """Return the facts in which torch's own DDP is to be followed, None unless it passed the scenario itself."""
-    if not native or not program.native_facts:
-        return None
-    verdict, _ = judge(scenario, program, native, expected, None)
-    if verdict is not Verdict.PASS:
-        return None
-    return {
-        rank: {name: value for name, value in observation.facts.items() if name.startswith(program.native_facts)}
-        for rank, observation in native.items()
-    }

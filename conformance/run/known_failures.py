@@ -12,7 +12,7 @@
     torch = ">=2.11,<2.14"
     world_size = [2, 4]
 
-An expectation is not a skip: the scenario runs, and a pass, another verdict or a past expiry is a failure. Everything
+A known failure is not skipped: the scenario runs, and a pass, another verdict or a past expiry is a failure. Everything
 here is a pure function of texts, values and a date.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from conformance.errors import ExpectationError
+from conformance.errors import KnownFailureError
 from conformance.spec.catalogue import hint
 from conformance.verdict import Verdict
 
@@ -53,7 +53,7 @@ class Circumstances:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class KnownFailure:
     """One entry of the file; empty conditions hold always."""
 
     scenarios: str
@@ -84,101 +84,105 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """An expectation that applied to one scenario, and its `status`: whether the verdict met it."""
+class Excuse:
+    """The known failure that applied to one scenario, and its `status`: whether the scenario failed just like that."""
 
-    expectation: Expectation
     status: str
+    verdict: Verdict
+    reason: str
+    issue: str
+    expires: str
 
     @property
-    def is_failure(self) -> bool:
-        """Whether the run must not be green because of it."""
-        return self.status != MET
+    def holds(self) -> bool:
+        """Whether the run may be green in spite of the failure."""
+        return self.status == MET
 
     def describe(self, verdict: Verdict) -> str:
         """Return what was expected, what came, and what to do."""
-        known = self.expectation
-        because = f"{known.verdict.value} was expected ({known.reason}; {known.issue})"
+        because = f"{self.verdict.value} was expected ({self.reason}; {self.issue})"
         if self.status == MET:
             return f"{because} and came"
         if self.status == EXPIRED:
             return (
-                f"{because} until {known.expires}, which is past; {verdict.value} came: fix it, or argue for more time"
+                f"{because} until {self.expires}, which is past; {verdict.value} came: fix it, or argue for more time"
             )
         if self.status == UNEXPECTED_PASS:
             return f"{because}, but it passed: remove the expectation, or narrow it down"
         return f"{because}, but {verdict.value} came"
 
 
-def read_expectations(text: str) -> tuple[Expectation, ...]:
-    """Return the entries of a file's text; raises `ExpectationError` naming entry and key of the first mistake."""
+def read_known_failures(text: str) -> tuple[KnownFailure, ...]:
+    """Return the entries of a file's text; raises `KnownFailureError` naming entry and key of the first mistake."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ExpectationError(f"not valid TOML: {error}") from error
+        raise KnownFailureError(f"not valid TOML: {error}") from error
     if extra := sorted(set(data) - {"expectation"}):
-        raise ExpectationError(f"unknown table or key {extra[0]!r}; entries are written [[expectation]]")
+        raise KnownFailureError(f"unknown table or key {extra[0]!r}; entries are written [[expectation]]")
     entries = data.get("expectation", [])
     if not isinstance(entries, list):
-        raise ExpectationError("entries are written [[expectation]], with two brackets")
-    return tuple(_expectation(f"expectation {number}", entry) for number, entry in enumerate(entries, start=1))
+        raise KnownFailureError("entries are written [[expectation]], with two brackets")
+    return tuple(_known_failure(f"expectation {number}", entry) for number, entry in enumerate(entries, start=1))
 
 
-def check_names(expectations: Iterable[Expectation], world_sizes: Mapping[str, int]) -> None:
-    """Raise `ExpectationError` unless every entry names a scenario; `world_sizes` holds all that exist, by id."""
-    for number, expectation in enumerate(expectations, start=1):
-        if not any(expectation.names(scenario_id, size) for scenario_id, size in world_sizes.items()):
-            sizes = f" at world size {_sizes_text(expectation.world_size)}" if expectation.world_size else ""
-            raise ExpectationError(
-                f"expectation {number}: {expectation.scenarios!r} matches no scenario{sizes}"
-                f"{hint(expectation.scenarios, world_sizes)}"
+def check_names(known: Iterable[KnownFailure], world_sizes: Mapping[str, int]) -> None:
+    """Raise `KnownFailureError` unless every entry names a scenario; `world_sizes` holds all that exist, by id."""
+    for number, failure in enumerate(known, start=1):
+        if not any(failure.names(scenario_id, size) for scenario_id, size in world_sizes.items()):
+            sizes = f" at world size {_sizes_text(failure.world_size)}" if failure.world_size else ""
+            raise KnownFailureError(
+                f"expectation {number}: {failure.scenarios!r} matches no scenario{sizes}"
+                f"{hint(failure.scenarios, world_sizes)}"
             )
 
 
-def expected(
-    expectations: Iterable[Expectation],
+def excuse_for(
+    known: Iterable[KnownFailure],
     circumstances: Circumstances,
     today: datetime.date,
     scenario_id: str,
     world_size: int,
     verdict: Verdict,
-) -> Expected | None:
-    """Return which expectation applies to a scenario and whether `verdict` meets it; None when none applies.
+) -> Excuse | None:
+    """Return the known failure that applies to a scenario and whether `verdict` meets it; None when none applies.
 
-    Raises `ExpectationError` when two apply: which of them counts must not depend on their order.
+    Raises `KnownFailureError` when two apply: which of them counts must not depend on their order.
     """
-    applying = [one for one in expectations if one.names(scenario_id, world_size) and one.holds_in(circumstances)]
+    applying = [one for one in known if one.names(scenario_id, world_size) and one.holds_in(circumstances)]
     if not applying:
         return None
     if len(applying) > 1:
-        raise ExpectationError(
+        raise KnownFailureError(
             f"{scenario_id} is named by {len(applying)} expectations that hold here:"
             f" {', '.join(repr(one.scenarios) for one in applying)}; narrow them down so that one is left"
         )
-    expectation = applying[0]
-    if today > expectation.expires:
-        return Expected(expectation, EXPIRED)
-    if verdict is expectation.verdict:
-        return Expected(expectation, MET)
-    return Expected(expectation, UNEXPECTED_PASS if verdict is Verdict.PASS else UNEXPECTED_VERDICT)
+    failure = applying[0]
+    if today > failure.expires:
+        status = EXPIRED
+    elif verdict is failure.verdict:
+        status = MET
+    else:
+        status = UNEXPECTED_PASS if verdict is Verdict.PASS else UNEXPECTED_VERDICT
+    return Excuse(status, failure.verdict, failure.reason, failure.issue, failure.expires.isoformat())
 
 
 def updated(
-    expectations: Sequence[Expectation],
+    known: Sequence[KnownFailure],
     circumstances: Circumstances,
     verdicts: Mapping[str, Verdict],
     world_sizes: Mapping[str, int],
-    new: Callable[[str, Verdict], Expectation],
-) -> tuple[Expectation, ...]:
-    """Return the expectations that a run with these `verdicts` would have met.
+    new: Callable[[str, Verdict], KnownFailure],
+) -> tuple[KnownFailure, ...]:
+    """Return the known failures that a run with these `verdicts` would have met.
 
     Entries whose conditions do not hold in `circumstances` stay as they are. An entry that some scenario of its glob
     contradicts is replaced by one entry for each of the others. A scenario that fails and is not expected to gets
     `new(id, verdict)`; one whose verdict has changed keeps its reason, issue and expiry.
     """
-    kept: list[Expectation] = []
+    kept: list[KnownFailure] = []
     covered: set[str] = set()
-    for entry in expectations:
+    for entry in known:
         matched = [id_ for id_, size in world_sizes.items() if entry.names(id_, size)]
         if not entry.holds_in(circumstances) or all(
             verdicts.get(id_, entry.verdict) is entry.verdict for id_ in matched
@@ -197,12 +201,12 @@ def updated(
     return tuple(kept)
 
 
-def expectations_to_toml(expectations: Iterable[Expectation]) -> str:
-    """Return the text of a file with these entries; `read_expectations` gives back equal ones."""
-    return "\n".join(_entry_to_toml(entry) for entry in expectations)
+def known_failures_to_toml(known: Iterable[KnownFailure]) -> str:
+    """Return the text of a file with these entries; `read_known_failures` gives back equal ones."""
+    return "\n".join(_entry_to_toml(entry) for entry in known)
 
 
-def _entry_to_toml(entry: Expectation) -> str:
+def _entry_to_toml(entry: KnownFailure) -> str:
     lines = ["[[expectation]]"]
     for name in _MANDATORY + _CONDITIONS:
         value = getattr(entry, name)
@@ -228,42 +232,42 @@ def _version_in(version: str, specifier: str) -> bool:
     try:
         return SpecifierSet(specifier).contains(Version(version), prereleases=True)
     except InvalidVersion as error:
-        raise ExpectationError(f"cannot compare torch {version!r} with {specifier!r}: it is no version") from error
+        raise KnownFailureError(f"cannot compare torch {version!r} with {specifier!r}: it is no version") from error
 
 
-def _expectation(where: str, entry: Any) -> Expectation:
+def _known_failure(where: str, entry: Any) -> KnownFailure:
     if not isinstance(entry, dict):
-        raise ExpectationError(f"{where}: expected a table, got {type(entry).__name__}")
+        raise KnownFailureError(f"{where}: expected a table, got {type(entry).__name__}")
     if isinstance(entry.get("scenarios"), str):
         where = f"{where} ({entry['scenarios']})"
     if unknown := sorted(set(entry) - {*_MANDATORY, *_CONDITIONS}):
-        raise ExpectationError(f"{where}: unknown key {unknown[0]!r}{hint(unknown[0], _MANDATORY + _CONDITIONS)}")
+        raise KnownFailureError(f"{where}: unknown key {unknown[0]!r}{hint(unknown[0], _MANDATORY + _CONDITIONS)}")
     if missing := [name for name in _MANDATORY if name not in entry]:
-        raise ExpectationError(f"{where}: missing key(s): {', '.join(missing)}")
+        raise KnownFailureError(f"{where}: missing key(s): {', '.join(missing)}")
     fields = dict(entry)
     for name in fields:
         if name not in ("expires", "world_size") and (not isinstance(fields[name], str) or not fields[name].strip()):
-            raise ExpectationError(f"{where}: {name} must be a non-empty string, got {fields[name]!r}")
+            raise KnownFailureError(f"{where}: {name} must be a non-empty string, got {fields[name]!r}")
     if type(fields["expires"]) is not datetime.date:
-        raise ExpectationError(f"{where}: expires must be a date such as 2027-06-30, got {fields['expires']!r}")
+        raise KnownFailureError(f"{where}: expires must be a date such as 2027-06-30, got {fields['expires']!r}")
     if fields["verdict"] not in [verdict.value for verdict in EXPECTABLE]:
         allowed = ", ".join(verdict.value for verdict in EXPECTABLE)
-        raise ExpectationError(f"{where}: verdict must be one of {allowed}, got {fields['verdict']!r}")
+        raise KnownFailureError(f"{where}: verdict must be one of {allowed}, got {fields['verdict']!r}")
     fields["verdict"] = Verdict(fields["verdict"])
     if "torch" in fields:
         try:
             SpecifierSet(fields["torch"])
         except InvalidSpecifier as error:
-            raise ExpectationError(f"{where}: torch must be a range such as '>=2.11,<2.14': {error}") from error
+            raise KnownFailureError(f"{where}: torch must be a range such as '>=2.11,<2.14': {error}") from error
     if "world_size" in fields:
         fields["world_size"] = _world_sizes(where, fields["world_size"])
     if re.search(r"[\r\n]", fields["scenarios"]):
-        raise ExpectationError(f"{where}: scenarios must be one line")
-    return Expectation(**fields)
+        raise KnownFailureError(f"{where}: scenarios must be one line")
+    return KnownFailure(**fields)
 
 
 def _world_sizes(where: str, value: Any) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-        raise ExpectationError(f"{where}: world_size must be an integer >= 1 or a list of them, got {value!r}")
+        raise KnownFailureError(f"{where}: world_size must be an integer >= 1 or a list of them, got {value!r}")
     return tuple(sizes)

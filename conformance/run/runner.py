@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
@@ -16,14 +17,15 @@ from conformance.observation import Observation
 from conformance.programs.registry import get_program, preloads_of
 from conformance.run.environment import capture_environment
 from conformance.run.order import LISTED, Order
-from conformance.run.outcome import Outcome, Progress, RunReport, is_failure
-from conformance.run.scenario_runner import Ranks, ScenarioRunner
+from conformance.run.outcome import Outcome, Progress
+from conformance.run.report import JudgedSubject, Report
+from conformance.run.scenario_runner import Excuses, Ranks, ScenarioRunner
 from conformance.scenario import Scenario, Step
+from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
 
 OnEvent = Callable[[Progress], None]
-Expect = Callable[[Outcome], Outcome]
 
 
 def run(
@@ -35,12 +37,12 @@ def run(
     fail_fast: bool = False,
     order: Order = LISTED,
     on_event: OnEvent = lambda event: None,
-    expect: Expect = lambda outcome: outcome,
+    excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
-) -> RunReport:
+) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
-    Ctrl-C ends the run early with a report of what is known so far. `expect` may add to an outcome what was known
+    Ctrl-C ends the run early with a report of what is known so far. `excuses` knows the failures that were known
     beforehand. A passed `controller` stays open.
 
     Raises, before anything starts:
@@ -51,10 +53,9 @@ def run(
     """
     chosen = order.apply(scenarios)
     check(chosen, backend)
-    if controller is None:
-        with Controller(backend, preload=preloads_of(chosen)) as owned:
-            return _run(chosen, subject, backend, native, fail_fast, on_event, expect, owned)
-    return _run(chosen, subject, backend, native, fail_fast, on_event, expect, controller)
+    with nullcontext(controller) if controller else Controller(backend, preload=preloads_of(chosen)) as ranks:
+        runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
+        return _run(chosen, runner, ranks, fail_fast, on_event)
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -109,36 +110,29 @@ def _died_in_constructor(observation: Observation) -> bool:
 
 
 def _run(
-    scenarios: tuple[Scenario, ...],
-    subject: Subject,
-    backend: Backend,
-    native: bool,
-    fail_fast: bool,
-    on_event: OnEvent,
-    expect: Expect,
-    controller: Ranks,
-) -> RunReport:
+    scenarios: tuple[Scenario, ...], runner: ScenarioRunner, ranks: Ranks, fail_fast: bool, on_event: OnEvent
+) -> Report:
     started = time.monotonic()
-    runner = ScenarioRunner(subject, backend, controller, native=native)
+    subject, backend = runner.subject, runner.backend
     outcomes: list[Outcome] = []
     interrupted = False
     try:
-        probe(subject, scenarios[0].world_size, controller)
+        probe(subject, scenarios[0].world_size, ranks)
         for scenario in scenarios:
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
-            outcomes.append(expect(runner.run(scenario)))
+            outcomes.append(runner.run(scenario))
             on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
-            if fail_fast and is_failure(outcomes[-1]):
+            if fail_fast and outcomes[-1].is_failure:
                 break
     except KeyboardInterrupt:
         interrupted = True  # what is known so far is worth a report
-    return RunReport(
-        subject=subject.name,
-        subject_target=subject.target,
+    return Report.of(
+        outcomes,
+        load_catalogue(),
+        subject=JudgedSubject(subject.name, subject.target),
         backend=backend.source or backend.name,  # by which it is found again
-        outcomes=tuple(outcomes),
         num_selected=len(scenarios),
         interrupted=interrupted,
-        duration_s=time.monotonic() - started,
         environment={**capture_environment(), "device_type": backend.device_type},
+        duration_s=time.monotonic() - started,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,7 +13,8 @@ from conformance.models.catalogue import get_fixture
 from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program, get_program
-from conformance.run.judge import judge
+from conformance.run.judge import authority_of, judge
+from conformance.run.known_failures import Excuse
 from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import Subject, get_subject
@@ -24,6 +25,9 @@ NUM_KEPT_COLLECTIVES = 40
 
 #: Of the dtypes, those that a backend must declare.
 _DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
+
+#: Says which known failure applies to a scenario in which the subject came to a verdict, if any.
+Excuses = Callable[[Scenario, Verdict], Excuse | None]
 
 
 class Ranks(Protocol):
@@ -67,14 +71,12 @@ class Attempt:
         """Return the report's value; the ranks' ends are kept unless the verdict is PASS."""
         fates = () if verdict is Verdict.PASS else tuple(map(_rank_fate, self.observations.values()))
         return ScenarioResult(
-            scenario_id=self.scenario.id,
-            requirements=self.scenario.requirements,
             subject=self.subject.name,
             verdict=verdict,
-            findings=findings,
-            ranks=fates,
             duration_ms=self.duration_ms,
             num_collectives=max((len(observation.history) for observation in self.observations.values()), default=0),
+            findings=findings,
+            ranks=fates,
         )
 
 
@@ -96,15 +98,16 @@ class Truth:
             return Truth(error=traceback.format_exc())
 
 
-def judged(attempt: Attempt, program: Program, truth: Truth, beside: Attempt | None) -> ScenarioResult:
-    """Return the verdict on `attempt`; `beside` is what torch's own DDP did in the same scenario."""
+def judged(
+    attempt: Attempt, program: Program, truth: Truth, authority: Mapping[int, Facts] | None = None
+) -> ScenarioResult:
+    """Return the verdict on `attempt`; `authority` are the facts in which torch's own DDP is to be followed."""
     if attempt.unsupported:
         return attempt.result(Verdict.UNSUPPORTED, (Finding("runner", Verdict.UNSUPPORTED, attempt.unsupported),))
     error = attempt.error or truth.error
     if not error:
-        native = beside.observations if beside is not None and beside.observations else None
         try:
-            return attempt.result(*judge(attempt.scenario, program, attempt.observations, truth.facts, native))
+            return attempt.result(*judge(attempt.scenario, program, attempt.observations, truth.facts, authority))
         except Exception:
             error = traceback.format_exc()
     summary = f"the harness itself failed: {error.strip().splitlines()[-1]}"
@@ -114,12 +117,21 @@ def judged(attempt: Attempt, program: Program, truth: Truth, beside: Attempt | N
 class ScenarioRunner:
     """Runs one scenario after the other on the same ranks and knows which of them were warm."""
 
-    def __init__(self, subject: Subject, backend: Backend, ranks: Ranks, *, native: bool = True) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        backend: Backend,
+        ranks: Ranks,
+        *,
+        native: bool = True,
+        excuses: Excuses = lambda scenario, verdict: None,
+    ) -> None:
         """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too."""
         torch_ddp = get_subject(NATIVE)
         self.subject = subject
         self.backend = backend
         self._ranks = ranks
+        self._excuses = excuses
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
         self._warm_pools: set[tuple[int, bool]] = set()
 
@@ -131,12 +143,20 @@ class ScenarioRunner:
         native = self._attempt(scenario, self._native) if self._native is not None else None
         ran = any(try_.observations for try_ in (attempt, native) if try_ is not None)
         truth = Truth.of(program, scenario) if ran else Truth()
-        return Outcome(
+        beside = judged(native, program, truth) if native is not None else None
+        authority = (
+            authority_of(program, beside.verdict, native.observations)
+            if native is not None and beside is not None
+            else None
+        )
+        result = judged(attempt, program, truth, authority)
+        return Outcome.of(
             scenario,
-            judged(attempt, program, truth, native),
-            judged(native, program, truth, None) if native is not None else None,
+            result,
+            beside,
             notes=attempt.notes(truth),
             warm=warm and bool(attempt.observations),
+            excuse=self._excuses(scenario, result.verdict),
         )
 
     def _attempt(self, scenario: Scenario, subject: Subject) -> Attempt:
@@ -147,7 +167,7 @@ class ScenarioRunner:
             attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject))
         except Exception:
             attempt = Attempt(scenario, subject, error=traceback.format_exc())
-        duration_ms = (time.perf_counter() - started) * 1000
+        duration_ms = round((time.perf_counter() - started) * 1000, 3)
         (self._warm_pools.add if attempt.left_ranks_warm else self._warm_pools.discard)(_pool(scenario))
         return replace(attempt, duration_ms=duration_ms)
 

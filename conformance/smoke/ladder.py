@@ -151,7 +151,7 @@ class _Climber:
                     deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S)
                 )
                 runner = ScenarioRunner(claiming, self._backend, self._controller, native=False)
-                result = runner.run(patient).result
+                result = runner.run(patient).subject
                 yield Footing(
                     capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
                     duration_ms=result.duration_ms,

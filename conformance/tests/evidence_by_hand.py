@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.checkers.checker import Evidence
 from conformance.history import Collective
-from conformance.observation import Facts, Fate, Observation, Raised
+from conformance.observation import Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.scenario import Scenario
 
@@ -30,14 +30,14 @@ def gradients(*sizes: int, step: int = 0, first: int = 0, **changes: Any) -> tup
 
 def returned(rank: int, history: tuple[Collective, ...] = (), facts: Facts | None = None, **rest: Any) -> Observation:
     """Return the observation of a rank that ran to its end."""
-    return Observation(rank, Fate("returned"), {"done": True} if facts is None else facts, history=history, **rest)
+    return Observation(rank, Ending("returned"), {"done": True} if facts is None else facts, history=history, **rest)
 
 
 def raised(rank: int, error: Exception, history: tuple[Collective, ...] = (), traceback: str = "") -> Observation:
     """Return the observation of a rank whose program raised `error` in backward."""
     return Observation(
         rank,
-        Fate("raised"),
+        Ending("raised"),
         raised=Raised.of(error, traceback),
         history=history,
         phase="backward",
@@ -49,7 +49,7 @@ def ended(rank: int, kind: str, history: tuple[Collective, ...] = (), **rest: An
     """Return the observation of a rank that did not report, in backward."""
     detail = {"killed": "killed by SIGKILL", "exited": "exited 3"}.get(kind, kind)
     rest = {"phase": "backward", **rest}
-    return Observation(rank, Fate(kind, 3, detail), history=history, **rest)
+    return Observation(rank, Ending(kind, 3, detail), history=history, **rest)
 
 
 def evidence_of(*observations: Observation, expected: Mapping[int, Facts] | None = None, **scenario: Any) -> Evidence:

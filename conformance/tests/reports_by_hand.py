@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conformance.bench.ratio import Ratio
 from conformance.history import Collective
-from conformance.report.json_report import write_report
-from conformance.report.read import read_report
-from conformance.report.stored_report import StoredReport
-from conformance.run.outcome import Assignment, Note, Outcome, RunReport
-from conformance.scenario import Scenario
+from conformance.report.folder import write_report
+from conformance.run.known_failures import EXPIRED, MET, UNEXPECTED_PASS, Excuse
+from conformance.run.outcome import Note, Outcome
+from conformance.run.report import Assignment, JudgedSubject, Report
+from conformance.scenario import Fault, Scenario, Step
 from conformance.spec.catalogue import Catalogue, Chapter, Requirement
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
@@ -42,37 +41,49 @@ def scenario(scenario_id: str, **changes: Any) -> Scenario:
 
 
 def result(
-    of: Scenario, verdict: Verdict, subject: str = "ddp_impl", summary: str = "", ranks: Sequence[RankFate] = ()
+    verdict: Verdict, subject: str = "ddp_impl", summary: str = "", ranks: Sequence[RankFate] = (), ms: float = 12.5
 ) -> ScenarioResult:
     summary = summary or f"it was {verdict.value}"
     finding = Finding(
         "facts", verdict, summary, f"Let   A = {summary}\nThen  A is not 2." if verdict.is_failure else ""
     )
-    return ScenarioResult(of.id, of.requirements, subject, verdict, (finding,), tuple(ranks), 12.5, 3)
+    return ScenarioResult(subject, verdict, ms, 3, (finding,), tuple(ranks))
 
 
 def outcome(
-    scenario_id: str, verdict: Verdict, native: Verdict | None = None, summary: str = "", ranks: Sequence[RankFate] = ()
+    of: str | Scenario,
+    verdict: Verdict,
+    native: Verdict | None = None,
+    summary: str = "",
+    ranks: Sequence[RankFate] = (),
+    *,
+    ms: float = 12.5,
+    notes: tuple[Note, ...] = (),
+    warm: bool = True,
+    excuse: Excuse | None = None,
 ) -> Outcome:
-    of = scenario(scenario_id)
-    beside = result(of, native, "torch") if native is not None else None
-    return Outcome(of, result(of, verdict, summary=summary, ranks=ranks), beside, warm=True)
+    """Return what a scenario, given by its id or as it is, came to for ddp_impl and for torch's DDP."""
+    beside = result(native, "torch") if native is not None else None
+    mine = result(verdict, summary=summary, ranks=ranks, ms=ms)
+    of = scenario(of) if isinstance(of, str) else of
+    return Outcome.of(of, mine, beside, notes=notes, warm=warm, excuse=excuse)
 
 
-def run_report(*outcomes: Outcome, selected: Sequence[str] = (), **changes: Any) -> RunReport:
+def run_report(*outcomes: Outcome, selected: Sequence[str] = (), subject: str = "ddp_impl", **changes: Any) -> Report:
     """Return the report of a run of `outcomes`; `selected` are the ids of all shards, the outcomes' by default."""
-    ids = tuple(selected) or tuple(one.scenario.id for one in outcomes)
-    report = RunReport(
-        "ddp_impl", "ddp_impl:DistributedDataParallel", "gloo", outcomes, len(outcomes), duration_s=3.25,
-        environment=ENVIRONMENT, assignment=Assignment(ids),
-    )  # fmt: skip
-    return dataclasses.replace(report, **changes)
+    given = {
+        "backend": "gloo", "num_selected": len(outcomes), "environment": ENVIRONMENT, "duration_s": 3.25,
+        "selection": Assignment("", "", tuple(selected) or tuple(one.id for one in outcomes)), **changes,
+    }  # fmt: skip
+    return Report.of(outcomes, CATALOGUE, subject=JudgedSubject(subject, "ddp_impl:DistributedDataParallel"), **given)
 
 
-def stored(folder: Path, *outcomes: Outcome, **changes: Any) -> StoredReport:
-    """Write a report of `outcomes` into `folder` and read it back."""
+def stored(folder: Path, *outcomes: Outcome, **changes: Any) -> Report:
+    """Write the report of a run of `outcomes` into `folder`, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    return read_report(write_report(run_report(*outcomes, **changes), CATALOGUE, folder))
+    report = run_report(*outcomes, **changes)
+    write_report(report, CATALOGUE, folder)
+    return report
 
 
 def collective(index: int, op: str, start_ms: float, duration_ms: float | None) -> Collective:
@@ -99,7 +110,7 @@ RATIOS = (
 )
 
 MIXED = (
-    dataclasses.replace(outcome("gradients/GRAD-01/mlp", PASS, FAIL), notes=(Note("accuracy", 0.97, "at least 0.95"),)),
+    outcome("gradients/GRAD-01/mlp", PASS, FAIL, notes=(Note("accuracy", 0.97, "at least 0.95"),)),
     outcome("gradients/GRAD-01/cnn", UNKNOWN, PASS),
     outcome("gradients/GRAD-02/mlp", FAIL, PASS, summary="a gradient is wrong"),
     outcome("gradients/GRAD-02/cnn", HANG, HANG, summary="rank 1 is missing", ranks=RANKS),
@@ -107,3 +118,39 @@ MIXED = (
     outcome("buckets/BUCKET-01/cnn", UNSUPPORTED, UNSUPPORTED),
     outcome("buckets/BUCKET-01/rnn", HARNESS_ERROR, PASS),
 )
+
+
+def excuse(status: str) -> Excuse:
+    return Excuse(status, FAIL, "a known defect", "https://example.org/1", "2030-01-31")
+
+
+#: A run with everything that a report can hold; `fixtures/reports/interrupted.json` is its file.
+EVERYTHING = (
+    *MIXED,
+    outcome("gradients/GRAD-01/known", FAIL, PASS, excuse=excuse(MET)),
+    outcome("gradients/GRAD-01/mended", PASS, PASS, excuse=excuse(UNEXPECTED_PASS)),
+    outcome("gradients/GRAD-01/late", FAIL, excuse=excuse(EXPIRED)),
+    outcome("gradients/GRAD-02/native-broken", PASS, HARNESS_ERROR, ms=12.346),
+    outcome(
+        "gradients/GRAD-02/cold", PASS, PASS, warm=False,
+        notes=(
+            Note("loss", float("nan"), "at most 1"), Note("bound", float("-inf"), "above 0"),
+            Note("steps", 3, "at least 2"),
+        ),
+    ),
+    outcome(
+        scenario(
+            "buckets/BUCKET-01/odd", requirements=("BUCKET-01", "GRAD-01"), world_size=3, needs=("join",),
+            options={"bucket_cap_mb": 0.5, "nested": [1, [2, {"a": None}]]}, arguments={"dtypes": ["float32"]},
+            schedule=(Step(2, False, True, "zeros"),), faults=(Fault("kill", 1),),
+        ),
+        FAIL,
+    ),
+)  # fmt: skip
+INTERRUPTED = run_report(
+    *EVERYTHING, num_selected=15, interrupted=True, duration_s=3.14159265, performance=RATIOS,
+    selection=Assignment(
+        "core", "1/2", (*(one.id for one in EVERYTHING), "gradients/GRAD-01/left", "gradients/GRAD-01/out"),
+        "shuffled", 7,
+    ),
+)  # fmt: skip

@@ -27,9 +27,9 @@ from conformance.tests.evidence_by_hand import collective, ended, evidence_of
 from conformance.workers import attached_agent, attached_place
 from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
+from conformance.workers.attached_messages import Beat, Forget, Hello, RunOrder
 from conformance.workers.attached_place import Door, Place, interface_of, knock, place_of
-from conformance.workers.attached_protocol import Beat, Forget, Hello, Order
-from conformance.workers.protocol import receive, send
+from conformance.workers.messages import receive, send
 
 TRAIN = Scenario("gradients/GRAD-01/attached", ("GRAD-01",), "train", schedule=(Step(), Step()), deadline_s=10.0)
 OURS = KNOWN["ddp_impl"]
@@ -135,7 +135,7 @@ class Stranger:
             except (EOFError, OSError):
                 return
             self.heard.append(message)
-            if isinstance(message, Order):
+            if isinstance(message, RunOrder):
                 seen = LastSeen("backward", 0, 1, 0, (collective(0),))
                 send(self._connection, Beat(message.number, seen))
 

@@ -10,8 +10,8 @@ import pytest
 from conformance.errors import SpecificationError
 from conformance.report.behaviours import behaviours_page
 from conformance.report.pairs import pairs_page
-from conformance.report.stored_report import StoredSubject
 from conformance.run.outcome import Note
+from conformance.run.report import JudgedSubject
 from conformance.spec.behaviours import Behaviour, load_behaviours
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
@@ -56,7 +56,7 @@ def test_a_cell_counts_what_came_to_the_worst_verdict(tmp_path: Path) -> None:
     more = stored(
         tmp_path, outcome("gradients/GRAD-01/a", PASS, native=PASS), outcome("gradients/GRAD-01/d", FAIL, FAIL)
     )
-    page = behaviours_page([row], [report, more, dataclasses.replace(more, subject=StoredSubject("other", "a:B"))])
+    page = behaviours_page([row], [report, more, dataclasses.replace(more, subject=JudgedSubject("other", "a:B"))])
     (line,) = [line for line in page.splitlines() if line.startswith("| averages")]
     assert line.endswith("| FAIL 2 of 3 | FAIL 1 of 3 | FAIL 1 of 2 |")
     assert "[#1](https://github.com/pytorch/pytorch/issues/1)" in line

@@ -14,18 +14,28 @@ from conformance.cli import main
 from conformance.errors import ReportError, SpecificationError
 from conformance.report import certificate as certification
 from conformance.report.certificate import changed_files, objections, verify, write_checksums
-from conformance.report.json_report import CHECKSUMS
-from conformance.report.stored_report import StoredExpectation, StoredReport
-from conformance.run.outcome import Assignment
+from conformance.report.folder import CHECKSUMS
+from conformance.run.known_failures import Excuse
+from conformance.run.report import Assignment, Report
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
 from conformance.suite import load_scenarios
-from conformance.tests.reports_by_hand import CATALOGUE, FAIL, PASS, RATIOS, UNKNOWN, UNSUPPORTED, outcome, stored
+from conformance.tests.reports_by_hand import (
+    CATALOGUE,
+    FAIL,
+    PASS,
+    RATIOS,
+    UNKNOWN,
+    UNSUPPORTED,
+    outcome,
+    scenario,
+    stored,
+)
 from conformance.verdict import Verdict
 
 IDS = ("gradients/GRAD-01/a", "gradients/GRAD-01/b", "buckets/BUCKET-01/a")
 CORE = tuple(outcome(id_, PASS, PASS) for id_ in IDS)
-PROFILES = {"core": tuple(one.scenario for one in CORE), "full": (*(one.scenario for one in CORE),)}
+PROFILES = dict.fromkeys(("core", "full"), tuple(map(scenario, IDS)))
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +43,9 @@ def _release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certification, "package_version", lambda name: "0.1.0")
 
 
-def certificate(folder: Path, *verdicts: Verdict) -> StoredReport:
+def certificate(folder: Path, *verdicts: Verdict) -> Report:
     outcomes = [outcome(id_, verdict) for id_, verdict in zip(IDS, verdicts, strict=True)] if verdicts else CORE
-    report = stored(folder, *outcomes, assignment=Assignment(IDS, "core", certified=True))
+    report = stored(folder, *outcomes, selection=Assignment("core", "", IDS), certified=True)
     write_checksums(folder)
     return report
 
@@ -92,27 +102,27 @@ def test_a_certificate_is_of_the_listed_order(tmp_path: Path) -> None:
     assert objections(shuffled, PROFILES) == ("its scenarios ran shuffled, not in their order",)
 
 
-Change = Callable[[StoredReport], StoredReport]
+Change = Callable[[Report], Report]
 
 
-def without_a_scenario(report: StoredReport) -> StoredReport:
+def without_a_scenario(report: Report) -> Report:
     return dataclasses.replace(report, scenarios=report.scenarios[1:])
 
 
-def with_another_seed(report: StoredReport) -> StoredReport:
+def with_another_seed(report: Report) -> Report:
     first = dataclasses.replace(report.scenarios[0], sha256="0" * 64)
     return dataclasses.replace(report, scenarios=(first, *report.scenarios[1:]))
 
 
-def with_a_nicer_verdict(report: StoredReport) -> StoredReport:
+def with_a_nicer_verdict(report: Report) -> Report:
     first = report.scenarios[0]
     findings = tuple(dataclasses.replace(one, verdict=FAIL) for one in first.subject.findings)
     first = dataclasses.replace(first, subject=dataclasses.replace(first.subject, findings=findings))
     return dataclasses.replace(report, scenarios=(first, *report.scenarios[1:]))
 
 
-def with_an_excuse(report: StoredReport) -> StoredReport:
-    first = dataclasses.replace(report.scenarios[0], expectation=StoredExpectation("met", FAIL, "r", "i", "2999-01-01"))
+def with_an_excuse(report: Report) -> Report:
+    first = dataclasses.replace(report.scenarios[0], expectation=Excuse("met", FAIL, "r", "i", "2999-01-01"))
     return dataclasses.replace(report, scenarios=(first, *report.scenarios[1:]))
 
 
@@ -171,7 +181,7 @@ def test_profiles_beyond_full_stand_for_themselves() -> None:
 
 
 def test_profile_full_includes_core() -> None:
-    scenarios = [outcome(f"{chapter.name}/{one.id}/x", PASS).scenario for chapter in CATALOGUE.chapters
+    scenarios = [scenario(f"{chapter.name}/{one.id}/x") for chapter in CATALOGUE.chapters
                  for one in chapter.requirements]  # fmt: skip
     ids = [one.id for one in scenarios]
     assert [one.id for one in in_profile("full", scenarios, CATALOGUE)] == ids

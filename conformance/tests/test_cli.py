@@ -19,9 +19,9 @@ from conformance.cli import main
 from conformance.cli.replay import read_scenario
 from conformance.errors import ConformanceError
 from conformance.report.read import read_report
-from conformance.report.stored_report import StoredReport
 from conformance.report.terminal import STYLES
 from conformance.run import doctor
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios
@@ -144,7 +144,7 @@ def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
 
 
 def test_a_shuffled_run_says_its_seed_and_can_be_had_again(tmp_path: Path) -> None:
-    def verdicts(folder: str, *arguments: str) -> tuple[list[tuple[str, str]], StoredReport]:
+    def verdicts(folder: str, *arguments: str) -> tuple[list[tuple[str, str]], Report]:
         result = call("run", SOME, "--no-native", "--report", tmp_path / folder, *arguments)
         assert result.exit_code == 0, result.output
         report = read_report(tmp_path / folder)

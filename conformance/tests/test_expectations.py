@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.cli import main
-from conformance.errors import ExpectationError
+from conformance.errors import KnownFailureError
 from conformance.report.read import read_report
 from conformance.run.known_failures import (
     EXPECTABLE,
@@ -22,21 +22,20 @@ from conformance.run.known_failures import (
     UNEXPECTED_PASS,
     UNEXPECTED_VERDICT,
     Circumstances,
-    Expectation,
+    KnownFailure,
     check_names,
-    expectations_to_toml,
-    expected,
-    read_expectations,
+    excuse_for,
+    known_failures_to_toml,
+    read_known_failures,
     updated,
 )
-from conformance.run.outcome import is_failure
 from conformance.tests.reports_by_hand import outcome, stored
 from conformance.verdict import Verdict
 
 PASS, FAIL, HANG, CRASH = Verdict.PASS, Verdict.FAIL, Verdict.HANG, Verdict.CRASH
 TODAY = datetime.date(2027, 1, 15)
 HERE = Circumstances("torch", "gloo", "cpu", "2.13.0+cpu")
-KNOWN = Expectation("gradients/GRAD-02/*", FAIL, "known", "https://example.org/1", TODAY)
+KNOWN = KnownFailure("gradients/GRAD-02/*", FAIL, "known", "https://example.org/1", TODAY)
 ENTRY = """
 [[expectation]]
 scenarios = "gradients/GRAD-02/*"
@@ -47,8 +46,8 @@ expires = 2027-01-15
 """
 
 
-def status(entry: Expectation, verdict: Verdict, today: datetime.date = TODAY, world_size: int = 2) -> str | None:
-    found = expected([entry], HERE, today, "gradients/GRAD-02/mlp", world_size, verdict)
+def status(entry: KnownFailure, verdict: Verdict, today: datetime.date = TODAY, world_size: int = 2) -> str | None:
+    found = excuse_for([entry], HERE, today, "gradients/GRAD-02/mlp", world_size, verdict)
     return found.status if found is not None else None
 
 
@@ -84,18 +83,17 @@ def test_an_expectation_applies_when_all_its_conditions_hold(condition: dict[str
 
 
 def test_two_expectations_for_one_scenario_are_refused() -> None:
-    with pytest.raises(ExpectationError, match="is named by 2 expectations that hold here"):
-        expected([KNOWN, KNOWN], HERE, TODAY, "gradients/GRAD-02/mlp", 2, FAIL)
+    with pytest.raises(KnownFailureError, match="is named by 2 expectations that hold here"):
+        excuse_for([KNOWN, KNOWN], HERE, TODAY, "gradients/GRAD-02/mlp", 2, FAIL)
 
 
 def test_an_expectation_turns_failures_around() -> None:
     for verdict, failure in ((FAIL, False), (PASS, True), (HANG, True)):
-        one = outcome("gradients/GRAD-02/mlp", verdict)
-        known = expected([KNOWN], HERE, TODAY, one.scenario.id, 2, verdict)
-        assert is_failure(dataclasses.replace(one, expected=known)) is failure
-    harness = outcome("gradients/GRAD-02/mlp", FAIL, Verdict.HARNESS_ERROR)
-    met = expected([KNOWN], HERE, TODAY, harness.scenario.id, 2, FAIL)
-    assert is_failure(dataclasses.replace(harness, expected=met))
+        known = excuse_for([KNOWN], HERE, TODAY, "gradients/GRAD-02/mlp", 2, verdict)
+        one = outcome("gradients/GRAD-02/mlp", verdict, excuse=known)
+        assert (one.is_failure, one.replay is not None) == (failure, failure)
+    met = excuse_for([KNOWN], HERE, TODAY, "gradients/GRAD-02/mlp", 2, FAIL)
+    assert outcome("gradients/GRAD-02/mlp", FAIL, Verdict.HARNESS_ERROR, excuse=met).is_failure
 
 
 @pytest.mark.parametrize(
@@ -119,17 +117,17 @@ def test_an_expectation_turns_failures_around() -> None:
     ],
 )
 def test_a_malformed_file_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ExpectationError) as caught:
-        read_expectations(text)
+    with pytest.raises(KnownFailureError) as caught:
+        read_known_failures(text)
     assert message in str(caught.value)
 
 
 def test_an_entry_that_names_nothing_is_an_error() -> None:
     sizes = {"gradients/GRAD-02/mlp": 2}
     check_names([KNOWN], sizes)
-    with pytest.raises(ExpectationError, match=r"'gradients/GRAD-03/\*' matches no scenario"):
+    with pytest.raises(KnownFailureError, match=r"'gradients/GRAD-03/\*' matches no scenario"):
         check_names([dataclasses.replace(KNOWN, scenarios="gradients/GRAD-03/*")], sizes)
-    with pytest.raises(ExpectationError, match="matches no scenario at world size 4; did you mean"):
+    with pytest.raises(KnownFailureError, match="matches no scenario at world size 4; did you mean"):
         check_names([dataclasses.replace(KNOWN, world_size=(4,))], sizes)
 
 
@@ -138,7 +136,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.
 
 @given(
     st.builds(
-        Expectation,
+        KnownFailure,
         scenarios=text.filter(lambda value: "\n" not in value and "\r" not in value),
         verdict=st.sampled_from(EXPECTABLE),
         reason=text,
@@ -149,14 +147,14 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.
         world_size=st.lists(st.integers(1, 8), max_size=3).map(tuple),
     )
 )
-def test_what_is_written_is_read_back(entry: Expectation) -> None:
-    assert read_expectations(expectations_to_toml([entry, KNOWN])) == (entry, KNOWN)
+def test_what_is_written_is_read_back(entry: KnownFailure) -> None:
+    assert read_known_failures(known_failures_to_toml([entry, KNOWN])) == (entry, KNOWN)
 
 
 SIZES = {f"gradients/GRAD-02/{name}": 2 for name in "abc"} | {"buckets/BUCKET-01/a": 2}
 
 
-def new(scenario_id: str, verdict: Verdict) -> Expectation:
+def new(scenario_id: str, verdict: Verdict) -> KnownFailure:
     return dataclasses.replace(KNOWN, scenarios=scenario_id, verdict=verdict, reason="new")
 
 
@@ -171,7 +169,7 @@ def test_an_update_narrows_what_is_contradicted_and_keeps_the_rest() -> None:
         new("buckets/BUCKET-01/a", HANG),
     )
     for id_, verdict in verdicts.items():
-        found = expected(after, HERE, TODAY, id_, 2, verdict)
+        found = excuse_for(after, HERE, TODAY, id_, 2, verdict)
         assert (found.status if found is not None else "none") == ("none" if verdict is PASS else MET)
     assert updated(after, HERE, verdicts, SIZES, new) == after
 
@@ -231,6 +229,6 @@ def test_expectations_are_updated_from_a_report(tmp_path: Path) -> None:
     assert "gradients/GRAD-02/mlp came to FAIL and no entry" in refused.stderr
     given_ = ["--reason", "known", "--issue", "#1", "--expires", "2999-01-01"]
     assert "1 entries, 1 of them new" in CliRunner().invoke(main, [*command, *given_]).stdout
-    (entry,) = read_expectations(file.read_text())
+    (entry,) = read_known_failures(file.read_text())
     assert (entry.scenarios, entry.verdict, entry.subject) == ("gradients/GRAD-02/mlp", FAIL, "ddp_impl")
     assert "1 entries, 0 of them new" in CliRunner().invoke(main, command).stdout

@@ -39,8 +39,14 @@ class Imagined(ScenarioRunner):
         """Look the model up."""
         self.seen.append(scenario)
         verdict = self.verdict_of.get(scenario.model, Verdict.PASS)
-        result = ScenarioResult(scenario.id, scenario.requirements, "imagined", verdict, (), (), 1.0, 1)
-        return Outcome(scenario, result, None, warm=True)
+        return Outcome.of(scenario, ScenarioResult("imagined", verdict, 1.0, 1, (), ()), warm=True)
+
+
+def scenario_of(found: Exploration) -> Scenario:
+    """Return the scenario that failed, which must have been kept for replay."""
+    assert found.failure is not None
+    assert found.failure.replay is not None
+    return Scenario.from_json(found.failure.replay)
 
 
 def test_what_is_explored_belongs_to_a_requirement() -> None:
@@ -58,8 +64,7 @@ def test_a_seed_gives_the_same_trainings_and_another_one_others() -> None:
 
 def test_the_simplest_failure_is_found() -> None:
     found = explore(Imagined({"gpt": Verdict.HANG}), examples=300, seed=0)
-    assert found.failure is not None
-    smallest = found.failure.scenario
+    smallest = scenario_of(found)
     assert (smallest.model, smallest.world_size, smallest.schedule) == ("gpt", 1, (Step(zero_grad="none"),))
     assert not smallest.options
 
@@ -74,9 +79,8 @@ def test_what_cannot_be_judged_is_counted_and_no_pass() -> None:
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
     found = explore(runner, examples=30, seed=1, world_sizes=(1, 2))
-    assert found.failure is not None
+    smallest = scenario_of(found)
     assert found.always_fails
-    smallest = found.failure.scenario
     assert smallest.world_size == 2, "alone nothing is divided"
     assert len(smallest.schedule) == 1
     assert not smallest.options

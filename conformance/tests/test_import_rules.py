@@ -13,7 +13,7 @@ from conformance.tests.import_graph import circles, import_graph, imported_names
 ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
 ROOMS = (
-    ("errors", "decoding", "history", "plugins"),
+    ("errors", "codec", "history", "plugins"),
     ("scenario", "observation"),
     ("verdict", "spec", "models", "starters"),
     ("suite", "oracles", "backends"),
@@ -25,6 +25,7 @@ ROOMS = (
     ("run",),
     ("report", "upstream"),
     ("smoke", "mutants"),
+    ("pages",),
     ("cli", "pytest_plugin"),
     ("test_chapters", "__main__"),
 )

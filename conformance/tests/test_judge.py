@@ -11,7 +11,7 @@ from conformance.checkers.registry import get_checker
 from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation, Raised
 from conformance.programs.registry import Program
-from conformance.run.judge import judge
+from conformance.run.judge import authority_of, judge
 from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, ended, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
 
@@ -31,7 +31,11 @@ def _judge(
     program: Program = PROGRAM,
     expected: Mapping[int, Facts] | None = EXPECTED,
 ) -> tuple[Verdict, tuple[Finding, ...]]:
-    return judge(SCENARIO, program, observations, expected, native)
+    authority = None
+    if native is not None:
+        verdict, _ = judge(SCENARIO, program, native, expected, None)
+        authority = authority_of(program, verdict, native)
+    return judge(SCENARIO, program, observations, expected, authority)
 
 
 def _named(findings: tuple[Finding, ...], name: str) -> Finding | None:

@@ -68,7 +68,7 @@ def test_scenarios_of_the_core_pass(zygote: ZygoteProcess) -> None:
     with Controller(get_backend(NAME), zygote=zygote) as controller:
         report = run(scenarios, get_subject("ddp_impl"), get_backend(NAME), controller=controller)
     assert report.backend == NAME
-    verdicts = {one.scenario.id: (one.result.verdict, one.native and one.native.verdict) for one in report.outcomes}
+    verdicts = {one.id: (one.subject.verdict, one.native and one.native.verdict) for one in report.scenarios}
     assert verdicts.pop("gradients/GRAD-01/sparse-embedding-world2") == (Verdict.UNSUPPORTED, Verdict.UNSUPPORTED)
     assert len(verdicts) >= 10
     assert set(verdicts.values()) == {(Verdict.PASS, Verdict.PASS)}, verdicts

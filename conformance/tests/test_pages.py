@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -18,13 +17,11 @@ from conformance.pages import catalogue, page
 from conformance.pages.catalogue import COUNTS, generated_pages
 from conformance.pages.counts import count
 from conformance.pages.page import Made, Page, State, compare, repository_of
-from conformance.report.json_report import report_to_json
-from conformance.report.read import parse_report
-from conformance.report.stored_report import StoredReport, StoredSubject
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.behaviours import load_behaviours
 from conformance.suite import load_scenarios
-from conformance.tests.reports_by_hand import CATALOGUE, PASS, outcome, run_report
+from conformance.tests.reports_by_hand import PASS, outcome, run_report
 
 ROOT = Path(conformance.__file__).parent.parent
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="installed without its repository's pages")
@@ -93,7 +90,7 @@ def test_what_was_edited_removed_or_left_over_is_renewed(repository: Path) -> No
 
 
 def test_a_new_mutant_is_a_gap_that_only_ranks_can_close(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Mutant("RightOften", "conformance.mutants.broken:NoDivision", "torch", (Kill("GRAD-01"),))
+    new = Mutant("RightOften", "conformance.chapters.gradients.mutants:NoDivision", "torch", (Kill("GRAD-01"),))
     monkeypatch.setattr(catalogue, "load_mutants", lambda: (*load_mutants(), new))
     for arguments in ((), ("--check",)):
         code, said = renew(*arguments)
@@ -114,12 +111,9 @@ def test_a_changed_behaviour_waits_for_a_report(repository: Path, monkeypatch: p
     assert "run `ddp-conformance renew --report FOLDER`" in said
 
 
-def report_of(subject: str, *scenarios: Scenario) -> StoredReport:
-    """Return a report of `subject` in which `scenarios` passed, as if it had been read."""
-    passed = parse_report(json.dumps(report_to_json(run_report(outcome("gradients/GRAD-01/x", PASS, PASS)), CATALOGUE)))
-    (like,) = passed.scenarios
-    rows = (dataclasses.replace(like, id=one.id, requirements=one.requirements) for one in scenarios)
-    return dataclasses.replace(passed, subject=StoredSubject(subject, f"{subject}:DDP"), scenarios=tuple(rows))
+def report_of(subject: str, *scenarios: Scenario) -> Report:
+    """Return a report of `subject` in which `scenarios` passed."""
+    return run_report(*(outcome(one, PASS, PASS) for one in scenarios), subject=subject)
 
 
 def page_at(path: str) -> Page:

@@ -22,8 +22,8 @@ from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
 from conformance.workers import pool as pool_module
 from conformance.workers.controller import Controller
+from conformance.workers.messages import FromRank
 from conformance.workers.pool import RAISE_GRACE_S, Pool, answer
-from conformance.workers.protocol import FromRank
 from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")

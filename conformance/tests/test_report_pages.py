@@ -21,9 +21,10 @@ from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
-from conformance.report.stored_report import StoredExpectation, StoredReport
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
+from conformance.run.known_failures import Excuse
+from conformance.run.report import Report
 from conformance.tests.reports_by_hand import (
     FAIL,
     HANG,
@@ -44,18 +45,18 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> StoredReport:
+def mixed(tmp_path: Path) -> Report:
     return stored(tmp_path, *MIXED)
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> StoredReport:
+def hostile(tmp_path: Path) -> Report:
     """Return a report in which every string that a subject or a stranger can choose is an attack."""
     text = HOSTILE + UNPRINTABLE
     ranks = [dataclasses.replace(rank, fate=text, phase=text, stack=text, stderr=text) for rank in RANKS]
     report = stored(tmp_path, outcome("gradients/GRAD-02/mlp", FAIL, PASS, summary=text, ranks=ranks))
     one = report.scenarios[0]
-    expectation = StoredExpectation(text, FAIL, text, text, text)
+    expectation = Excuse(text, FAIL, text, text, text)
     one = dataclasses.replace(one, id=f"gradients/GRAD-02/{text}", expectation=expectation, replay={text: text})
     requirement = dataclasses.replace(report.requirements[0], statement=text, level=text)
     ratio = Ratio(text, text, text, 2, 1.0, 1.0, 1.0, 4)
@@ -85,7 +86,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_headlines(tmp_path: Path, mixed: StoredReport) -> None:
+def test_headlines(tmp_path: Path, mixed: Report) -> None:
     assert headline(mixed) == "4 of 7 failed"
     green = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS))
     assert headline(green) == "1 passed"
@@ -97,7 +98,7 @@ def test_headlines(tmp_path: Path, mixed: StoredReport) -> None:
     assert headline(stored(tmp_path, outcome("gradients/GRAD-01/a", UNSUPPORTED))) == "nothing passed"
 
 
-def test_junit_counts_every_kind(mixed: StoredReport) -> None:
+def test_junit_counts_every_kind(mixed: Report) -> None:
     root = ElementTree.fromstring(junit_xml(mixed))
     assert [root.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["7", "3", "1", "2"]
     assert [suite.get("name") for suite in root] == ["gradients", "buckets"]
@@ -116,7 +117,7 @@ def test_junit_is_not_green_when_the_run_was_not_completed(tmp_path: Path) -> No
     assert "2 scenario(s) did not run" in junit_xml(report)
 
 
-def test_hostile_strings_stay_text_in_junit(hostile: StoredReport) -> None:
+def test_hostile_strings_stay_text_in_junit(hostile: Report) -> None:
     text = junit_xml(hostile)
     assert "<script" not in text
     assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", text)
@@ -127,14 +128,14 @@ def test_hostile_strings_stay_text_in_junit(hostile: StoredReport) -> None:
     assert HOSTILE in str(case.get("name"))
 
 
-def test_markdown_says_the_answer_first(mixed: StoredReport) -> None:
+def test_markdown_says_the_answer_first(mixed: Report) -> None:
     text = markdown(mixed)
     assert html.unescape(text.splitlines()[0]) == "### ❌ ddp-conformance: 4 of 7 failed"
     assert "| gradients | 4 | HANG 1/4 | HANG 1/4 |" in text
     assert text.count("<details>") == text.count("</details>") == 4
 
 
-def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: StoredReport) -> None:
+def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: Report) -> None:
     page = Tags(markdown(hostile))
     fence = re.compile(r"^`{3,}text\n.*?^`{3,}$", re.MULTILINE | re.DOTALL)
     outside = Tags(fence.sub("", markdown(hostile)))
@@ -156,12 +157,12 @@ def test_a_comment_stays_within_what_may_be_posted(tmp_path: Path) -> None:
     assert f"and {50 - shown} more" in text
 
 
-def test_badges_are_drawn_and_escaped(mixed: StoredReport, hostile: StoredReport) -> None:
+def test_badges_are_drawn_and_escaped(mixed: Report, hostile: Report) -> None:
     for report in (mixed, hostile):
         assert ElementTree.fromstring(badge_svg(report)).get("aria-label") == f"DDP conformance: {headline(report)}"
 
 
-def test_a_trace_has_every_rank_and_what_never_finished(mixed: StoredReport) -> None:
+def test_a_trace_has_every_rank_and_what_never_finished(mixed: Report) -> None:
     trace = json.loads(json.dumps(trace_of(mixed)))
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(event["tid"], event["ts"], event["dur"]) for event in slices[:1]] == [(0, 0, 4000)]
@@ -187,7 +188,7 @@ def test_a_timeline_keeps_collectives_in_flight_together_apart() -> None:
     assert [bar.pending for bar in waiting.lanes[0].bars] == [False, True]
 
 
-def test_the_page_has_a_row_per_requirement_and_an_entry_per_result(mixed: StoredReport) -> None:
+def test_the_page_has_a_row_per_requirement_and_an_entry_per_result(mixed: Report) -> None:
     page = html_page([mixed])
     ids = re.findall(r'<th scope="row">([A-Z]+-\d+)</th>', page)
     assert ids == ["GRAD-01", "GRAD-02", "BUCKET-01"]
@@ -226,7 +227,7 @@ def test_ranks_that_left_the_same_stack_share_it(tmp_path: Path) -> None:
     assert re.findall("<summary>(Stack of .*?)</summary>", page) == ["Stack of ranks 0 and 2", "Stack of rank 1"]
 
 
-def test_step_times_are_shown_where_they_were_compared(tmp_path: Path, mixed: StoredReport) -> None:
+def test_step_times_are_shown_where_they_were_compared(tmp_path: Path, mixed: Report) -> None:
     measured = stored(tmp_path, *MIXED, performance=RATIOS)
     page, text = Tags(html_page([measured])).text, html.unescape(markdown(measured))
     assert "a modeldefaulttorch's default21.5001.375 \u2013 1.62560" in page
@@ -237,7 +238,7 @@ def test_step_times_are_shown_where_they_were_compared(tmp_path: Path, mixed: St
     assert html_page([measured, mixed, measured]).count('<details class="speed">') == 2
 
 
-def test_the_page_needs_no_network(mixed: StoredReport) -> None:
+def test_the_page_needs_no_network(mixed: Report) -> None:
     attributes = Tags(html_page([mixed])).attributes
     assert not [value for name, value in attributes if name in ("src", "srcset", "action", "data") and value]
     assert all(str(value).startswith("#") for name, value in attributes if name == "href")
@@ -245,7 +246,7 @@ def test_the_page_needs_no_network(mixed: StoredReport) -> None:
     assert "@import" not in html_page([mixed])
 
 
-def test_hostile_strings_stay_text_on_the_page(hostile: StoredReport, mixed: StoredReport) -> None:
+def test_hostile_strings_stay_text_on_the_page(hostile: Report, mixed: Report) -> None:
     hostile_page, page = Tags(html_page([hostile])), Tags(html_page([mixed]))
     assert set(hostile_page.tags) <= {*page.tags, "strong"}
     assert hostile_page.tags.count("script") == 1
@@ -310,7 +311,7 @@ addEventListener("hashchange", () => {
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so the page's script cannot be run")
-def test_the_page_in_chromium(mixed: StoredReport, tmp_path: Path) -> None:
+def test_the_page_in_chromium(mixed: Report, tmp_path: Path) -> None:
     page = html_page([mixed])
     allowed = base64.b64encode(hashlib.sha256(DRIVER.encode()).digest()).decode()
     page = page.replace("script-src '", f"script-src 'sha256-{allowed}' '")
@@ -323,7 +324,7 @@ def test_the_page_in_chromium(mixed: StoredReport, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so an attack on the page cannot be run")
-def test_an_attack_does_nothing_in_chromium(hostile: StoredReport, tmp_path: Path) -> None:
+def test_an_attack_does_nothing_in_chromium(hostile: Report, tmp_path: Path) -> None:
     page = html_page([hostile])
     shown = chromium(page, tmp_path)
     assert title_of(shown).startswith("ddp-conformance: ")

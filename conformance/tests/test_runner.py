@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
-from conformance.observation import Facts, Fate, Observation, Raised
+from conformance.observation import Ending, Facts, Observation, Raised
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program
 from conformance.run import runner
@@ -45,7 +47,7 @@ class PretendedRanks:
         if scenario.id != "probe":
             self.asked.append((scenario.id.rpartition("/")[2], subject.name))
         facts = self.observe(scenario, subject)
-        fate = Fate("returned")
+        fate = Ending("returned")
         return {
             rank: Observation(rank, fate, facts, history=(COLLECTIVE,), phase="observe")
             for rank in range(scenario.world_size)
@@ -64,7 +66,7 @@ def verdicts(
     *scenarios: Scenario, ranks: PretendedRanks, native: bool = False, backend: Backend = GLOO
 ) -> list[Verdict]:
     report = runner.run(scenarios, MINE, backend, native=native, controller=ranks)
-    return [outcome.result.verdict for outcome in report.outcomes]
+    return [outcome.subject.verdict for outcome in report.scenarios]
 
 
 def test_scenarios_run_by_world_size_and_unrecorded_ones_last() -> None:
@@ -80,11 +82,12 @@ def test_verdicts_do_not_depend_on_the_order_and_pools_stay_together() -> None:
         scenario(f"{n}", 1 + n % 3, seed=n, recorded=n % 7 != 0, needs=("join",) if n % 5 == 0 else ())
         for n in range(40)
     ]
+    by_id = {one.id: one for one in chosen}
     found = {}
     for order in (LISTED, Order("reversed"), Order("shuffled", 1), Order("shuffled", 2)):
         ranks = PretendedRanks(lambda one, subject: {"answer": 41 if one.seed % 4 == 0 else 42})
         report = runner.run(chosen, MINE, GLOO, native=False, controller=ranks, order=order)
-        found[order] = [(outcome.scenario, outcome.result.verdict) for outcome in report.outcomes]
+        found[order] = [(by_id[outcome.id], outcome.subject.verdict) for outcome in report.scenarios]
         pools = [(one.world_size, one.recorded) for one, _ in found[order]]
         assert len(list(itertools.groupby(pools))) == len(set(pools)) == 6
     assert {Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED} == {verdict for _, verdict in found[LISTED]}
@@ -99,21 +102,43 @@ def test_torch_runs_beside_the_subject_but_not_beside_itself() -> None:
     ranks = PretendedRanks()
     report = runner.run([scenario("a")], MINE, GLOO, controller=ranks)
     assert ranks.asked == [("a", "mine"), ("a", "torch")]
-    assert report.outcomes[0].native is not None
+    assert report.scenarios[0].native is not None
     for name in ("torch", "torch.nn.parallel:DistributedDataParallel"):
         ranks.asked.clear()
         report = runner.run([scenario("a")], get_subject(name), GLOO, controller=ranks)
         assert len(ranks.asked) == 1
-        assert report.outcomes[0].native is None
+        assert report.scenarios[0].native is None
 
 
 def test_a_wrong_fact_fails_the_column_it_came_from() -> None:
     ranks = PretendedRanks(lambda scenario, subject: {"answer": 42 if subject is MINE else 41})
     report = runner.run([scenario("a")], MINE, GLOO, controller=ranks)
-    outcome = report.outcomes[0]
+    outcome = report.scenarios[0]
     assert outcome.native is not None
-    assert (outcome.result.verdict, outcome.native.verdict) == (Verdict.PASS, Verdict.FAIL)
+    assert (outcome.subject.verdict, outcome.native.verdict) == (Verdict.PASS, Verdict.FAIL)
     assert report.is_green
+
+
+def test_each_attempt_is_judged_once_and_torch_is_followed_where_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+
+    def judge(scenario: Scenario, program: Program, observations: dict[int, Observation], *facts: object) -> object:
+        judged.append((observations[0].facts["step"], facts[1]))
+        return real(scenario, program, observations, *facts)  # type: ignore[arg-type]
+
+    real = conformance.run.judge.judge
+    monkeypatch.setattr(conformance.run.scenario_runner, "judge", judge)
+    monkeypatch.setattr(conformance.run.judge, "judge", judge)
+    program = Program("train", lambda ctx: None, invariants=(), native_facts=("step",))
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
+    program.expects(lambda scenario: {0: {"answer": 42}})
+    for answer, verdict in ((42, Verdict.FAIL), (41, Verdict.PASS)):  # torch's answer, and what becomes of the subject
+        judged.clear()
+        observed = {"mine": {"answer": 42, "step": 1}, "torch": {"answer": answer, "step": 2}}
+        ranks = PretendedRanks(partial(lambda observed, scenario, subject: observed[subject.name], observed))
+        report = runner.run([scenario("a")], MINE, GLOO, controller=ranks)
+        assert report.scenarios[0].subject.verdict is verdict
+        assert judged == [(2, None), (1, {0: {"step": 2}} if answer == 42 else None)]
 
 
 def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +150,7 @@ def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch
     observed = {"accuracy": 0.97, "step0/accuracy": 0.91, "name": "digits", "answer": 42}
     ranks = PretendedRanks(lambda scenario, subject: observed)
     report = runner.run([scenario("a")], MINE, GLOO, native=False, controller=ranks)
-    assert report.outcomes[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
+    assert report.scenarios[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [(42, Verdict.HARNESS_ERROR), (41, Verdict.FAIL)])
@@ -142,7 +167,7 @@ def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: in
 def test_a_single_rank_may_be_silent() -> None:
     class SilentRanks(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-            return {0: Observation(0, Fate("returned"), {"answer": 42})}
+            return {0: Observation(0, Ending("returned"), {"answer": 42})}
 
     assert verdicts(scenario("a", 1), ranks=SilentRanks()) == [Verdict.PASS]
 
@@ -155,11 +180,11 @@ def test_an_exception_of_the_harness_spoils_one_scenario_and_no_other() -> None:
 
     ranks = PretendedRanks(observe)
     report = runner.run([scenario("broken"), scenario("fine")], MINE, GLOO, native=False, controller=ranks)
-    broken, fine = report.outcomes
-    assert broken.result.verdict is Verdict.HARNESS_ERROR
-    assert "OSError: disk on fire" in broken.result.findings[0].summary
-    assert "observe" in broken.result.findings[0].explanation  # the traceback
-    assert fine.result.verdict is Verdict.PASS
+    broken, fine = report.scenarios
+    assert broken.subject.verdict is Verdict.HARNESS_ERROR
+    assert "OSError: disk on fire" in broken.subject.findings[0].summary
+    assert "observe" in broken.subject.findings[0].explanation  # the traceback
+    assert fine.subject.verdict is Verdict.PASS
     assert not report.is_green
 
 
@@ -182,8 +207,8 @@ def test_a_missing_capability_is_unsupported_and_does_not_run() -> None:
         [scenario("a", needs=("join",)), scenario("b", needs=("static_graph", "all_to_all"))], MINE, GLOO,
         native=False, controller=ranks,
     )  # fmt: skip
-    assert [outcome.result.verdict for outcome in report.outcomes] == [Verdict.UNSUPPORTED, Verdict.PASS]
-    assert report.outcomes[0].result.findings[0].summary == "neither gloo nor mine declares join"
+    assert [outcome.subject.verdict for outcome in report.scenarios] == [Verdict.UNSUPPORTED, Verdict.PASS]
+    assert report.scenarios[0].result.findings[0].summary == "neither gloo nor mine declares join"
     assert ranks.asked == [("b", "mine")]
 
 
@@ -218,13 +243,13 @@ def test_what_can_be_known_before_the_run_is_said_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "last_word", [Raised("ValueError", ("ValueError",), "no GPU, no DDP"), Fate("exited", 3, "exited 3")]
+    "last_word", [Raised("ValueError", ("ValueError",), "no GPU, no DDP"), Ending("exited", 3, "exited 3")]
 )
-def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised | Fate) -> None:
+def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised | Ending) -> None:
     class DyingRanks(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
             raised = last_word if isinstance(last_word, Raised) else None
-            fate = last_word if isinstance(last_word, Fate) else Fate("raised")
+            fate = last_word if isinstance(last_word, Ending) else Ending("raised")
             return {0: Observation(0, fate, raised=raised, phase="construct")}
 
     with pytest.raises(SubjectError) as caught:
@@ -241,7 +266,7 @@ def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:
     chosen = [scenario("first"), scenario("second"), scenario("third")]
     report = runner.run(chosen, MINE, GLOO, native=False, controller=PretendedRanks(observe))
     assert report.interrupted
-    assert [outcome.scenario.id for outcome in report.outcomes] == ["gradients/GRAD-01/first"]
+    assert [outcome.id for outcome in report.scenarios] == ["gradients/GRAD-01/first"]
     assert not report.complete
     assert not report.is_green
 

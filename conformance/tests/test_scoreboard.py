@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from conformance.cli import main
 from conformance.errors import ReportError
 from conformance.report.scoreboard import inserted, scoreboard
-from conformance.report.stored_report import StoredReport
+from conformance.run.report import Report
 from conformance.tests.reports_by_hand import CRASH, FAIL, HOSTILE, PASS, UNSUPPORTED, outcome, stored
 
 DAY = datetime.date(2027, 1, 2)
 ONE = "gradients/GRAD-01/mlp", "gradients/GRAD-02/mlp", "gradients/GRAD-02/cnn", "buckets/BUCKET-01/mlp"
 
 
-def of(subject: str, folder: Path, *verdicts: object) -> StoredReport:
+def of(subject: str, folder: Path, *verdicts: object) -> Report:
     outcomes = [outcome(name, verdict) for name, verdict in zip(ONE, verdicts, strict=False)]  # type: ignore[arg-type]
     return stored(folder / subject, *outcomes, selected=ONE, subject=subject)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from conformance.cli import main
 from conformance.history import Collective
 from conformance.models.traced_blocks import block, read_block, summands
-from conformance.observation import Fate, Observation, Raised
+from conformance.observation import Ending, Observation, Raised
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.smoke.rungs import COLLECTIVES
@@ -197,14 +197,14 @@ def broken_by(*observations: Observation) -> Breakage:
 
 
 def test_nothing_is_broken_when_every_fact_is_as_expected() -> None:
-    fine = Observation(0, Fate("returned"), facts={"sum": torch.ones(2)})
+    fine = Observation(0, Ending("returned"), facts={"sum": torch.ones(2)})
     assert find_breakage({0: fine}, {0: {"sum": torch.ones(2)}}, deadline_s=5, advice="") is None
 
 
 def test_a_death_is_said_before_the_hang_that_it_causes() -> None:
     found = broken_by(
-        Observation(0, Fate("hung"), phase="start", history=(ISSUED,)),
-        Observation(1, Fate("killed", 11, "killed by SIGSEGV"), phase="start", history=(ISSUED,)),
+        Observation(0, Ending("hung"), phase="start", history=(ISSUED,)),
+        Observation(1, Ending("killed", 11, "killed by SIGSEGV"), phase="start", history=(ISSUED,)),
     )
     assert found.summary == "rank 1 died in all_reduce #0 (4 x float32, sum): killed by SIGSEGV"
 
@@ -214,8 +214,8 @@ def test_an_error_on_one_rank_names_it_and_the_place() -> None:
         "RuntimeError", ("RuntimeError", "Exception"), "no route", "Traceback\n  File x\nRuntimeError: no route"
     )
     found = broken_by(
-        Observation(0, Fate("abandoned"), phase="start", history=(ISSUED,)),
-        Observation(1, Fate("raised"), raised=raised, phase="work.wait()", history=(ISSUED,)),
+        Observation(0, Ending("abandoned"), phase="start", history=(ISSUED,)),
+        Observation(1, Ending("raised"), raised=raised, phase="work.wait()", history=(ISSUED,)),
     )
     assert (
         found.summary == "rank 1 raised in work.wait() after all_reduce #0 (4 x float32, sum): RuntimeError: no route"
@@ -226,8 +226,8 @@ def test_an_error_on_one_rank_names_it_and_the_place() -> None:
 
 def test_a_rank_that_hangs_alone_is_told_from_those_that_came_back() -> None:
     found = broken_by(
-        Observation(0, Fate("returned"), facts={"sum": torch.ones(2)}, history=(ISSUED,)),
-        Observation(1, Fate("hung"), phase="start", history=(ISSUED,)),
+        Observation(0, Ending("returned"), facts={"sum": torch.ones(2)}, history=(ISSUED,)),
+        Observation(1, Ending("hung"), phase="start", history=(ISSUED,)),
     )
     assert found.summary == "rank 1 did not come back from all_reduce #0 (4 x float32, sum) within 5 s, rank 0 did"
 
@@ -237,7 +237,7 @@ def test_the_rank_that_is_elsewhere_is_named() -> None:
         return f'Thread 0x1 (most recent call first):\n  File "{place}.py", line 3 in issue\n'
 
     stuck = [
-        Observation(rank, Fate("hung"), phase="start", history=(ISSUED,), stack=at("other" if rank == 2 else "wait"))
+        Observation(rank, Ending("hung"), phase="start", history=(ISSUED,), stack=at("other" if rank == 2 else "wait"))
         for rank in range(4)
     ]
     found = broken_by(*stuck)
@@ -246,5 +246,5 @@ def test_the_rank_that_is_elsewhere_is_named() -> None:
 
 
 def test_a_tensor_that_was_never_written_is_recognised() -> None:
-    found = broken_by(Observation(0, Fate("returned"), facts={"sum": torch.full((2,), -1.0)}))
+    found = broken_by(Observation(0, Ending("returned"), facts={"sum": torch.full((2,), -1.0)}))
     assert found.came == "[-1, -1] (2 float32) on rank 0: what the tensor held before, nothing was written"

@@ -28,7 +28,7 @@ from conformance.upstream.comparison import Comparison, Row, compare
 from conformance.upstream.cpu_placement import on_cpu
 from conformance.upstream.exclusions import check_exclusions, load_exclusions, parse_exclusions
 from conformance.upstream.launcher import WarmHost, find_tests, warm_hosts
-from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun, combine
+from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun, combine
 from conformance.upstream.report import print_comparison
 
 BROKEN = f"{__name__}:Broken"
@@ -59,7 +59,7 @@ class Broken(DistributedDataParallel):
         threading.Event().wait()
 
 
-def end(rank: int, outcome: Outcome, cause: str = "", constructed: int = 1) -> RankEnd:
+def end(rank: int, outcome: TestOutcome, cause: str = "", constructed: int = 1) -> RankEnd:
     return RankEnd(rank, outcome, cause, num_constructed=constructed)
 
 
@@ -89,10 +89,10 @@ def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) 
 def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     with warm_hosts(Subject("broken", BROKEN), 1) as (host,):
         hung = host.run(SETS_STATIC_GRAPH, 2, timeout_s=6.0)
-        assert hung.outcome is Outcome.HUNG
+        assert hung.outcome is TestOutcome.HUNG
         assert "in _set_static_graph" in hung.explanation
-        assert host.run(TRAINS, 2, timeout_s=60.0).outcome is Outcome.FAILED  # the host serves on
-        assert host.run(WANTS_GPUS, 2, timeout_s=60.0).outcome is Outcome.PASSED
+        assert host.run(TRAINS, 2, timeout_s=60.0).outcome is TestOutcome.FAILED  # the host serves on
+        assert host.run(WANTS_GPUS, 2, timeout_s=60.0).outcome is TestOutcome.PASSED
         tests = find_tests(host)
     methods = {name.method for name in tests}
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
@@ -154,21 +154,21 @@ def test_a_report_that_cannot_be_written_is_a_mistake_before_anything_runs(tmp_p
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ([end(0, Outcome.PASSED), end(1, Outcome.PASSED)], Outcome.PASSED),
-        ([end(0, Outcome.PASSED, constructed=0), end(1, Outcome.PASSED, constructed=0)], Outcome.IDLE),
-        ([end(0, Outcome.PASSED), end(1, Outcome.CRASHED)], Outcome.CRASHED),
-        ([end(1, Outcome.FAILED), end(0, Outcome.STOPPED)], Outcome.FAILED),
-        ([end(1, Outcome.HUNG), end(0, Outcome.FAILED)], Outcome.HUNG),
-        ([end(0, Outcome.SKIPPED), end(1, Outcome.SKIPPED)], Outcome.SKIPPED),
-        ([end(0, Outcome.SKIPPED), end(1, Outcome.PASSED)], Outcome.FAILED),
+        ([end(0, TestOutcome.PASSED), end(1, TestOutcome.PASSED)], TestOutcome.PASSED),
+        ([end(0, TestOutcome.PASSED, constructed=0), end(1, TestOutcome.PASSED, constructed=0)], TestOutcome.IDLE),
+        ([end(0, TestOutcome.PASSED), end(1, TestOutcome.CRASHED)], TestOutcome.CRASHED),
+        ([end(1, TestOutcome.FAILED), end(0, TestOutcome.STOPPED)], TestOutcome.FAILED),
+        ([end(1, TestOutcome.HUNG), end(0, TestOutcome.FAILED)], TestOutcome.HUNG),
+        ([end(0, TestOutcome.SKIPPED), end(1, TestOutcome.SKIPPED)], TestOutcome.SKIPPED),
+        ([end(0, TestOutcome.SKIPPED), end(1, TestOutcome.PASSED)], TestOutcome.FAILED),
     ],
 )
-def test_one_rank_is_enough_to_fail_a_test(ends: list[RankEnd], expected: Outcome) -> None:
+def test_one_rank_is_enough_to_fail_a_test(ends: list[RankEnd], expected: TestOutcome) -> None:
     assert combine(tuple(ends)) is expected
 
 
 def test_a_run_that_shows_nothing_does_not_conform() -> None:
-    idle = run("a", end(0, Outcome.PASSED, constructed=0))
+    idle = run("a", end(0, TestOutcome.PASSED, constructed=0))
     assert not Comparison("mine", (Row(idle, idle),)).conforms
     assert not Comparison("mine", ()).conforms
 
@@ -196,8 +196,8 @@ def test_nothing_else_does(other: Any) -> None:
 
 
 def test_the_report_names_both_ways_and_the_excluded() -> None:
-    passed = [end(0, Outcome.PASSED), end(1, Outcome.PASSED)]
-    failed = [end(1, Outcome.FAILED, "tests.py:7 self.assertEqual(a, b)\nAssertionError: 1 != 2"), passed[0]]
+    passed = [end(0, TestOutcome.PASSED), end(1, TestOutcome.PASSED)]
+    failed = [end(1, TestOutcome.FAILED, "tests.py:7 self.assertEqual(a, b)\nAssertionError: 1 != 2"), passed[0]]
     native = {"both": passed, "missing": passed, "ahead": failed, "neither": failed, "internal": passed}
     tested = {"both": passed, "missing": failed, "ahead": passed, "neither": failed, "internal": failed}
     comparison = compare(

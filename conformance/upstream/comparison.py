@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conformance.upstream.outcome import Outcome, TestName, TestRun
+from conformance.upstream.outcome import TestName, TestOutcome, TestRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Row:
     @property
     def counts(self) -> bool:
         """Whether the subject must pass this test."""
-        return self.native.outcome is Outcome.PASSED and not self.exclusion
+        return self.native.outcome is TestOutcome.PASSED and not self.exclusion
 
     @property
     def is_missing(self) -> bool:
         """Whether the subject must pass this test and does not."""
-        return self.counts and self.subject.outcome is not Outcome.PASSED
+        return self.counts and self.subject.outcome is not TestOutcome.PASSED
 
     @property
     def is_ahead(self) -> bool:
         """Whether the subject passes what torch's DDP does not."""
-        return self.native.outcome is not Outcome.PASSED and self.subject.outcome is Outcome.PASSED
+        return self.native.outcome is not TestOutcome.PASSED and self.subject.outcome is TestOutcome.PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Comparison:
     @property
     def excluded(self) -> tuple[Row, ...]:
         """The tests that torch's DDP passes and that are held against nobody."""
-        return tuple(row for row in self.rows if row.exclusion and row.native.outcome is Outcome.PASSED)
+        return tuple(row for row in self.rows if row.exclusion and row.native.outcome is TestOutcome.PASSED)
 
     @property
     def conforms(self) -> bool:

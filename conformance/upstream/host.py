@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from conformance.subjects.subject import Subject, load
-from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun
-from conformance.upstream.protocol import ListTests, Refusal, RunTest
+from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
 from conformance.upstream.rank import prepare_environment, run_rank
+from conformance.upstream.requests import ListTests, Refusal, RunTest
 from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
 from conformance.workers.forked import die_with, lead_own_group, signal_group
@@ -131,9 +131,9 @@ class Host:
         failed = next((end.rank for end in ends if end.outcome.is_failure), None)
         for number in waiting:
             ends.append(
-                RankEnd(number, Outcome.HUNG, f"no end within {request.timeout_s:.0f} s, and no stack to show")
+                RankEnd(number, TestOutcome.HUNG, f"no end within {request.timeout_s:.0f} s, and no stack to show")
                 if failed is None
-                else RankEnd(number, Outcome.STOPPED, f"still running {_GRACE_S:.0f} s after rank {failed} had failed")
+                else RankEnd(number, TestOutcome.STOPPED, f"still running {_GRACE_S:.0f} s after rank {failed} failed")
             )
         return tuple(ends)
 
@@ -166,8 +166,8 @@ def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
     except (EOFError, OSError):
         cause = rank.exit_cause()
         if stack := _tail(directory / f"stack{number}"):
-            return RankEnd(number, Outcome.HUNG, _innermost_frames(stack), stack)
-        return RankEnd(number, Outcome.CRASHED, cause, _tail(directory / f"output{number}"))
+            return RankEnd(number, TestOutcome.HUNG, _innermost_frames(stack), stack)
+        return RankEnd(number, TestOutcome.CRASHED, cause, _tail(directory / f"output{number}"))
 
 
 def _innermost_frames(stack: str) -> str:
@@ -197,7 +197,7 @@ def _become_rank(
         end = run_rank(request.name, rank, request.world_size, directory, subject)
         cancel_deadline()
         connection.send(end)
-        if end.outcome is Outcome.PASSED:
+        if end.outcome is TestOutcome.PASSED:
             with contextlib.suppress(EOFError, OSError):
                 connection.recv()  # the host's farewell
     except BaseException:

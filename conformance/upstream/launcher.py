@@ -13,8 +13,8 @@ from typing import Any
 
 from conformance.errors import ConformanceError
 from conformance.subjects.subject import Subject
-from conformance.upstream.outcome import Outcome, RankEnd, TestName, TestRun
-from conformance.upstream.protocol import ListTests, Refusal, RunTest
+from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
+from conformance.upstream.requests import ListTests, Refusal, RunTest
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 
 #: Of the world sizes at which a test can run, the smallest of these is taken.
@@ -51,7 +51,7 @@ class WarmHost:
             return run
         except _HostDiedError as death:
             self.close()
-            return TestRun(name, world_size, (RankEnd(0, Outcome.CRASHED, f"the host of the ranks died: {death}"),))
+            return TestRun(name, world_size, (RankEnd(0, TestOutcome.CRASHED, f"the host of the ranks died: {death}"),))
 
     def abandon(self) -> None:
         """Let the process end its ranks and itself; from another thread than the one that waits for its answer."""

@@ -6,24 +6,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class TestOutcome(StrEnum):
     """How a test ended, on one rank or on all of them."""
+
+    __test__ = False  # for pytest, which takes any class of this name for a test
 
     PASSED = "passed"
     SKIPPED = "skipped"
-    #: It passed without ever constructing the DDP, and so says nothing about it. An outcome of tests, never of ranks.
+    #: It passed without ever constructing the DDP, and so says nothing about it. Tests end like this, ranks never.
     IDLE = "idle"
     FAILED = "failed"
     #: The process ended without a word: a signal, or an exit that no test asks for.
     CRASHED = "crashed"
     HUNG = "hung"
-    #: Ended by the launcher, because another rank had failed. An outcome of ranks, never of tests.
+    #: Ended by the launcher, because another rank had failed. Ranks end like this, tests never.
     STOPPED = "stopped"
 
     @property
     def is_failure(self) -> bool:
         """Whether a rank that ends like this fails the test by itself."""
-        return self in (Outcome.FAILED, Outcome.CRASHED, Outcome.HUNG)
+        return self in (TestOutcome.FAILED, TestOutcome.CRASHED, TestOutcome.HUNG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class RankEnd:
     """
 
     rank: int
-    outcome: Outcome
+    outcome: TestOutcome
     cause: str = ""
     detail: str = ""
     num_constructed: int = 0
@@ -45,7 +47,7 @@ class RankEnd:
 class TestName:
     """One test method of one suite."""
 
-    __test__ = False  # for pytest, which takes any class of this name for a test
+    __test__ = False
 
     suite: str
     method: str
@@ -66,7 +68,7 @@ class TestRun:
     seconds: float = 0.0
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TestOutcome:
         """How the test as a whole ended."""
         return combine(self.ends)
 
@@ -78,18 +80,18 @@ class TestRun:
     @property
     def explanation(self) -> str:
         """Why the test did not pass, in a few lines; empty when it did."""
-        if self.outcome is Outcome.PASSED:
+        if self.outcome is TestOutcome.PASSED:
             return ""
-        if self.outcome is Outcome.IDLE:
+        if self.outcome is TestOutcome.IDLE:
             return "no rank constructed a DDP"
         if self.culprit is not None:
             return f"rank {self.culprit.rank} {self.culprit.outcome}: {self.culprit.cause}"
-        if self.outcome is Outcome.SKIPPED:
+        if self.outcome is TestOutcome.SKIPPED:
             return self.ends[0].cause
         return "ranks disagree: " + ", ".join(f"rank {end.rank} {end.outcome}" for end in self.ends)
 
 
-def combine(ends: tuple[RankEnd, ...]) -> Outcome:
+def combine(ends: tuple[RankEnd, ...]) -> TestOutcome:
     """Return the outcome of a test from those of all its ranks, in the order in which they ended.
 
     One rank that does not pass is enough: torch's own runner looks at rank 0 and forgives the others. A test that some
@@ -100,8 +102,8 @@ def combine(ends: tuple[RankEnd, ...]) -> Outcome:
         if end.outcome.is_failure:
             return end.outcome
     outcomes = {end.outcome for end in ends}
-    if outcomes == {Outcome.SKIPPED}:
-        return Outcome.SKIPPED
-    if outcomes != {Outcome.PASSED}:
-        return Outcome.FAILED
-    return Outcome.PASSED if any(end.num_constructed for end in ends) else Outcome.IDLE
+    if outcomes == {TestOutcome.SKIPPED}:
+        return TestOutcome.SKIPPED
+    if outcomes != {TestOutcome.PASSED}:
+        return TestOutcome.FAILED
+    return TestOutcome.PASSED if any(end.num_constructed for end in ends) else TestOutcome.IDLE

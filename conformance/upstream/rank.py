@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from conformance.upstream.cpu_placement import place_on_cpu
-from conformance.upstream.outcome import Outcome, RankEnd, TestName
+from conformance.upstream.outcome import RankEnd, TestName, TestOutcome
 from conformance.upstream.suite import Suite, get_suite
 from conformance.upstream.swap import Constructions, Factory, swap_in
 
@@ -48,12 +48,12 @@ def run_rank(name: TestName, rank: int, world_size: int, directory: Path, subjec
             _join_default_group(suite, name, case.file_name, rank, world_size)
         getattr(case, name.method)()
     except unittest.SkipTest as skip:
-        return RankEnd(rank, Outcome.SKIPPED, str(skip), num_constructed=constructions.count)
+        return RankEnd(rank, TestOutcome.SKIPPED, str(skip), num_constructed=constructions.count)
     except SystemExit as end:
         return _end_of_exit(rank, end.code, constructions.count)
     except BaseException as error:
-        return RankEnd(rank, Outcome.FAILED, _cause(error), traceback.format_exc(), constructions.count)
-    return RankEnd(rank, Outcome.PASSED, num_constructed=constructions.count)
+        return RankEnd(rank, TestOutcome.FAILED, _cause(error), traceback.format_exc(), constructions.count)
+    return RankEnd(rank, TestOutcome.PASSED, num_constructed=constructions.count)
 
 
 def prepare_environment(rank: int, world_size: int, directory: Path, timeout_s: float) -> Callable[[], None]:
@@ -118,5 +118,5 @@ def _end_of_exit(rank: int, code: object, num_constructed: int) -> RankEnd:
     """Tell torch's way of skipping in a rank, an exit with a code of its list, from any other exit."""
     for skip in common_distributed.TEST_SKIPS.values():
         if code == skip.exit_code:
-            return RankEnd(rank, Outcome.SKIPPED, skip.message, num_constructed=num_constructed)
-    return RankEnd(rank, Outcome.FAILED, f"the test exited with status {code}", num_constructed=num_constructed)
+            return RankEnd(rank, TestOutcome.SKIPPED, skip.message, num_constructed=num_constructed)
+    return RankEnd(rank, TestOutcome.FAILED, f"the test exited with status {code}", num_constructed=num_constructed)

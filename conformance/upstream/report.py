@@ -15,7 +15,7 @@ from rich.table import Table
 from conformance.errors import ReportError
 from conformance.run.environment import capture_environment
 from conformance.upstream.comparison import Comparison, Row
-from conformance.upstream.outcome import Outcome, TestRun
+from conformance.upstream.outcome import TestOutcome, TestRun
 
 SCHEMA_VERSION = 1
 
@@ -26,7 +26,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     missing = [(row, row.subject.explanation) for row in comparison.missing]
     ahead = [(row, row.native.explanation) for row in comparison.ahead]
     excluded = [
-        (row, row.exclusion + (" (passed all the same)" if row.subject.outcome is Outcome.PASSED else ""))
+        (row, row.exclusion + (" (passed all the same)" if row.subject.outcome is TestOutcome.PASSED else ""))
         for row in comparison.excluded
     ]
     _print_rows(console, f"Passed by torch's DDP and not by {subject}", missing)
@@ -65,8 +65,8 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
         "conforms": comparison.conforms,
         "counts": {
             "tests": len(comparison.rows),
-            "passed_by_torch": sum(row.native.outcome is Outcome.PASSED for row in comparison.rows),
-            "passed_by_subject": sum(row.subject.outcome is Outcome.PASSED for row in comparison.rows),
+            "passed_by_torch": sum(row.native.outcome is TestOutcome.PASSED for row in comparison.rows),
+            "passed_by_subject": sum(row.subject.outcome is TestOutcome.PASSED for row in comparison.rows),
             "excluded": len(comparison.excluded),
             "missing": len(comparison.missing),
             "ahead": len(comparison.ahead),
@@ -117,5 +117,7 @@ def _print_rows(console: Console, title: str, rows: Sequence[tuple[Row, str]]) -
 
 def _counts(who: str, runs: list[TestRun]) -> str:
     counts = Counter(run.outcome for run in runs)
-    others = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome] and outcome != "passed")
-    return f"{escape(who)}: {counts[Outcome.PASSED]} of {len(runs)} passed" + (f" ({others})" if others else "")
+    others = ", ".join(
+        f"{counts[outcome]} {outcome}" for outcome in TestOutcome if counts[outcome] and outcome != "passed"
+    )
+    return f"{escape(who)}: {counts[TestOutcome.PASSED]} of {len(runs)} passed" + (f" ({others})" if others else "")

@@ -15,25 +15,25 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from conformance.errors import ConformanceError
-from conformance.observation import Fate, Observation
+from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
-from conformance.workers.attached_place import Place
-from conformance.workers.attached_protocol import (
+from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
-    Answer,
     Beat,
     Forget,
     Goodbye,
     Hello,
     Hurry,
-    Order,
     Ping,
+    Reply,
+    RunOrder,
     ToAgent,
 )
+from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
+from conformance.workers.messages import FromRank, Seat, receive, send
 from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, prolonged
-from conformance.workers.protocol import FromRank, Seat, receive, send
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: What a rank does is said sooner than that the agent is there: a link may be cut in the next moment.
@@ -77,7 +77,7 @@ class Agent:
         self._posts: dict[int, Post] = {}
         self._heard_at = self._beaten_at = time.monotonic()
         self._beaten: LastSeen | None = None
-        self._orders: list[Order | Forget] = []
+        self._orders: list[RunOrder | Forget] = []
         send(connection, Hello(place.index, place.host))
 
     def serve(self) -> None:
@@ -101,7 +101,7 @@ class Agent:
         finally:
             self._zygote.close()
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: RunOrder) -> None:
         post = self._posts.get(order.pool)
         observation = None
         if post is None:
@@ -110,15 +110,15 @@ class Agent:
         if observation is None:
             started = time.monotonic()
             with contextlib.suppress(OSError):  # it has just died; waiting will find out of what
-                send(post.connection, order.task)
+                send(post.connection, order.job)
             message = self._await(order, post, order.deadline_s)
             assert isinstance(message, Observation)
             observation = replace(message, duration_ns=message.duration_ns or int((time.monotonic() - started) * 1e9))
             if post.ready and observation.fate.kind != "returned":
                 observation = replace(observation, stderr=tail(post.seat))
-        send(self._connection, Answer(order.number, replace(observation, host=self._host), post.ready))
+        send(self._connection, Reply(order.number, replace(observation, host=self._host), post.ready))
 
-    def _start(self, order: Order, post: Post) -> Observation | None:
+    def _start(self, order: RunOrder, post: Post) -> Observation | None:
         """Wait until the rank is connected to the others; returns why it is not."""
         message = self._await(order, post, START_TIMEOUT_S)
         if isinstance(message, Observation):
@@ -126,10 +126,10 @@ class Agent:
         if message.error is None:
             return None
         post.ready = False
-        fate = Fate("raised", detail=f"raised {message.error}")
+        fate = Ending("raised", detail=f"raised {message.error}")
         return replace(describe(post.seat, fate), raised=message.error)
 
-    def _await(self, order: Order, post: Post, deadline_s: float) -> FromRank:
+    def _await(self, order: RunOrder, post: Post, deadline_s: float) -> FromRank:
         """Return what the rank sends, or an observation of why it does not; `post.ready` says which."""
         post.ready = False
         started = time.monotonic()
@@ -162,7 +162,7 @@ class Agent:
                     kind = "abandoned"
                     deadline = min(deadline, time.monotonic() + hurry.patience_s)
 
-    def _listen(self, *sources: Connection, timeout_s: float, beat: tuple[Order, Post] | None = None) -> list[Hurry]:
+    def _listen(self, *sources: Connection, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
         """Wait until one of `sources` has something, put orders aside, and say that this agent is there."""
         wait(sources, timeout_s)
         hurries = []
@@ -183,7 +183,7 @@ class Agent:
             send(self._connection, self._beat(*beat) if beat is not None else Beat())
         return hurries
 
-    def _beat(self, order: Order, post: Post) -> Beat:
+    def _beat(self, order: RunOrder, post: Post) -> Beat:
         seen = read_flight(post.seat.file("flight"))
         seen = replace(seen, collectives=seen.collectives[-_BEATEN_COLLECTIVES:])
         if seen == self._beaten:
@@ -191,7 +191,7 @@ class Agent:
         self._beaten = seen
         return Beat(order.number, seen)
 
-    def _last_words(self, beat: tuple[Order, Post] | None) -> str:
+    def _last_words(self, beat: tuple[RunOrder, Post] | None) -> str:
         silence = f"nothing was heard of the controller for {LOST_S:g} s: its host is down or the link to it is cut"
         if beat is None:
             return f"{self._host}: {silence}; no scenario was running here"
@@ -199,7 +199,7 @@ class Agent:
         seen = read_flight(post.seat.file("flight"))
         last = seen.collectives[-1].describe() if seen.collectives else "none yet"
         return (
-            f"{self._host}: {silence}. Rank {post.seat.rank} of {order.task.scenario['id']} is in phase {seen.phase},"
+            f"{self._host}: {silence}. Rank {post.seat.rank} of {order.job.scenario['id']} is in phase {seen.phase},"
             f" its last collective {last}"
         )
 

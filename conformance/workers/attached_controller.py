@@ -18,24 +18,25 @@ from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
-from conformance.observation import Fate, Observation
+from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
-from conformance.workers.attached_protocol import (
+from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
-    Answer,
     Beat,
     Forget,
     FromAgent,
     Goodbye,
     Hello,
     Hurry,
-    Order,
     Ping,
+    Reply,
+    RunOrder,
     ToAgent,
 )
+from conformance.workers.messages import Job, Seat, dumps, receive
 from conformance.workers.pool import (
     DEATH_GRACE_S,
     MOST_DEADLINES,
@@ -43,7 +44,6 @@ from conformance.workers.pool import (
     START_TIMEOUT_S,
     nothing_left_behind,
 )
-from conformance.workers.protocol import Seat, Task, dumps, receive
 
 #: What an agent may take beyond the deadline: it makes its rank write a stack first.
 _MARGIN_S = 2.0
@@ -100,7 +100,7 @@ class AttachedController:
         fresh = key not in self._pools
         pool = self._pools.pop(key) if not fresh else next(self._numbers)
         number = next(self._numbers)
-        task = Task(scenario.to_json(), subject)
+        job = Job(scenario.to_json(), subject)
         meeting = (self._address, self._store.port, f"pool{pool}")
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
@@ -108,7 +108,7 @@ class AttachedController:
             for rank, agent in enumerate(chosen):
                 source = self._backend.source or self._backend.name
                 seat = Seat(pool, rank, scenario.world_size, source, "", scenario.recorded, meeting)
-                agent.tell(Order(number, pool, seat, task, scenario.deadline_s))
+                agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
             patience_s = MOST_DEADLINES * (scenario.deadline_s + (START_TIMEOUT_S if fresh else 0.0))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
@@ -164,14 +164,14 @@ class AttachedController:
                     message: FromAgent = receive(source)
                 except (EOFError, OSError):
                     agent.lost = "ended"
-                    fate = Fate("abandoned", detail="abandoned: the process that held it has ended")
+                    fate = Ending("abandoned", detail="abandoned: the process that held it has ended")
                     observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
                     del waiting[source]
                     continue
                 agent.heard_at = time.monotonic()
                 if isinstance(message, Beat) and message.number == number and message.last_seen is not None:
                     seen[ranks[agent.index]] = message.last_seen
-                elif isinstance(message, Answer) and message.number == number:
+                elif isinstance(message, Reply) and message.number == number:
                     observations[ranks[agent.index]] = message.observation
                     ready.append(message.ready)
                     del waiting[source]
@@ -184,7 +184,7 @@ class AttachedController:
                 if (now > due and silent_s > _SILENCE_S) or now > end:
                     agent.lost = f"has not been heard of for {silent_s:.0f} s"
                     where = seen[rank].phase if (rank := ranks[agent.index]) in seen else "an unknown phase"
-                    fate = Fate("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
+                    fate = Ending("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
                     observations[rank] = _last_heard(agent, ranks, seen, fate)
                     del waiting[connection]
         return observations, ready
@@ -202,7 +202,7 @@ def _greeted(connection: Connection) -> Reached:
     return Reached(hello.index, hello.host, connection, time.monotonic())
 
 
-def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Fate) -> Observation:
+def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Ending) -> Observation:
     rank = ranks[agent.index]
     last_seen = seen.get(rank, LastSeen("", -1, 0, 0, ()))
     return Observation(

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.observation import Fate, Observation
+from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
-from conformance.workers.protocol import STACK_SIGNAL, Seat
+from conformance.workers.messages import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: How long ranks may take to write their stacks. They need a millisecond, once they are given a processor.
@@ -21,11 +21,11 @@ _TAIL_BYTES = 4096
 _STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension modules:")
 
 
-def death(status: int) -> Fate:
+def death(status: int) -> Ending:
     """Describe the end of a rank by its exit status, negative for a signal."""
     if status < 0:
-        return Fate("killed", -status, f"killed by {signal.Signals(-status).name}")
-    return Fate("exited", status, f"exited {status}")
+        return Ending("killed", -status, f"killed by {signal.Signals(-status).name}")
+    return Ending("exited", status, f"exited {status}")
 
 
 def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -> dict[int, Observation]:
@@ -43,12 +43,12 @@ def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -
     observations = {}
     for seat, (last_seen, stopped) in seen.items():
         where = f" in {last_seen.phase}" if last_seen.phase else ""
-        fate = Fate(kind, detail=f"{kind}{where}" + (", stopped by a signal" if stopped else ""))
+        fate = Ending(kind, detail=f"{kind}{where}" + (", stopped by a signal" if stopped else ""))
         observations[seat.rank] = describe(seat, fate, last_seen)
     return observations
 
 
-def describe(seat: Seat, fate: Fate, last_seen: LastSeen | None = None) -> Observation:
+def describe(seat: Seat, fate: Ending, last_seen: LastSeen | None = None) -> Observation:
     """Observe a rank that will not answer, from its files."""
     last_seen = last_seen or read_flight(seat.file("flight"))
     return Observation(

@@ -13,12 +13,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from conformance.backends.backend import Backend
-from conformance.observation import Fate, Observation, Raised
+from conformance.observation import Ending, Observation, Raised
 from conformance.recorder.flight_record import read_flight
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import death, describe, examine_living, tail
-from conformance.workers.protocol import FromRank, Ready, Seat, Task, dumps, receive
+from conformance.workers.messages import FromRank, Job, Ready, Seat, dumps, receive
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: What the other ranks may still do when one has died. gloo notices a broken connection at once and raises by itself;
@@ -32,7 +32,7 @@ EOF_GRACE_S = 10.0
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
 START_TIMEOUT_S = 60.0
 #: How a rank ended whose zygote is gone.
-LOST = Fate("abandoned", detail="abandoned: the process that had forked it ended first")
+LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
 #: A deadline is meant for ranks that do nothing more. On a slow machine they get so many times as much, while one of
 #: them enters a phase or issues a collective now and then.
 MOST_DEADLINES = 5
@@ -63,22 +63,22 @@ class Pool:
         for rank, message in messages.items():
             assert isinstance(message, Ready), f"rank {rank} must report that it is ready, got {message!r}"
             if message.error is not None:
-                fate = Fate("raised", detail=f"raised {message.error}")
+                fate = Ending("raised", detail=f"raised {message.error}")
                 observations[rank] = replace(describe(self._seats[rank], fate), raised=message.error)
         self._started = not observations
         if observations:
             bystanders = messages.keys() - observations.keys()
-            observations |= {rank: describe(self._seats[rank], Fate("abandoned")) for rank in bystanders}
+            observations |= {rank: describe(self._seats[rank], Ending("abandoned")) for rank in bystanders}
         return dict(sorted(observations.items()))
 
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
         """Run one scenario; every rank gets an observation, by its own account or by ours. At most one at a time."""
         self._reusable = False  # until all is known to be well, also if this is interrupted
-        task = dumps(Task(scenario.to_json(), subject))
+        job = dumps(Job(scenario.to_json(), subject))
         started = time.monotonic()
         for connection in self._connections:
             with contextlib.suppress(OSError):  # it has just died; `_gather` will find out of what
-                connection.send_bytes(task)
+                connection.send_bytes(job)
         messages, observations = self._gather(scenario.deadline_s)
         elapsed_ns = int((time.monotonic() - started) * 1e9)
         observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
@@ -139,7 +139,7 @@ class Pool:
             deadline = min(deadline, time.monotonic() + patience_s)
         return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
 
-    def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Fate]:
+    def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Ending]:
         """Return the ranks that have died without an answer; what they sent before dying is read first."""
         unread = {seat for connection, seat in listening.items() if connection.poll(0)}
         silent = [seat for seat in self._seats if seat.rank not in messages and seat not in unread]
@@ -182,7 +182,7 @@ def answer(connection: Connection, rank: int) -> FromRank:
     except (EOFError, OSError):
         raise
     except Exception as error:  # what a rank observed may be of types that only it can import
-        return Observation(rank, Fate("raised", detail=str(error)), raised=Raised.of(error))
+        return Observation(rank, Ending("raised", detail=str(error)), raised=Raised.of(error))
     return message
 
 

@@ -30,7 +30,7 @@ from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError, SubjectError
 from conformance.history import Collective
 from conformance.models.catalogue import get_fixture
-from conformance.observation import Fate, Observation, Raised
+from conformance.observation import Ending, Observation, Raised
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.recorder.flight_record import FlightRecord
@@ -40,7 +40,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject, load
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
-from conformance.workers.protocol import STACK_SIGNAL, Ready, Seat, Task, dumps, receive, send
+from conformance.workers.messages import STACK_SIGNAL, Job, Ready, Seat, dumps, receive, send
 
 #: The backend's own timeout. The controller's deadline must come first: it knows all ranks, a backend only its own.
 _GROUP_TIMEOUT = timedelta(hours=1)
@@ -56,10 +56,10 @@ def rank_main(seat: Seat, connection: Connection) -> None:
     send(connection, Ready())
     while True:
         try:
-            task = receive(connection)
+            job = receive(connection)
         except EOFError:
             break
-        connection.send_bytes(_as_bytes(rank.run(task)))
+        connection.send_bytes(_as_bytes(rank.run(job)))
         gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze what was there before
 
 
@@ -84,7 +84,7 @@ class Rank:
             timeout=_GROUP_TIMEOUT,
         )
 
-    def run(self, task: Task) -> Observation:
+    def run(self, job: Job) -> Observation:
         """Run one scenario; whatever it raises is part of what is observed. Collective, as far as the program is."""
         os.ftruncate(sys.stderr.fileno(), 0)
         self._flight.start()
@@ -94,12 +94,12 @@ class Rank:
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
         try:
-            scenario = Scenario.from_json(task.scenario)
+            scenario = Scenario.from_json(job.scenario)
             self._faults = FaultInjector(
                 [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
             )
             seed_everything(scenario.seed)
-            context = self._context(scenario, task.subject)
+            context = self._context(scenario, job.subject)
             facts = context.facts
             get_program(scenario.program).body(context)
         except Unsupported as reason:
@@ -108,7 +108,7 @@ class Rank:
             raised = Raised.of(error, traceback.format_exc())
         return Observation(
             self._seat.rank,
-            Fate("raised", detail=f"raised {raised}") if raised else Fate("returned"),
+            Ending("raised", detail=f"raised {raised}") if raised else Ending("returned"),
             facts=facts,
             raised=raised,
             history=self._recorder.history(),
@@ -158,7 +158,7 @@ def _as_bytes(observation: Observation) -> bytes:
         return dumps(observation)
     except Exception as error:  # a fact of a type that cannot travel, such as a tensor that knows its process group
         raised = Raised.of(error, traceback.format_exc())
-        return dumps(replace(observation, fate=Fate("raised", detail=f"raised {raised}"), raised=raised, facts={}))
+        return dumps(replace(observation, fate=Ending("raised", detail=f"raised {raised}"), raised=raised, facts={}))
 
 
 def _meeting_place(seat: Seat) -> Store:

@@ -25,7 +25,7 @@ from multiprocessing.reduction import recv_handle
 from typing import NoReturn
 
 from conformance.workers.forked import die_with, lead_own_group, signal_group, signal_main_thread
-from conformance.workers.protocol import (
+from conformance.workers.messages import (
     STACK_SIGNAL,
     Ended,
     Forked,

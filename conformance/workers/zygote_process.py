@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conformance.errors import ConformanceError
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
-from conformance.workers.protocol import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
+from conformance.workers.messages import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
 
 _CLOSE_TIMEOUT_S = 5.0
 

@@ -1,6 +1,6 @@
-"""From JSON to frozen values: every field has the type that its dataclass says, or an error names the field.
+"""Frozen values as JSON data and back: every field has the type that its dataclass says, or an error names the field.
 
-Nothing is executed, imported or looked up: what a stranger wrote is data.
+Nothing that is read is executed, imported or looked up: what a stranger wrote is data.
 """
 
 from __future__ import annotations
@@ -65,6 +65,22 @@ def required_fields(kind: Any) -> tuple[str, ...]:
     """Return the fields of a dataclass without a default; one with a default is not in data older than itself."""
     without = (dataclasses.MISSING, dataclasses.MISSING)
     return tuple(field.name for field in dataclasses.fields(kind) if (field.default, field.default_factory) == without)
+
+
+def encode(value: Any) -> Any:
+    """Return a frozen value as plain JSON data; `decode` gives back an equal one.
+
+    A number that JSON cannot hold becomes its name, such as `nan`: where one may occur, the field is `float | str`.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _no_constant(name: str) -> Any:

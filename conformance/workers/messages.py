@@ -25,7 +25,7 @@ from conformance.subjects.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Job:
     """Controller to rank: run this. The scenario travels as its JSON data, which is what defines it."""
 
     scenario: dict[str, Any]
@@ -39,7 +39,7 @@ class Ready:
     error: Raised | None = None
 
 
-#: Rank to controller: `Ready` once, then an `Observation` per `Task`.
+#: Rank to controller: `Ready` once, then an `Observation` per `Job`.
 FromRank = Ready | Observation
 
 #: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because

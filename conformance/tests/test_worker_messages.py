@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from conformance.history import Collective
-from conformance.observation import Fate, Observation, Raised
-from conformance.workers.protocol import dumps
+from conformance.observation import Ending, Observation, Raised
+from conformance.workers.messages import dumps
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.bool)
 
@@ -72,7 +72,7 @@ def test_sparse_tensors(coalesced: bool) -> None:
 def test_an_observation() -> None:
     observation = Observation(
         1,
-        Fate("killed", 9, "killed by SIGKILL"),
+        Ending("killed", 9, "killed by SIGKILL"),
         facts={"construct": Raised("E", ("E", "Exception"), "m"), "loss": 1.5, "grad": None},
         history=(Collective(0, "all_reduce", "default", ((2, 3),), ("float32",), "sum"),),
     )

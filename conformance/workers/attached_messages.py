@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conformance.observation import Observation
 from conformance.recorder.flight_record import LastSeen
-from conformance.workers.protocol import Seat, Task
+from conformance.workers.messages import Job, Seat
 
 #: Both sides say something at least so often ...
 BEAT_S = 0.25
@@ -23,7 +23,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RunOrder:
     """Controller to agent: run this in the seat; a new rank is forked where the agent has none of that pool.
 
     The agent fills in the parts of the seat that are its own: number of the pool in its zygote, and directory.
@@ -32,7 +32,7 @@ class Order:
     number: int
     pool: int
     seat: Seat
-    task: Task
+    job: Job
     deadline_s: float
 
 
@@ -70,7 +70,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """Agent to controller: what became of an order; `ready` tells whether the rank can take another one."""
 
     number: int
@@ -78,5 +78,5 @@ class Answer:
     ready: bool
 
 
-ToAgent = Order | Forget | Hurry | Ping | Goodbye
-FromAgent = Hello | Beat | Answer
+ToAgent = RunOrder | Forget | Hurry | Ping | Goodbye
+FromAgent = Hello | Beat | Reply

@@ -1,0 +1,75 @@
+"""The report folder: `report.json` for machines, a page for people, and one scenario file per failure for replay.
+
+report/report.json               everything that the run found (`schema_version` says how it is laid out)
+report/report.html               the same as a page
+report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
+report/failures/<scenario>.txt   why it failed, as the terminal shows it
+report/SHA256SUMS                checksums of all of it, after a certified run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from conformance.codec import encode
+from conformance.errors import ReportError
+from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
+from conformance.spec.catalogue import Catalogue
+
+CHECKSUMS = "SHA256SUMS"
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create the report folder and show that it can be written, before a run is spent on it.
+
+    `report.json` and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
+
+    Raises:
+        ReportError: the folder cannot be created, is a file, or cannot be written.
+
+    """
+    try:
+        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
+        for path in [folder / "report.json", folder / CHECKSUMS, *stale]:
+            path.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
+            pass
+    except OSError as error:
+        raise ReportError(
+            f"cannot write reports to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
+        ) from error
+
+
+def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
+    """Write the report into `folder` and return the path of `report.json`; raises `ReportError`."""
+    try:
+        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        for outcome in report.failures:
+            write_failure(outcome, report.subject.name, report.backend, catalogue, folder)
+        path = folder / "report.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(report_text(report), encoding="utf-8")
+        os.replace(partial, path)  # a reader never sees half a report
+    except OSError as error:
+        raise ReportError(f"cannot write the report to {folder}: {error.strerror}") from error
+    return path
+
+
+def write_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
+    """Write the scenario of a failure into a report's `folder`, and beside it why it failed; return the latter."""
+    path = failure_path(folder, outcome.id)
+    path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
+    text = failure_text(outcome, backend, catalogue, replay_command(outcome.id, subject, backend, folder))
+    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def report_text(report: Report) -> str:
+    """Return the text of `report.json`; `parse_report` gives back an equal report."""
+    return json.dumps(encode(report), indent=1) + "\n"

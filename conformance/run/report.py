@@ -1,0 +1,214 @@
+"""The report of a run as one frozen value, whose fields have the names of the keys in `report.json`.
+
+Whatever is made of a report (pages, merges, diffs, checks) works on this value and never runs anything. What follows
+from the outcomes (`green`, counts, requirements) is held as well: a report that was read may claim otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conformance.bench.ratio import Ratio
+from conformance.run.outcome import Outcome, combine, verdicts_of
+from conformance.spec.catalogue import Requirement
+from conformance.verdict import Verdict
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSubject:
+    """The DDP under test: the name that was typed and the `module:attr` behind it."""
+
+    name: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequirementSummary:
+    """One requirement with its verdicts; `scenarios` is how many gave evidence for it."""
+
+    id: str
+    chapter: str
+    level: str
+    statement: str
+    scenarios: int
+    subject: Verdict
+    native: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts: scenarios that were selected and that ran, requirements, and verdicts of both columns."""
+
+    selected: int
+    scenarios: int
+    requirements: int
+    subject: Mapping[str, int]
+    native: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What was to be run: all ids, of all shards, and which shard (`3/8`) this is; empty when there are none.
+
+    `order` is `listed`, `reversed` or `shuffled`, and `seed` decided how scenarios were shuffled.
+    """
+
+    profile: str
+    shard: str
+    ids: tuple[str, ...]
+    order: str = "listed"
+    seed: int = 0
+
+    @property
+    def arranged(self) -> str:
+        """The order in a few words, such as `shuffled with seed 7`."""
+        return f"{self.order} with seed {self.seed}" if self.order == "shuffled" else self.order
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run, or several shards of one: what was judged, where, and what every scenario came to.
+
+    A `certified` run took a whole profile, with nothing left out and nothing excused. `performance` are step times
+    beside torch's DDP, empty where they were not measured.
+    """
+
+    schema_version: int
+    tool: str
+    complete: bool
+    interrupted: bool
+    certified: bool
+    green: bool
+    subject: JudgedSubject
+    backend: str
+    environment: Mapping[str, Any]
+    duration_s: float
+    median_warm_scenario_ms: Mapping[str, float]
+    selection: Assignment
+    totals: Totals
+    requirements: tuple[RequirementSummary, ...]
+    scenarios: tuple[Outcome, ...]
+    performance: tuple[Ratio, ...] = ()
+
+    @staticmethod
+    def of(
+        outcomes: Iterable[Outcome],
+        requirements: Iterable[Requirement | RequirementSummary],
+        *,
+        subject: JudgedSubject,
+        backend: str,
+        num_selected: int,
+        interrupted: bool = False,
+        certified: bool = False,
+        environment: Mapping[str, Any],
+        duration_s: float,
+        selection: Assignment | None = None,
+        performance: tuple[Ratio, ...] = (),
+    ) -> Report:
+        """Return the report of a run: one outcome for each of `num_selected` scenarios, or fewer when it ended early.
+
+        Of `requirements` it holds those that some scenario exercised.
+        """
+        outcomes = tuple(outcomes)
+        summaries = tuple(one for each in requirements if (one := summarise(each, outcomes)).scenarios)
+        subjects, natives = verdicts_of(one.subject for one in outcomes), verdicts_of(one.native for one in outcomes)
+        totals = Totals(num_selected, len(outcomes), len(summaries), counts(subjects), counts(natives))
+        report = Report(
+            schema_version=SCHEMA_VERSION,
+            tool="ddp-conformance",
+            complete=len(outcomes) == num_selected,
+            interrupted=interrupted,
+            certified=certified,
+            green=False,
+            subject=subject,
+            backend=backend,
+            environment=environment,
+            duration_s=round(duration_s, 3),
+            median_warm_scenario_ms=_median_warm_ms(outcomes),
+            selection=selection or Assignment("", "", ()),
+            totals=totals,
+            requirements=summaries,
+            scenarios=outcomes,
+            performance=performance,
+        )
+        return replace(report, green=report.is_green)
+
+    @property
+    def failures(self) -> tuple[Outcome, ...]:
+        """The scenarios that keep the report from being green."""
+        return tuple(outcome for outcome in self.scenarios if outcome.is_failure)
+
+    @property
+    def is_green(self) -> bool:
+        """Whether the report shows conformance, worked out anew: it is complete, nothing failed, something passed."""
+        return self.is_complete and not self.failures and self.verdicts[Verdict.PASS] > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every scenario that this report (or its shard) was to run has an outcome."""
+        return self.complete and not self.interrupted and len(self.scenarios) == self.totals.selected
+
+    @property
+    def num_not_run(self) -> int:
+        """How many scenarios were selected and have no outcome."""
+        return self.totals.selected - len(self.scenarios)
+
+    @property
+    def num_excused(self) -> int:
+        """How many failures were known and are excused."""
+        return sum(one.expectation is not None and one.expectation.holds for one in self.scenarios)
+
+    @property
+    def verdicts(self) -> Counter[Verdict]:
+        """How many scenarios came to each verdict, for the subject."""
+        return verdicts_of(outcome.subject for outcome in self.scenarios)
+
+    @property
+    def native_verdicts(self) -> Counter[Verdict]:
+        """How many scenarios came to each verdict, for torch's own DDP; empty when it was not run."""
+        return verdicts_of(outcome.native for outcome in self.scenarios)
+
+    @property
+    def chapters(self) -> tuple[str, ...]:
+        """The chapters' names in the order of the requirements."""
+        return tuple(dict.fromkeys(requirement.chapter for requirement in self.requirements))
+
+    def package_version(self, name: str) -> str:
+        """Return the version of a package in the environment of the run, or nothing."""
+        packages = self.environment.get("packages")
+        return str(packages.get(name, "")) if isinstance(packages, Mapping) else ""
+
+
+def summarise(requirement: Requirement | RequirementSummary, outcomes: Iterable[Outcome]) -> RequirementSummary:
+    """Return `requirement` with count and verdicts of the outcomes that give evidence for it."""
+    relevant = [outcome for outcome in outcomes if requirement.id in outcome.requirements]
+    native = verdicts_of(outcome.native for outcome in relevant)
+    return RequirementSummary(
+        requirement.id,
+        requirement.chapter,
+        requirement.level,
+        requirement.statement,
+        len(relevant),
+        combine(verdicts_of(outcome.subject for outcome in relevant)),
+        combine(native) if native else None,
+    )
+
+
+def counts(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
+    """Return every verdict's count by name, zeros included (a reader must not guess); nothing for nothing."""
+    return {verdict.value: verdicts.get(verdict, 0) for verdict in Verdict} if verdicts else {}
+
+
+def _median_warm_ms(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Return the median time of the subject's warm scenarios in milliseconds, by world size."""
+    times: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.warm:
+            times.setdefault(outcome.world_size, []).append(outcome.subject.duration_ms)
+    return {str(world_size): round(statistics.median(times[world_size]), 3) for world_size in sorted(times)}
