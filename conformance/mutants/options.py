@@ -111,6 +111,9 @@ class LastForwardCounts(Reducing):
             if self.options.find_unused_parameters:
                 self.reach.reached = self.reach.walk.reachable(tensors)
 
+        def _is_welcome_late(self, index: int) -> bool:
+            return False
+
 
 class RefusesSinkClone(DistributedDataParallel):
     """BUG: `_set_ddp_sink_clone` raises."""

@@ -439,3 +439,7 @@ class FirstOutputOnly(Reducing):
             """Forget all outputs but the first."""
             self.reach.is_walked = True
             super().prepare_for_backward(list(outputs)[:1])
+            self.reach.is_announced = False
+
+        def _is_welcome_late(self, index: int) -> bool:
+            return False

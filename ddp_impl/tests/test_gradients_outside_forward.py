@@ -33,6 +33,8 @@ class Parts(nn.Module):
         self.returns = returns
 
     def forward(self, x: Tensor) -> Any:
+        if self.returns == "scale":
+            return self.scale
         hidden = self.body(x)
         if self.returns == "body":
             return hidden
@@ -91,6 +93,14 @@ def returned_scale_alone(call: nn.Module, parts: Parts, x: Tensor) -> None:
     call(x)[1].square().sum().backward()
 
 
+def scale_squared(call: nn.Module, parts: Parts, x: Tensor) -> None:
+    call(x).square().sum().backward()
+
+
+def scale_and_penalty(call: nn.Module, parts: Parts, x: Tensor) -> None:
+    (x.sum() * call(x).square().sum() + x.sum() * penalty(parts.pooler)).backward()
+
+
 def both(call: nn.Module, parts: Parts, x: Tensor) -> None:
     logits, pooled = call(x)
     (loss_of(logits) + pooled.square().sum()).backward()
@@ -124,6 +134,7 @@ CASES: dict[str, tuple[str, Sequence[Step]]] = {
     "penalty in a backward of its own": ("head", [penalty_alone_first] * 3),
     "parameter returned": ("head and scale", [returned_scale] * 4),
     "parameter returned and nothing else used": ("head and scale", [returned_scale_alone] * 4),
+    "nothing but a parameter returned": ("scale", [scale_squared, scale_and_penalty] * 2),
     "two losses": ("both", [both, one_of_both, both, one_of_both]),
     "two backwards": ("both", [one_after_the_other] * 3),
     "one graph twice": ("head", [twice] * 3),
@@ -148,7 +159,7 @@ REFUSED: dict[str, set[str]] = {
     "static": {
         # The graph is not static: the second backward, or step, brings other gradients than the first.
         "loss on a submodule, now and then", "penalty, now and then", "penalty made before forward, now and then",
-        "penalty in a backward of its own", "two backwards",
+        "penalty in a backward of its own", "nothing but a parameter returned", "two backwards",
     },
     "skip": {"penalty made before forward, now and then"},
 }  # fmt: skip
