@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.tests.ranks import run_ranks
+from ddp_impl.errors import ReductionError
+from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 Step = Callable[[nn.Module, Any, Tensor], None]
 WORLD_SIZE = 2
@@ -226,3 +227,26 @@ def test_right_or_an_error_on_every_rank(feature: str, tmp_path: Path) -> None:
         short = {key: "raised" if "raised on rank" in outcome else outcome for key, outcome in outcomes.items()}
         different = {key: outcomes[key] for key in expected if short[key] != expected[key]}
         assert different == {}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_gradient_of_a_parameter_taken_for_unused_is_welcome_until_its_bucket_leaves(is_late: bool) -> None:
+    """`pooler` is out of reach; its penalty comes before the last gradient of the one bucket, or after it."""
+    with group_of_one():
+        parts = Parts("head")
+        ddp = DistributedDataParallel(parts, find_unused_parameters=True)
+        for _ in range(2):  # the first iteration learns, and after it the reducer walks graphs
+            plain(ddp, parts, batch(0, 0))
+        parts.zero_grad()
+        # Autograd comes to what was made first last.
+        penalised = [parts.pooler.weight] if is_late else [parts.body.weight, parts.pooler.weight]
+        before = torch.stack([weight.square().sum() for weight in penalised]).sum()
+        loss = loss_of(ddp(batch(0, 0))) + before
+        if is_late:
+            with pytest.raises(ReductionError, match=r"rank 0.*took parameter 'pooler\.weight' for unused"):
+                loss.backward()
+        else:
+            loss.backward()
+            ddp._check_reducer_finalized()
+            assert parts.pooler.weight.grad is not None
+            assert torch.equal(parts.pooler.weight.grad, 2 * parts.pooler.weight)
