@@ -59,8 +59,12 @@ class Reach:
         self.is_announced = False  # the backward will report when it comes to an output
 
     def of(self, outputs: Sequence[Tensor]) -> set[int] | None:
-        """Return the parameters that one forward's `outputs` reach; None unless graphs are walked."""
-        if not outputs or not self.is_walked:
+        """Return the parameters that one forward's `outputs` reach; None if that is unknown.
+
+        The reducer hears of no backward through outputs that are parameters themselves, so it could not exclude other
+        parameters in time: what such outputs alone reach counts as unknown.
+        """
+        if not self.is_walked or all(output.grad_fn is None for output in outputs):
             return None
         with torch.autograd.profiler.record_function("ddp_impl.search_unused_parameters"):
             return self.walk.reachable(outputs)

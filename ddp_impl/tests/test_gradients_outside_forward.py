@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.tests.ranks import run_ranks
+from ddp_impl.errors import ReductionError
+from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 Step = Callable[[nn.Module, Any, Tensor], None]
 WORLD_SIZE = 2
@@ -33,6 +34,8 @@ class Parts(nn.Module):
         self.returns = returns
 
     def forward(self, x: Tensor) -> Any:
+        if self.returns == "scale":
+            return self.scale
         hidden = self.body(x)
         if self.returns == "body":
             return hidden
@@ -91,6 +94,14 @@ def returned_scale_alone(call: nn.Module, parts: Parts, x: Tensor) -> None:
     call(x)[1].square().sum().backward()
 
 
+def scale_squared(call: nn.Module, parts: Parts, x: Tensor) -> None:
+    call(x).square().sum().backward()
+
+
+def scale_and_penalty(call: nn.Module, parts: Parts, x: Tensor) -> None:
+    (x.sum() * call(x).square().sum() + x.sum() * penalty(parts.pooler)).backward()
+
+
 def both(call: nn.Module, parts: Parts, x: Tensor) -> None:
     logits, pooled = call(x)
     (loss_of(logits) + pooled.square().sum()).backward()
@@ -124,6 +135,7 @@ CASES: dict[str, tuple[str, Sequence[Step]]] = {
     "penalty in a backward of its own": ("head", [penalty_alone_first] * 3),
     "parameter returned": ("head and scale", [returned_scale] * 4),
     "parameter returned and nothing else used": ("head and scale", [returned_scale_alone] * 4),
+    "nothing but a parameter returned": ("scale", [scale_squared, scale_and_penalty] * 2),
     "two losses": ("both", [both, one_of_both, both, one_of_both]),
     "two backwards": ("both", [one_after_the_other] * 3),
     "one graph twice": ("head", [twice] * 3),
@@ -148,7 +160,7 @@ REFUSED: dict[str, set[str]] = {
     "static": {
         # The graph is not static: the second backward, or step, brings other gradients than the first.
         "loss on a submodule, now and then", "penalty, now and then", "penalty made before forward, now and then",
-        "penalty in a backward of its own", "two backwards",
+        "penalty in a backward of its own", "nothing but a parameter returned", "two backwards",
     },
     "skip": {"penalty made before forward, now and then"},
 }  # fmt: skip
@@ -215,3 +227,26 @@ def test_right_or_an_error_on_every_rank(feature: str, tmp_path: Path) -> None:
         short = {key: "raised" if "raised on rank" in outcome else outcome for key, outcome in outcomes.items()}
         different = {key: outcomes[key] for key in expected if short[key] != expected[key]}
         assert different == {}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_gradient_of_a_parameter_taken_for_unused_is_welcome_until_its_bucket_leaves(is_late: bool) -> None:
+    """`pooler` is out of reach; its penalty comes before the last gradient of the one bucket, or after it."""
+    with group_of_one():
+        parts = Parts("head")
+        ddp = DistributedDataParallel(parts, find_unused_parameters=True)
+        for _ in range(2):  # the first iteration learns, and after it the reducer walks graphs
+            plain(ddp, parts, batch(0, 0))
+        parts.zero_grad()
+        # Autograd comes to what was made first last.
+        penalised = [parts.pooler.weight] if is_late else [parts.body.weight, parts.pooler.weight]
+        before = torch.stack([weight.square().sum() for weight in penalised]).sum()
+        loss = loss_of(ddp(batch(0, 0))) + before
+        if is_late:
+            with pytest.raises(ReductionError, match=r"rank 0.*took parameter 'pooler\.weight' for unused"):
+                loss.backward()
+        else:
+            loss.backward()
+            ddp._check_reducer_finalized()
+            assert parts.pooler.weight.grad is not None
+            assert torch.equal(parts.pooler.weight.grad, 2 * parts.pooler.weight)

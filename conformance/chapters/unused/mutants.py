@@ -55,6 +55,9 @@ class LastForwardCounts(Reducing):
             if self.options.find_unused_parameters:
                 self.reach.reached = self.reach.walk.reachable(tensors)
 
+        def _is_welcome_late(self, index: int) -> bool:
+            return False
+
 
 class RefusesUnusedSparse(Reducing):
     """BUG: a sparse gradient that does not come is an error."""
@@ -174,6 +177,10 @@ class FirstOutputOnly(Reducing):
             """Forget all outputs but the first."""
             self.reach.is_walked = True
             super().prepare_for_backward(list(outputs)[:1])
+            self.reach.is_announced = False
+
+        def _is_welcome_late(self, index: int) -> bool:
+            return False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):
