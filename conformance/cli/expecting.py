@@ -1,4 +1,4 @@
-"""Expectations at the command line: reads the file and puts what it knows into outcomes."""
+"""Reads the file given to `--expectations` and marks the outcomes that it excuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.verdict import Verdict
 
 
 def read_file(path: Path) -> tuple[Expectation, ...]:
-    """Return the entries of an expectations file; raises `ExpectationError` naming the file."""
+    """Return the entries of an expectations file; raises `ExpectationError`, which names the file."""
     try:
         return read_expectations(path.read_bytes().decode("utf-8"))
     except OSError as error:
@@ -26,10 +26,10 @@ def read_file(path: Path) -> tuple[Expectation, ...]:
 
 
 def expecting(path: Path, scenarios: Iterable[Scenario], circumstances: Circumstances) -> Callable[[Outcome], Outcome]:
-    """Return a function that adds to an outcome what the file expects of it.
+    """Return a function that adds to an outcome what the file says about its scenario.
 
-    `scenarios` are all that exist, selected or not. Raises `ExpectationError` before anything runs when an entry names
-    none of them, or when two entries apply to one.
+    `scenarios` are all scenarios of the suite, selected or not. Raises `ExpectationError` when an entry matches none of
+    them, or when two entries apply to one scenario; that is before any scenario runs.
     """
     entries = read_file(path)
     today = datetime.datetime.now(tz=datetime.UTC).date()
@@ -49,6 +49,6 @@ def expecting(path: Path, scenarios: Iterable[Scenario], circumstances: Circumst
 
 
 def circumstances_of(report: StoredReport) -> Circumstances:
-    """Return the circumstances of a finished run; nothing that the report names is imported."""
+    """Return the circumstances of a finished run, read from its report; imports neither its subject nor its backend."""
     device = str(report.environment.get("device_type", ""))
     return Circumstances(report.subject.name, report.backend, device, report.package_version("torch"))
