@@ -16,7 +16,7 @@ from conformance.run.known_failures import (
     check_names,
     excuse_for,
     read_known_failures,
-)  # fmt: skip
+)
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
