@@ -5,23 +5,20 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conformance.errors import KnownFailureError
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
+    Excuses,
     KnownFailure,
     check_names,
     excuse_for,
     read_known_failures,
-)  # fmt: skip
+)
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
-
-if TYPE_CHECKING:
-    from conformance.run.scenario_runner import Excuses
 
 
 def read_file(path: Path) -> tuple[KnownFailure, ...]:

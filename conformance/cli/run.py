@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
     "--expectations",
+    "known_failures",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Failures that are known, as TOML; an unexpected pass is a failure then.",
@@ -82,7 +83,7 @@ def command(
     seed: int | None,
     profile: str,
     shard: str,
-    expectations: Path | None,
+    known_failures: Path | None,
     certified: bool,
     attach: bool,
     bench: bool,
@@ -109,11 +110,11 @@ def command(
     """
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
-        refuse_to_certify(profile, selection, shard, order, expectations, no_native, fail_fast)
+        refuse_to_certify(profile, selection, shard, order, known_failures, no_native, fail_fast)
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     request = Request(
-        selection, profile, shard, order_of(order, seed), certified, expectations, not no_native, fail_fast, bench
+        selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench
     )
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder, quiet))
@@ -137,7 +138,7 @@ class Request:
     shard: str = ""
     order: Order = LISTED
     certified: bool = False
-    expectations: Path | None = None
+    known_failures: Path | None = None
     native: bool = True
     fail_fast: bool = False
     bench: bool = False
@@ -148,7 +149,7 @@ def refuse_to_certify(
     selection: Selection,
     shard: str,
     order: str,
-    expectations: Path | None,
+    known_failures: Path | None,
     no_native: bool,
     fail_fast: bool,
 ) -> None:
@@ -159,7 +160,7 @@ def refuse_to_certify(
         str(selection): selection != Selection(),
         "--shard": bool(shard),
         "--order": order != LISTED.name,
-        "--expectations": expectations is not None,
+        "--expectations": known_failures is not None,
         "--no-native": no_native,
         "--fail-fast": fail_fast,
     }
@@ -243,9 +244,9 @@ def judge_selection(
         backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(request.selection.world_sizes, backend)
     how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
-    if request.expectations is not None:
+    if request.known_failures is not None:
         circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
-        how["excuses"] = excuses_from(request.expectations, everything, circumstances)
+        how["excuses"] = excuses_from(request.known_failures, everything, circumstances)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )

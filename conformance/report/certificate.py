@@ -111,7 +111,7 @@ def _about_the_run(report: Report) -> Iterable[str]:
     if report.selection.shard:
         yield f"it holds one shard ({report.selection.shard}) of a run"
     if any(scenario.expectation is not None for scenario in report.scenarios):
-        yield "expectations excuse some of its scenarios"
+        yield "known failures excuse some of its scenarios"
     if missing := [name for name in _ENVIRONMENT if name not in report.environment]:
         yield f"the environment was not captured: {', '.join(missing)}"
     elif not report.package_version("torch"):

@@ -32,6 +32,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from conformance.errors import KnownFailureError
+from conformance.scenario import Scenario
 from conformance.spec.catalogue import hint
 from conformance.verdict import Verdict
 
@@ -110,6 +111,10 @@ class Excuse:
         if self.status == UNEXPECTED_PASS:
             return f"{because}, but it passed: remove the expectation, or narrow it down"
         return f"{because}, but {verdict.value} came"
+
+
+#: Says which known failure applies to a scenario in which the subject came to a verdict, if any.
+Excuses = Callable[[Scenario, Verdict], Excuse | None]
 
 
 def read_known_failures(text: str) -> tuple[KnownFailure, ...]:

@@ -16,10 +16,11 @@ from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
 from conformance.programs.registry import get_program, preloads_of
 from conformance.run.environment import capture_environment
+from conformance.run.known_failures import Excuses
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.report import JudgedSubject, Report
-from conformance.run.scenario_runner import Excuses, Ranks, ScenarioRunner
+from conformance.run.scenario_runner import Ranks, ScenarioRunner
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import Subject
@@ -42,7 +43,7 @@ def run(
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
-    Ctrl-C ends the run early with a report of what is known so far. `excuses` knows the failures that were known
+    Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
     beforehand. A passed `controller` stays open.
 
     Raises, before anything starts:

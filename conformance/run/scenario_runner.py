@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program, get_program
 from conformance.run.judge import authority_of, judge
-from conformance.run.known_failures import Excuse
+from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import Subject, get_subject
@@ -25,9 +25,6 @@ NUM_KEPT_COLLECTIVES = 40
 
 #: Of the dtypes, those that a backend must declare.
 _DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
-
-#: Says which known failure applies to a scenario in which the subject came to a verdict, if any.
-Excuses = Callable[[Scenario, Verdict], Excuse | None]
 
 
 class Ranks(Protocol):
@@ -143,12 +140,10 @@ class ScenarioRunner:
         native = self._attempt(scenario, self._native) if self._native is not None else None
         ran = any(try_.observations for try_ in (attempt, native) if try_ is not None)
         truth = Truth.of(program, scenario) if ran else Truth()
-        beside = judged(native, program, truth) if native is not None else None
-        authority = (
-            authority_of(program, beside.verdict, native.observations)
-            if native is not None and beside is not None
-            else None
-        )
+        beside, authority = None, None
+        if native is not None:
+            beside = judged(native, program, truth)
+            authority = authority_of(program, beside.verdict, native.observations)
         result = judged(attempt, program, truth, authority)
         return Outcome.of(
             scenario,

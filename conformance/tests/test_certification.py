@@ -134,7 +134,7 @@ def with_an_excuse(report: Report) -> Report:
         (lambda report: dataclasses.replace(report, scenarios=report.scenarios * 2), "3 scenario(s) are listed twice"),
         (with_another_seed, "1 scenario(s) are not those of this release: gradients/GRAD-01/a"),
         (with_a_nicer_verdict, "the findings on gradients/GRAD-01/a do not give its verdict"),
-        (with_an_excuse, "expectations excuse some of its scenarios"),
+        (with_an_excuse, "known failures excuse some of its scenarios"),
         (lambda report: dataclasses.replace(report, certified=False), "the run was not certified"),
         (lambda report: dataclasses.replace(report, interrupted=True), "the run was not completed"),
         (lambda report: dataclasses.replace(report, green=False), "it says green = false"),
