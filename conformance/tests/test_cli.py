@@ -29,6 +29,8 @@ from conformance.tests.processes import processes_under
 from conformance.tests.reports_by_hand import RATIOS
 from conformance.verdict import Verdict
 
+pytestmark = pytest.mark.usefixtures("lent_zygote")
+
 SUBJECTS = "conformance.tests.subjects"
 PLAIN = Scenario("gradients/GRAD-01/plain", ("GRAD-01",), "train", world_size=2)
 SOME = "training/TRAIN-16/*-world2"

@@ -204,6 +204,7 @@ def entry_for(scenarios: str, expires: str = "2999-01-01") -> str:
         ("2999-01-01", "torch", 1, "but it passed: remove the expectation"),
     ],
 )
+@pytest.mark.usefixtures("lent_zygote")
 def test_a_run_with_expectations(tmp_path: Path, expires: str, subject: str, exit_code: int, said: str) -> None:
     result = run(tmp_path, entry_for(SCENARIO, expires), "--ddp", subject, "--no-native")
     assert result.exit_code == exit_code, result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -57,27 +58,47 @@ def test_an_unusable_subject_is_said_once_and_ends_the_session(tmp_path: Path, w
     assert done.stdout.count("ERROR at setup") <= max(1, len(workers))
 
 
-def test_scenarios_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
-    def ids(*arguments: str) -> list[str]:
-        done = run_pytest(tmp_path, "--collect-only", "-q", "-k", "TRAIN-16", *arguments)
-        return re.findall(r"test_scenario\[(.*)\]", done.stdout)
+#: Collects once for every list of arguments, in one process that imports torch and the suite once.
+COLLECT_EACH = """
+import json, sys, pytest
 
-    listed = ids()
-    shuffled = ids("--ddp-order", "shuffled", "--ddp-seed", "3")
-    assert ids("--ddp-order", "reversed") == listed[::-1]
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    print("=" * 9, number, flush=True)
+    pytest.main(["-p", "no:cacheprovider", "--pyargs", "conformance.test_chapters", "--collect-only", *arguments])
+"""
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what pytest says of the collection with each of some arguments."""
+    few = ["-k", "TRAIN-16 or TRAIN-15"]
+    each = {
+        "listed": few,
+        "reversed": [*few, "--ddp-order", "reversed"],
+        "shuffled": [*few, "--ddp-order", "shuffled", "--ddp-seed", "3"],
+        "one": [*few, "--one-per-requirement"],
+    }
+    command = [sys.executable, "-c", COLLECT_EACH, json.dumps(list(each.values()))]
+    folder = tmp_path_factory.mktemp("elsewhere")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    said = re.split(r"^=========\ \d+\n", done.stdout, flags=re.MULTILINE)[1:]
+    return dict(zip(each, said, strict=True))
+
+
+def ids(said: str) -> list[str]:
+    return re.findall(r"test_scenario\[(.*)\]", said)
+
+
+def test_scenarios_come_in_the_order_that_was_asked_for(collected: dict[str, str]) -> None:
+    listed, shuffled = ids(collected["listed"]), ids(collected["shuffled"])
+    assert len(listed) > 10
+    assert ids(collected["reversed"]) == listed[::-1]
     assert (sorted(shuffled), shuffled != listed) == (sorted(listed), True)
 
 
-def test_one_scenario_of_each_requirement_runs_on_request_and_the_session_says_so(tmp_path: Path) -> None:
-    def collected(*arguments: str) -> tuple[str, list[str]]:
-        done = run_pytest(tmp_path, "--collect-only", "-k", "TRAIN-16 or TRAIN-15", *arguments)
-        return done.stdout, re.findall(r"test_scenario\[training/(TRAIN-\d\d)/", done.stdout)
-
-    said, chosen = collected("--one-per-requirement")
-    assert sorted(chosen) == ["TRAIN-15", "TRAIN-16"]
+def test_one_scenario_of_each_requirement_runs_on_request_and_the_session_says_so(collected: dict[str, str]) -> None:
+    assert sorted(one.split("/")[1] for one in ids(collected["one"])) == ["TRAIN-15", "TRAIN-16"]
     scenarios = load_scenarios()
-    num_chosen = len(one_per_requirement(scenarios))
-    assert f"ddp-conformance: {num_chosen:,} of {len(scenarios):,} scenarios, one per requirement; all of them" in said
-    said, everything = collected()
-    assert len(everything) > len(chosen)
-    assert "one per requirement" not in said
+    said = f"ddp-conformance: {len(one_per_requirement(scenarios)):,} of {len(scenarios):,} scenarios, one per require"
+    assert said in collected["one"]
+    assert "one per requirement" not in collected["listed"]

@@ -1,0 +1,26 @@
+"""What tests of the harness share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.run import runner
+from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[ZygoteProcess]:
+    """Start one zygote for all tests of this process that run a whole command: each would import torch once more."""
+    process = ZygoteProcess(None, ())
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def lent_zygote(monkeypatch: pytest.MonkeyPatch, zygote: ZygoteProcess) -> None:
+    """Lend the zygote to every run of the test: its ranks are forked anew, and end with the run, as always."""
+    monkeypatch.setattr(runner, "Controller", functools.partial(Controller, zygote=zygote))
