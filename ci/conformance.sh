@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The main job: judges ddp_impl, with torch's own DDP in the next column, and says where the report lies.
-# Makes its environment first. Arguments go to `ddp-conformance run`, for example `--ddp my_package:MyDDP`; a profile
-# among them takes the place of `full`, say `--profile compiled`, whose modules take longer to compile than to train.
+# The main job: tests ddp_impl, runs torch's own DDP beside it, and prints the report's path.
+# Creates its environment first. Passes its arguments to `ddp-conformance run`, for example `--ddp my_package:MyDDP`. The
+# profile is `full` unless the arguments name another one, such as `--profile compiled`, which full leaves out because its
+# modules take longer to compile than to train.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$ROOT"

@@ -1,5 +1,5 @@
-# Makes .venv in the project with the pinned packages and puts it first in PATH; quick when nothing has changed.
-# Sourced by the other scripts of this folder, or run alone. PYTHON=... chooses the interpreter to build with.
+# Creates .venv in the project with the pinned packages and puts it first in PATH; does nothing else if .venv is current.
+# The other scripts of this folder source it; it also runs alone. PYTHON=... names the interpreter for .venv.
 
 set -euo pipefail
 
@@ -15,11 +15,11 @@ find_python() {
         fi
     done
     echo "ddp-conformance needs Python 3.11 or newer; found $(python3 --version 2>&1 || true)." >&2
-    echo "Install one, or name it: PYTHON=/path/to/python3.11 bash $0" >&2
+    echo "Install one, or name an installed one: PYTHON=/path/to/python3.11 bash $0" >&2
     return 1
 }
 
-# What the environment was made from: when any of it changes, it is made anew.
+# Prints everything that the environment depends on; a change makes make_environment create it again.
 recipe() {
     echo "$ROOT $1"
     "$1" --version
@@ -32,14 +32,14 @@ make_environment() {
     if [ -x "$VENV/bin/python" ] && recipe "$python" | cmp -s - "$VENV/recipe"; then
         return
     fi
-    echo "Making $VENV with $("$python" --version) ..."
+    echo "Creating $VENV with $("$python" --version) ..."
     "$python" -m venv --clear "$VENV"
     "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
         --constraint "$ROOT/ci/constraints.txt" --editable "$ROOT[dev]"
-    recipe "$python" > "$VENV/recipe"  # last: an environment that broke off halfway has none
+    recipe "$python" > "$VENV/recipe"  # last, so that an incomplete environment has no recipe and is created again
 }
 
-lock_environment() { # two scripts started at once must not build the same environment
+lock_environment() { # two scripts started at once must not create the same environment
     if command -v flock > /dev/null; then
         mkdir -p "$ROOT/.cache"
         exec 9> "$ROOT/.cache/environment.lock"

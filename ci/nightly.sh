@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A night's run: everything on one backend, the difference from last night, a badge, and a page to look at.
+# The nightly job: runs every scenario on one backend, compares with last night's report, and writes a badge and pages.
 #
 #     bash ci/nightly.sh                 # gloo
 #     bash ci/nightly.sh nccl            # a machine with GPUs
-#     LAST=folder bash ci/nightly.sh     # last night's report folder; without it there is nothing to compare
-#     MUTANTS=1 bash ci/nightly.sh       # also: does the suite still notice the DDPs that are wrong on purpose?
+#     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
+#     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #
-# Scenarios run in an order that is new every night, with the date as its seed: verdicts must not depend on it.
-# NIGHT=folder is where this night's report goes (default: nightly). Ends with 1 when the DDP does not conform or when
-# something has regressed since last night.
+# The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
+# NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
+# regressed since last night, or when the suite misses a mutant.
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -20,7 +20,7 @@ NIGHT="${NIGHT:-nightly}"
 
 status=0
 ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT" --order shuffled --seed "$(date +%Y%m%d)" "$@" || status=$?
-[ "$status" -le 1 ] || exit "$status"  # a mistake in the question, or interrupted: there is nothing to compare
+[ "$status" -le 1 ] || exit "$status"  # usage error or interrupted: there is no complete report to compare
 
 for kind in badge:badge.svg junit:junit.xml markdown:summary.md; do
     ddp-conformance report "${kind%%:*}" "$NIGHT" --out "$NIGHT/${kind#*:}"

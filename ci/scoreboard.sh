@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Judges several projects' DDPs by the same scenarios and puts the table into a page, README.md by default. Takes half an
-# hour or more. Their libraries get an environment of their own: nothing else of the project needs them.
+# Runs the same scenarios on several projects' DDPs and writes the table into a page, README.md by default. Takes half an
+# hour or more. Installs their libraries into a separate environment, because nothing else in the project needs them.
 #
 #     bash ci/scoreboard.sh              # the core profile at world size 2
 #     PAGE=board.md bash ci/scoreboard.sh --profile core --world-size 4
@@ -17,7 +17,7 @@ install() {
     "$OWN/bin/python" -m pip install --quiet --disable-pip-version-check --constraint ci/constraints.txt "$@"
 }
 install setuptools --editable .
-install --no-build-isolation --editable ".[scoreboard]"  # DeepSpeed's build asks for the torch that is there
+install --no-build-isolation --editable ".[scoreboard]"  # DeepSpeed's build imports the installed torch
 
 boards=()
 for subject in ddp_impl torch REPLICATE FSDP2_REPLICATE TORCHFT TORCHFT_PURE FAIRSCALE DEEPSPEED; do
@@ -25,7 +25,7 @@ for subject in ddp_impl torch REPLICATE FSDP2_REPLICATE TORCHFT TORCHFT_PURE FAI
         ddp_impl | torch) ddp="$subject" ;;
         *) ddp="conformance.subjects.others:$subject" ;;
     esac
-    # Exit code 1 says that a requirement is broken, which is what the table is to show.
+    # Exit code 1 means that the DDP breaks a requirement, which the table shows.
     "$OWN/bin/python" -m conformance run "$@" --ddp "$ddp" --no-native --quiet --report "$REPORTS/$subject" || [ $? -eq 1 ]
     boards+=("$REPORTS/$subject")
 done

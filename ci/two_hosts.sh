@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Two hosts of two ranks each, made of network namespaces with a link between them: judges the chapters that are named
-# (gradients, where none are) on all four ranks by torchrun. With CUT=1 the link is cut once the run says how far it is.
+# Simulates two hosts of two ranks each with two network namespaces and a link between them, and runs the named chapters
+# (default: gradients) on the four ranks with torchrun. CUT=1 cuts the link when the run first prints its progress.
 #
 #     sudo bash ci/two_hosts.sh                              # chapter gradients
 #     sudo bash ci/two_hosts.sh accumulation --world-size 4  # arguments of `ddp-conformance run`
-#     sudo CUT=1 bash ci/two_hosts.sh training --world-size 4  # a hang that names both sides, and an end
+#     sudo CUT=1 bash ci/two_hosts.sh training --world-size 4  # reports a hang that names both sides, and ends
 #
-# Needs Linux, root, and `ip`. REPORT=folder is where the report goes.
+# Needs Linux, root, and `ip`. REPORT=folder receives the report.
 
 set -euo pipefail
 
@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 REPORT="${REPORT:-report}"
 [ $# -gt 0 ] || set -- gradients
 
-NAME="ddpc$$"           # of this run's namespaces: several runs may share a machine
+NAME="ddpc$$"           # names this run's namespaces; several runs may share a machine
 NETWORK="10.77.$(($$ % 250))"
 FIRST="${NAME}a" SECOND="${NAME}b"
 
@@ -39,7 +39,7 @@ done
 ip -n "$FIRST" link set "${NAME}0" up
 ip -n "$SECOND" link set "${NAME}1" up
 
-# host NAMESPACE HOSTNAME NODE ARGUMENTS...: one torchrun, on a host of that name.
+# host NAMESPACE HOSTNAME NODE ARGUMENTS...: starts torchrun in the namespace, under that host name.
 host() {
     local namespace="$1" hostname="$2" node="$3"
     shift 3
@@ -49,7 +49,7 @@ host() {
         -m conformance run --attach --report "$REPORT" "$@"
 }
 
-# Passes the output of host-a on, and cuts the link when it first says how far the run is.
+# Passes the output of host-a on, and cuts the link when host-a first prints the run's progress.
 watch() {
     local line
     while IFS= read -r line; do
@@ -57,11 +57,11 @@ watch() {
         if [ -n "${CUT:-}" ] && [[ "$line" == *" scenarios, "*" elapsed"* ]]; then
             CUT=
             ip -n "$SECOND" link set "${NAME}1" down
-            echo "The link is cut."
+            echo "Cut the link."
         fi
     done
     if [ -n "${CUT:-}" ]; then
-        echo "The run was over before it said how far it was, so that no link was cut; choose a longer one."
+        echo "The run ended before it printed its progress, so the link was not cut; choose a longer run."
         return 1
     fi
 }
@@ -72,5 +72,5 @@ SECOND_PID=$!
 host "$FIRST" host-a 0 "$@" 2>&1 | watch || status=$?
 second_status=0
 wait "$SECOND_PID" || second_status=$?
-echo "host-a ended with $status, host-b with $second_status."
+echo "host-a exited with $status, host-b with $second_status."
 exit "$status"

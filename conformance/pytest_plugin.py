@@ -10,7 +10,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--ddp`, `--ddp-backend`, `--ddp-no-native`, `--ddp-order` and `--ddp-seed`."""
+    """Add `--ddp`, `--ddp-backend`, `--ddp-no-native`, `--ddp-order`, `--ddp-seed` and `--one-per-requirement`."""
     group = parser.getgroup("ddp-conformance", "conformance of a DistributedDataParallel")
     group.addoption("--ddp", default="ddp_impl", metavar="NAME", help="DDP under test: ddp_impl, torch or module:Class")
     group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")
@@ -19,3 +19,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ddp-order", default="listed", choices=("listed", "reversed", "shuffled"), help="order of the scenarios"
     )
     group.addoption("--ddp-seed", default=0, type=int, metavar="N", help="how they are shuffled; default 0")
+    group.addoption(
+        "--one-per-requirement", action="store_true", help="only the cheapest scenario of each requirement; minutes"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say how many scenarios are left out, where some are."""
+    if not config.getoption("--one-per-requirement"):
+        return []
+    from conformance.suite import load_scenarios, one_per_requirement
+
+    scenarios = load_scenarios()
+    chosen = one_per_requirement(scenarios)
+    return [
+        f"ddp-conformance: {len(chosen):,} of {len(scenarios):,} scenarios, one per requirement; all of them without"
+        " --one-per-requirement"
+    ]

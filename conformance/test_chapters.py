@@ -20,7 +20,7 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
-from conformance.suite import load_scenarios
+from conformance.suite import load_scenarios, one_per_requirement
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 
@@ -29,8 +29,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test per scenario, those that share a pool of ranks together."""
     if "scenario" in metafunc.fixturenames:
         order = Order(metafunc.config.getoption("--ddp-order"), metafunc.config.getoption("--ddp-seed"))
-        scenarios = order.apply(load_scenarios())
+        scenarios = order.apply(_selected(metafunc.config))
         metafunc.parametrize("scenario", scenarios, ids=[scenario.id for scenario in scenarios])
+
+
+def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
+    scenarios = load_scenarios()
+    return one_per_requirement(scenarios) if config.getoption("--one-per-requirement") else scenarios
 
 
 @pytest.fixture(scope="session")

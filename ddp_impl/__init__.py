@@ -1,4 +1,4 @@
-"""A complete DistributedDataParallel in readable Python: own reducer, public torch only."""
+"""A complete DistributedDataParallel in readable Python: own reducer, no C++."""
 
 from ddp_impl.bucket import GradBucket
 from ddp_impl.distributed import DistributedDataParallel

@@ -1,7 +1,7 @@
 """Bucket caps chosen from what was measured: when gradients become ready, and how long an all-reduce takes.
 
-Pure. One rank's measurements go in, caps come out; the reducer takes rank 0's choice for all ranks. How good a choice
-is, and what compilers do instead: `docs/decisions/auto_bucketing.md`.
+Pure. One rank's measurements go in, caps come out; the reducer takes rank 0's choice for all ranks.
+`docs/decisions/auto_bucketing.md` says how good the choice is, and what compilers do instead.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec, plan_for_order
 from ddp_impl.options import BucketCaps
 
-#: Iterations that are observed before caps are chosen; the last one counts, the others warm the machine up.
+#: Iterations that the reducer observes before it chooses caps; the last one counts, the others warm the machine up.
 NUM_PROFILED = 3
-#: Sizes of the all-reduces that are timed, in bytes.
+#: Sizes of the all-reduces that the reducer times, in bytes.
 PROBE_BYTES = (4 * 1024, 64 * 1024, 512 * 1024, 2 * 1024 * 1024)
-#: The default stays unless a choice is predicted to make the backward, communication included, shorter by this much.
+#: The default stays unless the prediction for another choice is shorter by this share, communication included.
 MIN_GAIN = 0.1
 _MAX_BUCKETS = 16
 

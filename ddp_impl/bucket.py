@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.bucket_plan import BucketPlan, ParameterSpec
+from ddp_impl.options import ReducerOptions
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
 
 #: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
@@ -42,16 +43,15 @@ class Bucket:
 
     `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
     reduced in another precision); `views[i]` has the shape of member i and, where the parameter is dense in memory
-    without overlap, its strides: gradients then follow the parameter's layout without a copy. `pending` counts the
-    gradients that this iteration still waits for. `holds_gradients`: the parameters' `.grad` are the views; `homeless`
-    are the places of members where that is not so now, but should be if some rank used the parameter. `has_large`: it
-    pays to divide gradients while they are copied in. A sparse bucket has one member and no storage of its own. Of
-    DTensors, a `distributed` bucket holds the local shards.
+    without overlap, its strides: gradients then follow the parameter's layout without a copy. `holds_gradients`: the
+    parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
+    becomes it if some rank used the parameter. `has_large`: it pays to divide gradients while they are copied in. A
+    sparse bucket has one member and no storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
         "_layouts", "distributed", "flat", "has_large", "holds_gradients", "homeless", "index", "members", "parameters",
-        "pending", "sparse", "views", "warned_about_graph",
+        "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +70,6 @@ class Bucket:
         self.members = tuple(members)
         self.parameters = [member.parameter for member in members]
         self.sparse = members[0].sparse
-        self.pending = len(members)
         self.homeless: list[int] = []
         self.warned_about_graph = False
         layouts: Sequence[Tensor] = locals_ or self.parameters
@@ -92,6 +91,28 @@ class Bucket:
         return sum(layout.numel() * layout.element_size() for layout in self._layouts)
 
 
+def allocate(
+    plan: BucketPlan, members: Sequence[ManagedParameter], options: ReducerOptions, replaced: Sequence[Bucket] = ()
+) -> list[Bucket]:
+    """Return the buckets of `plan`; gradients that live in the `replaced` ones move into them."""
+    buckets = []
+    for index, indices in enumerate(plan.buckets):
+        in_bucket = [members[member] for member in indices]
+        floating = in_bucket[0].parameter.is_floating_point()
+        dtype = options.reduce_dtype if floating else None  # complex gradients are reduced as they are
+        buckets.append(Bucket(index, in_bucket, dtype=dtype, holds_gradients=options.gradient_as_bucket_view))
+    # The views themselves, so that they outlive their buckets: the id of a freed one may be another tensor's.
+    old_views = {id(view): view for bucket in replaced for view in bucket.views}
+    for bucket in buckets:
+        for member, view in zip(bucket.members, bucket.views, strict=False):
+            gradient = member.parameter.grad
+            if gradient is not None and id(gradient) in old_views:
+                with torch.no_grad():
+                    view.copy_(gradient)
+                member.parameter.grad = view
+    return buckets
+
+
 class GradBucket:
     """What a comm hook is given: the surface of `torch.distributed.GradBucket`, over one of our buckets.
 
@@ -101,7 +122,7 @@ class GradBucket:
     __slots__ = ("_bucket", "_buffer", "_is_last")
 
     def __init__(self, bucket: Bucket, buffer: Tensor, is_last: bool) -> None:
-        """Wrap `bucket`, whose gradients now lie in `buffer`."""
+        """Wrap `bucket`, whose gradients are now in `buffer`."""
         self._bucket = bucket
         self._buffer = buffer
         self._is_last = is_last

@@ -1,4 +1,4 @@
-"""The only file that talks to `torch.distributed`: what the reducer, buffers and join need, in their words.
+"""The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
 
 Every function here must be called by all ranks of the group, in the same order.
 """
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+
+from ddp_impl.torch_internals import foreach_copy_
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
@@ -43,10 +45,10 @@ def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> 
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, few collectives in all.
+    """Overwrite `tensors` (any shapes, dtypes, strides) with those of rank `group_src`, in few collectives.
 
     Tensors of one dtype and device travel together. Version counters stay as they are: autograd may have saved these
-    tensors, and being overwritten with what rank 0 had is what the user asked for (pytorch/pytorch#22095, #70260).
+    tensors for a backward, and the user wants that backward to use the new values (pytorch/pytorch#22095, #70260).
     """
     for chunk in _chunks(tensors):
         with torch.no_grad():
@@ -59,7 +61,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
                 continue
             pieces = flat.split([tensor.numel() for tensor in chunk])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
-            torch._foreach_copy_([tensor.data for tensor in chunk], shaped)
+            foreach_copy_([tensor.data for tensor in chunk], shaped)
 
 
 def time_all_reduces(

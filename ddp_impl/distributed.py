@@ -15,14 +15,14 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.buffers import broadcast_state, synchronised_buffers, verify_replicas
+from ddp_impl.buffers import broadcast_state, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, frame_callback, runs_outside_graphs
-from ddp_impl.compile.compiled_calls import CompiledCalls, InGraph, Reduction
-from ddp_impl.compile.compressing_hooks import wire_format
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
+from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
+from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -30,22 +30,18 @@ from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer import Reducer
+from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
+from ddp_impl.torch_internals import frame_callback, ignored_names
 from ddp_impl.torch_surface import TorchSurface
-from ddp_impl.wrapped_module import ParameterWatch, describe, device_type, managed_parameters
+from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
-    "process_group",
-    "reducer",
-    "device_mesh",
-    "_join_config",
-    "_caster",
-    "_watch",
-    "_compiled_calls",
+    "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
     "_local_gradients",
-)
+)  # fmt: skip
 
 
 class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
@@ -57,7 +53,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     Args:
         module: what to train; all its parameters on one kind of device.
         device_ids: for a module on one accelerator, its index in a list of one; inputs are then moved there.
-        output_device: where a single-accelerator module's outputs lie; only checked, as in torch.
+        output_device: the device of a single-accelerator module's outputs; only checked, as in torch.
         dim: the dimension that torch's `scatter` would split; kept for compatibility.
         broadcast_buffers: deprecated form of `forward_sync_buffers`; False also keeps buffers out of `init_sync`.
         init_sync: compare the modules of all ranks and copy rank 0's parameters and buffers to all.
@@ -118,7 +114,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters_to_ignore = set(ignored_names(module))
         members = managed_parameters(module, self.parameters_to_ignore)
         self.device_type = device_type(module, self.parameters_to_ignore)
         self.device = members[0].parameter.device
@@ -128,14 +124,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
         self.module = module
         self.dim = dim
-        self.find_unused_parameters = find_unused_parameters
-        self.gradient_as_bucket_view = gradient_as_bucket_view
         self.batched_grad_copy = batched_grad_copy
-        self.static_graph = static_graph
-        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
-        self.bucket_bytes_cap = caps.cap_bytes
-        self.bucket_bytes_cap_list = list(caps.per_bucket_bytes)
         self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
         self.broadcast_bucket_size = BROADCAST_CHUNK_BYTES
         self.require_backward_grad_sync = True
@@ -157,11 +147,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
         )
         if init_sync:
-            verify_replicas(
-                describe(members, self.parameters_to_ignore, self._options_of_all_ranks()),
-                self.process_group,
-                self.device,
+            mine = describe(
+                members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
             )
+            verify_replicas(mine, self.process_group, self.device)
             self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
@@ -170,7 +159,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     @runs_outside_graphs
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the wrapped module; its outputs are returned as they are. Collective while gradients are synchronised.
+        """Run the wrapped module and return its outputs as they are. Collective while gradients are synchronised.
 
         Under `torch.compile` the wrapped module is compiled, in graphs cut where buckets end; this method is not.
         """
@@ -186,16 +175,20 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            in_graph = None if compiler is None else self._averages_in_graph()
-            call = self._compiled_calls.callable_for(self.module, compiler, in_graph)
+            answer = None if compiler is None else self._averages_in_graph()
+            call = self._compiled_calls.callable_for(self.module, compiler, answer)
             with contextlib.nullcontext() if self._caster is None else self._caster.casting():
                 output = call(*inputs, **kwargs)
-            return self._post_forward(output, averages=in_graph is not None)
+            return self._post_forward(output, answer is not None)
+
+    @property
+    def _synchronises(self) -> bool:
+        return torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not self._lazy_init_ran:
             self._lazy_init()
-        synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
+        synchronise = self._synchronises
         if synchronise:
             self._watch.check()
             self.reducer.check_finished()
@@ -217,33 +210,28 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
-        calls = self._compiled_calls
-        if calls.reduction is not Reduction.IN_GRAPH or not (
-            torch.is_grad_enabled() and self.require_backward_grad_sync
-        ):
-            return None
-        wire = wire_format(self._comm_hook, self.process_group)
-        if (
-            wire is None
-            or not calls.can_average_in_graph
-            or not self._local_gradients.none_await_reduction
-            or self._join_config.enable
-            or self.find_unused_parameters
-            or self.static_graph
-            or self.reducer.steps_optimizers
-            or (self._caster is not None and self._options.reduce_dtype is not self._caster.config.param_dtype)
-        ):
-            return None
-        return InGraph(self.process_group, wire.dtype)
+        return in_graph(
+            self._compiled_calls.reduction,
+            ForwardFacts(
+                synchronises=self._synchronises,
+                averaged=self._compiled_calls.averaged,
+                options=self._options,
+                group=self.process_group,
+                comm_hook=self._comm_hook,
+                local_gradients_wait=not self._local_gradients.none_await_reduction,
+                joins=self._join_config.enable,
+                steps_optimizers=self.reducer.steps_optimizers,
+                param_dtype=None if self._caster is None else self._caster.config.param_dtype,
+            ),
+        )
 
-    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+    def _post_forward(self, output: Any, in_graph: bool = False) -> Any:
         if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
             self._sync_buffers()
-        synchronise = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self.require_forward_param_sync = synchronise
-        if averages:
-            self._local_gradients.forward_averages(find_tensors(output))
-        elif synchronise:
+        self.require_forward_param_sync = self._synchronises
+        if in_graph:
+            self._local_gradients.forward_in_graph(find_tensors(output))
+        elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
             self.reducer.prepare_for_backward(find_tensors(output))
         elif torch.is_grad_enabled() and self._compiled_calls.reduction is Reduction.IN_GRAPH:
@@ -350,20 +338,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
         self.reducer.comm_hook = bound
 
-    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
-        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
-
-        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
-        functional form of.
-        """
-        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
-
-        overlapped = _as_overlapped_optim(optim, optim_params, *args, **kwargs)
-        try:
-            overlapped.register_ddp(self)
-        except NotImplementedError as error:
-            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
-
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:
             error = (
@@ -379,12 +353,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
         """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
         return logging_data(self)
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
-        if sample_rate < 1:
-            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
-        self.reducer.telemetry.sample_rate = sample_rate
 
     # -- uneven inputs ------------------------------------------------------------------------------------------------
 
@@ -457,7 +425,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members)
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
-        # The hooks on the parameters must not outlive the wrapper: whoever keeps the bare module trains locally again.
+        # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
@@ -472,19 +440,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
                 self._register_builtin_comm_hook(state)
             else:
                 self.register_comm_hook(state, hook)
-
-    def _options_of_all_ranks(self) -> dict[str, Any]:
-        options = self._options
-        return {
-            "bucket caps": [options.caps.first_bytes, options.caps.cap_bytes, *options.caps.per_bucket_bytes],
-            "bucket_cap_mb": "auto" if options.caps.measured else "",
-            "find_unused_parameters": options.find_unused_parameters,
-            "static_graph": options.static_graph,
-            "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
-            "forward_sync_buffers": self.forward_sync_buffers,
-            "delayed parameters": sorted(options.delayed),
-            "reduce dtype": str(options.reduce_dtype),
-        }
 
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
         tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]

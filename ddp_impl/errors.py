@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class ReductionError(RuntimeError):
-    """Gradients could not be, or were not, averaged over all ranks."""
+    """The reducer could not average the gradients of an iteration over all ranks, or has not done so."""
 
 
 class IllegalEventError(ReductionError):
-    """The reducer was told something that cannot happen in its present state; nothing was changed."""
+    """An event came that cannot happen in the present phase of the iteration; the reducer has changed nothing."""
 
 
 class ReplicaMismatchError(RuntimeError):
-    """The ranks did not wrap the same module; raised on every rank, naming the first difference."""
+    """The ranks do not wrap the same module; every rank raises this and names the first difference."""

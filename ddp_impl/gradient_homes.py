@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-import torch
 from torch import Tensor
 
 from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
@@ -16,8 +15,8 @@ from ddp_impl.tensor_parallel import local_gradient, set_local_gradient
 class GradientHome:
     """How the reducer reaches a parameter's gradient.
 
-    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable` tells whether a
-    gradient may be moved into a bucket.
+    `get(parameter)` returns it or None, `put(parameter, gradient)` gives it another one. `movable`: the
+    reducer may move a gradient into a bucket.
     """
 
     get: Callable[[Tensor], Tensor | None]
@@ -48,18 +47,3 @@ def autograd_context(context_id: int) -> GradientHome:
             gradients[parameter].copy_(gradient)
 
     return GradientHome(lambda parameter: gradients.get(parameter), put, movable=False)
-
-
-def current_context_id() -> int | None:
-    """Return the id of the distributed-autograd context that this thread is in; None if in none."""
-    if not torch.distributed.rpc.is_available():
-        return None
-    from torch._C import _distributed_autograd
-    from torch.distributed.rpc import api
-
-    if not api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
-        return None
-    try:
-        return int(_distributed_autograd._current_context()._context_id())
-    except RuntimeError:  # the only way to ask: there is none
-        return None

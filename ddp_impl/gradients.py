@@ -12,6 +12,7 @@ from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.messages import enumerate_names
+from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored
 
 
 def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str, *, divisor: int) -> list[int]:
@@ -37,14 +38,14 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
             targets.append(view)
             placed.append(place)
     if absent:
-        torch._foreach_zero_(absent)
+        foreach_zero_(absent)
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
     divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
     if divided:
         _copy_divided(targets, sources, divisor)
     elif sources:
-        torch._foreach_copy_(targets, sources)
+        foreach_copy_(targets, sources)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)
@@ -76,7 +77,7 @@ def empty_sparse(parameter: Tensor) -> Tensor:
 def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[bool] | None) -> None:
     """Put the averages in `buffer` where users look for them.
 
-    `used[i]` tells whether any rank used parameter i (None: all are used); one that no rank used is left alone.
+    `used[i]`: any rank used parameter i (None: all are used). A parameter that no rank used keeps what it has.
     """
     if bucket.sparse:
         if used is None or used[bucket.members[0].index]:
@@ -99,7 +100,12 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             sources.append(view)
             targets.append(gradient)
     if targets:
-        torch._foreach_copy_(targets, sources)
+        foreach_copy_(targets, sources)
+
+
+def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
+    """Whether the part of `buffer`, the average of `bucket`, that belongs to the member in this place is not zero."""
+    return bool(num_stored(buffer) if bucket.sparse else bucket.views[place].any())
 
 
 def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor: int) -> None:
@@ -112,8 +118,8 @@ def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor:
             small.append((target, source))
     if small:
         small_targets = [target for target, _ in small]
-        torch._foreach_copy_(small_targets, [source for _, source in small])
-        torch._foreach_div_(small_targets, divisor)
+        foreach_copy_(small_targets, [source for _, source in small])
+        foreach_div_(small_targets, divisor)
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

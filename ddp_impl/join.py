@@ -9,7 +9,7 @@ Sources: pytorch/pytorch#61555, torch's "Generic Join Context Manager" page.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,30 @@ from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
 from ddp_impl import collectives
+from ddp_impl.reducer import Reducer
 
-if TYPE_CHECKING:
-    from ddp_impl.distributed import DistributedDataParallel
+
+class Shadowed(Protocol):
+    """What shadowing needs of a wrapped module."""
+
+    process_group: dist.ProcessGroup
+    device: torch.device
+    reducer: Reducer
+    forward_sync_buffers: bool
+    require_forward_param_sync: bool
+    _divide_by_initial_world_size: bool
+    _authoritative_rank: int
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        """Whether gradients live in buckets."""
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward begins with a copy of buffers."""
+
+    def _sync_buffers(self, authoritative: bool = True) -> None: ...
+
+    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None: ...
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> int:
@@ -41,7 +62,7 @@ def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: boo
 class DDPJoinHook(JoinHook):
     """Shadows one wrapped module."""
 
-    def __init__(self, ddp: DistributedDataParallel, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, ddp: Shadowed, divide_by_initial_world_size: bool) -> None:
         """Tell `ddp` how to divide sums while it is in the context."""
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
@@ -74,7 +95,7 @@ class DDPJoinHook(JoinHook):
         ddp.reducer.divisor = dist.get_world_size(ddp.process_group)
 
 
-def _put_gradients_aside(ddp: DistributedDataParallel) -> list[Tensor | None]:
+def _put_gradients_aside(ddp: Shadowed) -> list[Tensor | None]:
     """Take the gradients off the parameters and return them, copied where they live in buckets."""
     aside: list[Tensor | None] = []
     for member in ddp.reducer.members:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
 from torch import nn
 
 from ddp_impl.telemetry import environment
+from ddp_impl.torch_internals import num_gloo_threads
+from ddp_impl.torch_surface import TorchSurface
 
-if TYPE_CHECKING:
-    from ddp_impl.distributed import DistributedDataParallel
 
-
-def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
+def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
     """Describe configuration, buckets and times of `ddp`; local, any rank may ask."""
     reducer = ddp.reducer
     parameters = [member.parameter for member in reducer.members]
@@ -42,7 +39,7 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
         "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
         "unused_parameter_size": reducer.unused_bytes,
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
-        "num_buckets_reduced": reducer.num_buckets_reduced,
+        "num_buckets_reduced": reducer.telemetry.num_buckets_reduced,
         "can_set_static_graph": int(reducer.usage.looks_static),
     }
     if reducer.caps.measured:
@@ -60,9 +57,8 @@ def logging_data(ddp: DistributedDataParallel) -> dict[str, int | str]:
     return data | reducer.telemetry.logging_data()
 
 
-def _num_gloo_threads(ddp: DistributedDataParallel) -> int:
-    options = getattr(ddp.process_group._get_backend(ddp.device), "options", None)
-    return int(getattr(options, "_threads", 0))
+def _num_gloo_threads(ddp: TorchSurface) -> int:
+    return num_gloo_threads(ddp.process_group, ddp.device)
 
 
 def _concerns(variable: str, backend: str) -> bool:

@@ -1,6 +1,6 @@
-"""What the reducer says when gradients come twice, late or never: which rank, which parameters, what to do.
+"""The reducer's error messages for gradients that come twice, late or never: rank, parameters, what to do.
 
-Users and libraries search for some phrases of torch's messages; where ours speak of the same thing they contain them.
+Users and libraries search for some phrases of torch's messages; ours contain these where they report the same error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def unfinished(
     static: bool,
     verbose: bool,
 ) -> str:
-    """Say that gradients of the last backward are missing; `missing` holds (index, name)."""
+    """Return the message for gradients that the last backward did not bring; `missing` holds (index, name)."""
     limit = None if verbose else _MAX_NAMES
     names = enumerate_names([name for _, name in missing], limit)
     indices = enumerate_names([str(index) for index, _ in missing], limit).replace(",", "")
@@ -59,7 +59,7 @@ def unfinished(
 
 
 def aborted(rank: int) -> str:
-    """Say that an exception left the last backward halfway."""
+    """Return the message for a last backward that an exception ended halfway."""
     return (
         f"[rank {rank}] the previous backward raised an exception before its gradients were reduced, so the ranks no "
         "longer agree on what comes next. Expected to have finished reduction in the prior iteration before starting a "
@@ -68,31 +68,32 @@ def aborted(rank: int) -> str:
 
 
 def compiled_backward(rank: int) -> str:
-    """Say that compiled autograd has taken a backward whose gradients the reducer was to average."""
+    """Return the message for a backward that compiled autograd runs although the reducer must average its gradients."""
     return (
-        f"[rank {rank}] gradients of this forward are averaged by hooks that need to know when the backward is over, "
-        "and compiled autograd does not tell. Run backward without it (torch._dynamo.config.compiled_autograd = "
-        'False), or set torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, so that the compiled '
-        "backward averages by itself."
+        f"[rank {rank}] the reducer averages the gradients of this forward and must know when the backward is over, "
+        "but compiled autograd does not report its end. Run backward without it "
+        "(torch._dynamo.config.compiled_autograd = False), or set torch._dynamo.config.optimize_ddp = "
+        '"python_reducer" before the forward, so that the compiled backward averages by itself.'
     )
 
 
 def used_after_all(rank: int, name: str, *, static: bool) -> str:
-    """Say that a parameter that was taken for unused got a gradient."""
+    """Return the message for a gradient of a parameter that the reducer had taken for unused."""
     if static:
         return (
             f"[rank {rank}] Your training graph has changed in this iteration: parameter '{name}' got no gradient in "
             "the first iteration and has got one now. static_graph=True does not fit this model."
         )
     return (
-        f"[rank {rank}] parameter '{name}' was taken for unused, because the outputs of forward do not lead to it, and "
-        "yet a gradient arrived. Use the parameter inside forward, return everything that depends on it from forward, "
-        "and checkpoint with use_reentrant=False (a reentrant checkpoint hides its graph)."
+        f"[rank {rank}] the reducer took parameter '{name}' for unused, because the outputs of forward do not depend "
+        "on it, and has launched its bucket or left it out; now a gradient of it arrived. Use the parameter inside "
+        "forward, return everything that depends on it from forward, and checkpoint with use_reentrant=False (a "
+        "reentrant checkpoint hides its graph)."
     )
 
 
 def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
-    """Say that a gradient arrived after it had been handed to the reduction."""
+    """Return the message for a gradient that arrived after the reducer had counted all of its parameter."""
     advice = (
         "Your training graph has changed in this iteration: static_graph=True does not fit this model."
         if static

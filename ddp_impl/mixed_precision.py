@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ddp_impl.nested_tensors import cast
 from ddp_impl.parameter_swap import ParameterSwap
+from ddp_impl.torch_internals import in_backward
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class PrecisionCaster:
     def _cast_while_recomputing(self) -> None:
         # Checkpointing runs modules again during backward, when the wrapper's forward is long over.
         def before(owner: nn.Module, _: Any) -> None:
-            if not self._swap.active and _in_backward():
+            if not self._swap.active and in_backward():
                 self._swap.show(owner, self._cast)
 
         def after(owner: nn.Module, _: Any, __: Any) -> None:
-            if not self._swap.active and _in_backward():
+            if not self._swap.active and in_backward():
                 self._swap.hide(owner)
 
         for owner in self._swap.owners:
@@ -133,8 +134,4 @@ class PrecisionCaster:
         return sparse or isinstance(owner, self.config.full_precision_modules)
 
     def _casts_now(self) -> bool:
-        return self._swap.active or _in_backward()
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+        return self._swap.active or in_backward()

@@ -1,14 +1,12 @@
-"""Stepping a parameter's own optimizer as soon as its averaged gradient is there (pytorch/pytorch#89194)."""
+"""Steps a parameter's own optimizer as soon as the parameter has its averaged gradient (pytorch/pytorch#89194)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from torch import nn
-from torch.optim import Optimizer
-
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.torch_internals import in_backward_hooks, in_backward_optimizers
 
 
 def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
@@ -17,13 +15,11 @@ def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
     Parameters get such optimizers from `torch.distributed.optim._apply_optimizer_in_backward`, called before or after
     wrapping, but before the first forward.
     """
-    owners = [member.parameter for member in members if hasattr(member.parameter, "_in_backward_optimizers")]
+    owners = [member.parameter for member in members if in_backward_optimizers(member.parameter)]
     if not owners:
         return False
-    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as handles
-
     for parameter in owners:
-        for handle in handles.get(parameter, []):
+        for handle in in_backward_hooks(parameter):
             handle.remove()
     return True
 
@@ -37,11 +33,7 @@ def step_parameters(bucket: Bucket) -> None:
     set_to_none = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") != "0"
     for parameter in bucket.parameters:
         if parameter.grad is not None:
-            for optimizer in _optimizers_of(parameter):
+            for optimizer in in_backward_optimizers(parameter):
                 optimizer.step()
-            if set_to_none and _optimizers_of(parameter):
+            if set_to_none and in_backward_optimizers(parameter):
                 parameter.grad = None
-
-
-def _optimizers_of(parameter: nn.Parameter) -> Sequence[Optimizer]:
-    return getattr(parameter, "_in_backward_optimizers", ())

@@ -1,4 +1,4 @@
-"""What a user asked for, checked once and frozen."""
+"""The constructor's arguments that the reducer needs, checked once and frozen."""
 
 from __future__ import annotations
 
@@ -77,3 +77,8 @@ class ReducerOptions:
     skip_all_reduce_unused_params: bool = False
     reduce_dtype: torch.dtype | None = None
     delayed: frozenset[str] = frozenset()
+
+    @property
+    def walks_graphs(self) -> bool:
+        """Whether a walk over the graph may find unused parameters before the backward."""
+        return self.find_unused_parameters and not self.static_graph

@@ -1,4 +1,4 @@
-"""Letting a module see other tensors in place of its parameters while it runs.
+"""Putting other tensors in the place of a module's parameters while it runs.
 
 Only the module's own table of parameters is changed and put back; the parameters keep their identity, their gradients
 and their hooks, so everything that DDP does with them goes on as before.
@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch import Tensor, nn
 
+from ddp_impl.torch_internals import parameter_table, refresh_recurrent
+
 Replace = Callable[[nn.Parameter], Tensor]
 
 
 class ParameterSwap:
-    """The parameters of `module` that may be replaced: all but those named in `kept` or owned by what `keeps` names."""
+    """The parameters of `module` that may be replaced: all but those with a name in `kept` or an owner that `keeps`."""
 
     def __init__(
         self, module: nn.Module, kept: Collection[str] = (), keeps: Callable[[nn.Module], bool] = lambda _: False
@@ -66,17 +68,16 @@ class ParameterSwap:
 
 def _install(slots: list[tuple[nn.Module, str, nn.Parameter]], replacements: dict[nn.Parameter, Tensor]) -> None:
     for owner, name, parameter in slots:
-        owner._parameters[name] = replacements[parameter]  # type: ignore[assignment]
+        parameter_table(owner)[name] = replacements[parameter]
     _refresh_recurrent(slots)
 
 
 def _restore(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
     for owner, name, parameter in slots:
-        owner._parameters[name] = parameter
+        parameter_table(owner)[name] = parameter
     _refresh_recurrent(slots)
 
 
 def _refresh_recurrent(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
-    # Recurrent layers keep a second list of their weights and compute with that one.
     for owner in {owner for owner, _, _ in slots if isinstance(owner, nn.RNNBase)}:
-        owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
+        refresh_recurrent(owner)

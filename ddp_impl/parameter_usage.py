@@ -12,15 +12,15 @@ from ddp_impl import collectives
 
 
 class ParameterUsage:
-    """What is known of the use of `num_parameters` parameters in the present and the last iteration.
+    """What this rank knows of the use of `num_parameters` parameters in the present and the last iteration.
 
-    `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that backwards before
-    it, which were not synchronised, did. `anywhere[i]`: whether any rank used parameter i; None as long as ranks have
-    not asked each other, and then all count as used. `num_users[i]`: by how many.
+    `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that earlier backwards
+    without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
+    it, and until then all count as used. `num_users[i]`: how many ranks used it.
     """
 
     def __init__(self, num_parameters: int) -> None:
-        """Begin with nothing known."""
+        """Begin without any knowledge."""
         self.unused: set[int] = set()
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
@@ -30,12 +30,12 @@ class ParameterUsage:
         self._agreement: tuple[Tensor, dist.Work] | None = None
 
     def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Start asking all ranks what they used; every rank calls it at the same place among its collectives."""
+        """Start exchanging with all ranks what they used; every rank calls it between the same collectives."""
         flags = self._flags(self.unused).to(device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group))
 
     def end_agreeing(self) -> None:
-        """Wait for the answer, if one is on its way."""
+        """Wait for the exchange, if one is on its way."""
         if self._agreement is None:
             return
         flags, work = self._agreement
@@ -51,14 +51,14 @@ class ParameterUsage:
         return [count > 0 for count in flags.tolist()]
 
     def end_iteration(self) -> None:
-        """Remember what was unused and forget what was used before."""
+        """Remember which parameters were unused and forget which ones earlier backwards used."""
         if self.last_unused is not None and self.last_unused != self.unused:
             self.looks_static = False
         self.last_unused = set(self.unused)
         self.used_locally.clear()
 
     def forget_agreements(self) -> None:
-        """Forget what ranks told each other and what the last iteration used; not what awaits its first reduction."""
+        """Forget what ranks have exchanged and what the last iteration used; not what awaits its first reduction."""
         self.anywhere = None
         self.num_users = [0] * len(self.num_users)
         self.last_unused = None

@@ -1,9 +1,12 @@
 """The reducer's state machine: a table of what may happen when, with no torch in it.
 
-One iteration runs IDLE -> ARMED (a synchronised forward) -> REDUCING (gradients arrive, full buckets are launched in
-index order) -> REDUCED (all launched) -> IDLE (the backward ended, gradients are averaged). Events enter through
-`ReducerState.handle`, which validates first, changes second, and returns what the reducer has to do. The path of a
-single gradient does not come here: it costs a counter in its bucket, and the table is entered when a bucket is full.
+An iteration without surprises runs IDLE -> ARMED (a synchronised forward ended) -> RUNNING (autograd reached one of its
+outputs) -> REDUCING (the first gradient arrived; the reducer launches full buckets in index order) -> REDUCED (the
+reducer launched the last one) -> IDLE (the backward ended, and the reducer hands out the averages).
+
+Every event enters through `ReducerState.handle`, which validates first, changes second, and returns the actions that
+the reducer performs. Of a backward's gradients only the first is an event, unless the reducer learns from the
+iteration: all others cost a counter (`arrivals`), and the table is entered when a bucket is full.
 """
 
 from __future__ import annotations
@@ -20,9 +23,21 @@ class Phase(Enum):
     __hash__ = object.__hash__
 
     IDLE = "idle"
+    #: A forward ended; the reducer expects its gradients.
     ARMED = "armed"
+    #: A gradient arrived although autograd has not reached an output of forward: of a parameter that the loss uses
+    #: outside of forward, say. Full buckets are held back until the reducer knows which parameters are unused.
+    EARLY = "early"
+    #: A backward reached an output; none of its gradients has arrived.
+    RUNNING = "running"
+    #: That backward ended (`torch.autograd.grad`) or raised without a gradient. Unused parameters are settled.
+    PROBED = "probed"
+    #: Gradients arrive, and the reducer launches buckets.
     REDUCING = "reducing"
+    #: The reducer launched all buckets; the backward goes on.
     REDUCED = "reduced"
+    #: The backward ended, and gradients are missing.
+    INCOMPLETE = "incomplete"
 
 
 class BucketPhase(Enum):
@@ -39,54 +54,91 @@ class Event(Enum):
     __hash__ = object.__hash__
 
     FORWARD = "synchronised forward"
-    BACKWARD = "backward begins"
+    BACKWARD = "backward reaches an output"
     GRADIENT = "gradient arrives"
     BUCKET_FULL = "bucket is full"
     LAST_LAUNCHED = "last bucket launched"
     BACKWARD_END = "backward ended"
+    SHADOW = "joined rank shadows an iteration"
     RESET = "reset"
 
 
 class Action(Enum):
-    """What the reducer must do; LAUNCH: those of `take_launchable`."""
+    """What the reducer must do."""
+
+    __hash__ = object.__hash__
 
     ARM = "expect every gradient"
     WIDEN = "expect the gradients of this forward as well"
-    LAUNCH = "launch buckets"
+    WATCH = "have autograd report the end of the backward"
+    EXCLUDE = "take as unused what the outputs cannot reach"
+    LAUNCH = "launch full buckets in order"
+    ASK = "ask which parameters any rank used"
+    SETTLE = "take as unused what has not come, if that is allowed"
+    CONTRIBUTE_ZEROS = "launch buckets of zeros"
     FINALIZE = "wait, and hand out the averages"
     ABANDON = "forget what is in flight"
 
 
-#: (phase, event) -> (next phase, actions). What is not here is illegal.
+#: (phase, event) -> (next phase, actions in order). What is not here is illegal.
 TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.IDLE, Event.FORWARD): (Phase.ARMED, (Action.ARM,)),
-    # Several forwards before one backward: their losses are summed by the user, their gradients arrive once.
+    # Several forwards before one backward: the user sums their losses, and each gradient arrives once.
     (Phase.ARMED, Event.FORWARD): (Phase.ARMED, (Action.WIDEN,)),
+    # The backward raised before it brought a gradient, or it runs a forward itself.
+    (Phase.RUNNING, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
+    (Phase.PROBED, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
     # The same outputs once more (retain_graph=True): gradients accumulate on the averages and are averaged again.
-    (Phase.IDLE, Event.BACKWARD): (Phase.ARMED, (Action.ARM,)),
-    (Phase.ARMED, Event.BACKWARD): (Phase.ARMED, ()),
-    # A backward from another output may bring the gradients that the first one left out.
+    (Phase.IDLE, Event.BACKWARD): (Phase.RUNNING, (Action.ARM, Action.WATCH, Action.EXCLUDE)),
+    (Phase.ARMED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH, Action.EXCLUDE)),
+    (Phase.EARLY, Event.BACKWARD): (Phase.REDUCING, (Action.EXCLUDE, Action.LAUNCH)),
+    (Phase.PROBED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH,)),
+    # Every output reports; the first one counts.
+    (Phase.RUNNING, Event.BACKWARD): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BACKWARD): (Phase.REDUCING, ()),
     (Phase.REDUCED, Event.BACKWARD): (Phase.REDUCED, ()),
-    (Phase.ARMED, Event.GRADIENT): (Phase.REDUCING, ()),
+    # A backward from another output may bring the gradients that the first one left out.
+    (Phase.INCOMPLETE, Event.BACKWARD): (Phase.REDUCING, (Action.WATCH,)),
+    (Phase.ARMED, Event.GRADIENT): (Phase.EARLY, (Action.WATCH,)),
+    (Phase.EARLY, Event.GRADIENT): (Phase.EARLY, ()),
+    (Phase.RUNNING, Event.GRADIENT): (Phase.REDUCING, ()),
+    (Phase.PROBED, Event.GRADIENT): (Phase.REDUCING, (Action.WATCH,)),
     (Phase.REDUCING, Event.GRADIENT): (Phase.REDUCING, ()),
-    (Phase.ARMED, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
+    (Phase.INCOMPLETE, Event.GRADIENT): (Phase.REDUCING, (Action.WATCH,)),
+    (Phase.EARLY, Event.BUCKET_FULL): (Phase.EARLY, ()),
+    # Every parameter of the bucket is unused.
+    (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, (Action.LAUNCH,)),
     (Phase.REDUCING, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
-    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, ()),
-    # autograd.grad ends a backward in which no gradient was accumulated: still waiting for the real one.
+    (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, (Action.LAUNCH,)),
+    (Phase.RUNNING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
+    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
+    (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
+    (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
+    (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE,)),
+    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.FINALIZE,)),
+    # Autograd reports the end more than once where a backward ran a forward, or where a user reset the reducer in it.
     (Phase.IDLE, Event.BACKWARD_END): (Phase.IDLE, ()),
     (Phase.ARMED, Event.BACKWARD_END): (Phase.ARMED, ()),
-    (Phase.REDUCING, Event.BACKWARD_END): (Phase.REDUCING, ()),
-    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.FINALIZE,)),
+    (Phase.PROBED, Event.BACKWARD_END): (Phase.PROBED, ()),
+    (Phase.INCOMPLETE, Event.BACKWARD_END): (Phase.INCOMPLETE, ()),
+    # The rank ran out of data, perhaps after a forward that no backward followed.
+    **{
+        (phase, Event.SHADOW): (Phase.IDLE, (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK, Action.FINALIZE))
+        for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED)
+    },
     (Phase.IDLE, Event.RESET): (Phase.IDLE, ()),
     (Phase.ARMED, Event.RESET): (Phase.IDLE, ()),
-    (Phase.REDUCING, Event.RESET): (Phase.IDLE, (Action.ABANDON,)),
-    (Phase.REDUCED, Event.RESET): (Phase.IDLE, (Action.ABANDON,)),
-}
+    **{
+        (phase, Event.RESET): (Phase.IDLE, (Action.ABANDON,))
+        for phase in (
+            Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.REDUCING, Phase.REDUCED, Phase.INCOMPLETE,
+        )
+    },
+}  # fmt: skip
 
 
 class ReducerState:
-    """The present phase of the iteration and of each bucket; changed by `handle` alone."""
+    """The present phase of the iteration and of each bucket; `handle`, `take_launchable` and `replan` change it."""
 
     def __init__(self, rank: int, num_buckets: int = 0) -> None:
         """Start idle with `num_buckets` buckets."""
@@ -96,10 +148,15 @@ class ReducerState:
         self.buckets = [BucketPhase.FILLING] * num_buckets
         self.num_launched = 0
 
-    def handle(self, event: Event, *, bucket: int | None = None) -> tuple[Action, ...]:
-        """Take `event`; return what must be done now.
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether another forward would mix two iterations: gradients have arrived, or buckets were launched."""
+        return self.phase not in (Phase.IDLE, Phase.ARMED, Phase.RUNNING, Phase.PROBED) or self.num_launched > 0
 
-        For BUCKET_FULL, `bucket` names it; the buckets to launch are then `take_launchable()`. Raises
+    def handle(self, event: Event, *, bucket: int | None = None) -> tuple[Action, ...]:
+        """Take `event`; return the actions that the reducer must perform now, in order.
+
+        For BUCKET_FULL, `bucket` names it; LAUNCH then means the buckets that `take_launchable` returns. Raises
         `IllegalEventError` and changes nothing when the table has no such entry.
         """
         entry = TRANSITIONS.get((self.phase, event))
@@ -112,6 +169,8 @@ class ReducerState:
             self.buckets[bucket] = BucketPhase.FULL
         elif event is Event.LAST_LAUNCHED and self.num_launched != len(self.buckets):
             raise self._illegal(event, f"{len(self.buckets) - self.num_launched} buckets not launched")
+        elif event in (Event.FORWARD, Event.SHADOW) and self.is_unfinished:
+            raise self._illegal(event, "buckets of the last backward are in flight")
         self.phase, actions = entry
         if Action.ARM in actions:
             self.num_iterations += 1
@@ -138,10 +197,10 @@ class ReducerState:
         """Assert what holds after every event."""
         launched = [phase is BucketPhase.LAUNCHED for phase in self.buckets]
         assert launched == [index < self.num_launched for index in range(len(self.buckets))], "launched out of order"
-        if self.num_launched < len(self.buckets):
-            assert self.buckets[self.num_launched] is not BucketPhase.LAUNCHED
         if self.phase in (Phase.IDLE, Phase.ARMED):
             assert all(phase is BucketPhase.FILLING for phase in self.buckets), "a bucket outlived its iteration"
+        if self.phase is Phase.EARLY:
+            assert self.num_launched == 0, "a bucket was launched before unused parameters were known"
         if self.phase is Phase.REDUCED:
             assert self.num_launched == len(self.buckets), "reduced, but not everything was launched"
 
@@ -158,8 +217,8 @@ class ReducerState:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram; `docs/reducer.md` shows it."""
-    lines = ["stateDiagram-v2", "    [*] --> idle"]
+    """Return the table as a Mermaid state diagram, which `docs/reducer.md` contains."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Phase.IDLE.value}"]
     for (phase, event), (following, actions) in TRANSITIONS.items():
         done = f" / {', '.join(action.value for action in actions)}" if actions else ""
         lines.append(f"    {phase.value} --> {following.value}: {event.value}{done}")

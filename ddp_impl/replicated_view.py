@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import implicit_replication
-from torch.utils._pytree import tree_map_only
 
 from ddp_impl.distributed import DistributedDataParallel
 from ddp_impl.parameter_swap import ParameterSwap
+from ddp_impl.torch_internals import tree_map_only
 
 #: How many blocks are open: torch's `implicit_replication` ends for all when the innermost is left.
 _open_blocks = 0
@@ -72,7 +72,8 @@ class _ReplicatedView:
         self._running.append(module)
         if len(self._running) > 1:
             return None
-        # Found anew for each forward: mixed precision shows its own copies by now, and those are to be seen.
+        # Found anew for each forward: mixed precision has put casts in the place of parameters by now, and these are
+        # the tensors to replicate.
         self._swap.enter_context(ParameterSwap(module).swapped(self._replicated_parameter))
         return tree_map_only(Tensor, self._replicated_input, (inputs, kwargs))
 

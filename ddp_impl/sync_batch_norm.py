@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from ddp_impl import collectives
 from ddp_impl.errors import ReductionError
+from ddp_impl.torch_internals import BatchNorm, buffer_table, parameter_table
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
     """`torch.nn.SyncBatchNorm`, made of ordinary operators and two collectives, so that every device has it.
 
-    In training mode mean and variance are those of all ranks' batches together: each rank normalises what it has, also
-    if that is nothing. Every rank of `process_group` must call forward and backward equally often; inside a join
+    In training mode mean and variance are those of all ranks' batches together: each rank normalises its own rows, even
+    if it has none. Every rank of `process_group` must call forward and backward equally often; inside a join
     context ask for `throw_on_early_termination`. In evaluation mode, or alone, it is `torch.nn.BatchNorm1d` and its
     kin. Parameters, buffers and `state_dict` are torch's.
     """
@@ -25,19 +26,19 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
         """Return `module` with every batch normalisation in it replaced; parameters and buffers stay what they are."""
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+        if isinstance(module, BatchNorm) and not isinstance(module, cls):
             return cls._like(module, process_group)
         for name, child in module.named_children():
             setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
         return module
 
     @classmethod
-    def _like(cls, module: nn.modules.batchnorm._BatchNorm, process_group: dist.ProcessGroup | None) -> Self:
+    def _like(cls, module: BatchNorm, process_group: dist.ProcessGroup | None) -> Self:
         layer = cls(
             module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_group
         )
-        layer._parameters.update(module._parameters)
-        layer._buffers.update(module._buffers)
+        parameter_table(layer).update(parameter_table(module))
+        buffer_table(layer).update(buffer_table(module))
         return layer.train(module.training)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a wrapped module can tell about itself: how long things took, and what is in which bucket."""
+"""What the logging data report of iterations: how long their parts took, and the last error."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class Telemetry:
     num_iterations: int = 0
     num_samples: int = 0
     last_index: int = 0
+    num_buckets_reduced: int = 0
     joined_uneven_inputs: bool = False
     comm_hook: str = ""
     error: str = ""

@@ -1,4 +1,4 @@
-"""What torch's DDP has besides its documented methods, and torch itself, frameworks and tests call.
+"""Attributes and methods of torch's DDP that are not documented, but that torch itself, frameworks and tests use.
 
 Names and meaning are those of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
 """
@@ -18,6 +18,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
+from ddp_impl.torch_internals import ignored_names, overlapped_optimizer, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 
@@ -28,9 +29,13 @@ class TorchSurface:
     parameters_to_ignore: set[str]
     process_group: dist.ProcessGroup
     reducer: Reducer
+    device: torch.device
     device_type: str
+    device_ids: list[int] | None
+    output_device: int | None
+    is_multi_device_module: bool
+    forward_sync_buffers: bool
     dim: int
-    static_graph: bool
     _options: ReducerOptions
 
     # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
@@ -53,13 +58,13 @@ class TorchSurface:
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(module: nn.Module, names: Collection[str]) -> None:
         """Leave the named parameters and buffers of `module` alone when it is wrapped; the same set on every rank."""
-        module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+        set_ignored_names(module, names)
 
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:
-        """Yield the parameters that a wrapped module averages, or all of a bare one; with names if asked."""
+        """Yield the parameters that a wrapped module averages, or all of a bare one; with `named_params`, names too."""
         bare = module.module if isinstance(module, TorchSurface) else module
-        ignored = getattr(module, "parameters_to_ignore", getattr(bare, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = getattr(module, "parameters_to_ignore", ignored_names(bare))
         for name, parameter in bare.named_parameters():
             if name not in ignored:
                 yield (name, parameter) if named_params else parameter
@@ -96,6 +101,38 @@ class TorchSurface:
     def _module_parameters(self) -> list[nn.Parameter]:
         return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
 
+    # -- options: those of the reducer --------------------------------------------------------------------------------
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether parameters may lack a gradient."""
+        return self._options.find_unused_parameters
+
+    @property
+    def static_graph(self) -> bool:
+        """Whether every iteration uses the same parameters in the same way."""
+        return self._options.static_graph
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        """Whether gradients live in the communication buckets."""
+        return self._options.gradient_as_bucket_view
+
+    @property
+    def skip_all_reduce_unused_params(self) -> bool:
+        """Whether buckets that no rank used are not communicated."""
+        return self._options.skip_all_reduce_unused_params
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Bytes of gradients per all-reduce."""
+        return self._options.caps.cap_bytes
+
+    @property
+    def bucket_bytes_cap_list(self) -> list[int]:
+        """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
+        return list(self._options.caps.per_bucket_bytes)
+
     # -- the reducer --------------------------------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
@@ -106,9 +143,25 @@ class TorchSurface:
         if self.reducer.telemetry.num_iterations:
             error = "_set_static_graph() should be called before training loop starts, not after iterations"
             raise self.reducer.telemetry.logged(RuntimeError(error))
-        self.static_graph = True
-        self._options = dataclasses.replace(self._options, static_graph=True)
-        self.reducer.options = self._options
+        self._options = self.reducer.options = dataclasses.replace(self._options, static_graph=True)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sampling rate should be equal or greater than 1")
+        self.reducer.telemetry.sample_rate = sample_rate
+
+    def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
+        """Step `optim` on each parameter inside the backward, as soon as its bucket is reduced.
+
+        `optim_params` restricts it to some parameters. Raises `RuntimeError` for optimizers that torch has no
+        functional form of.
+        """
+        overlapped = overlapped_optimizer(optim, optim_params, *args, **kwargs)
+        try:
+            overlapped.register_ddp(self)
+        except NotImplementedError as error:
+            raise RuntimeError(f"{optim} does not support overlapped DDP: it has no functional form") from error
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Accept torch's switch, which has no effect: outputs are never cloned, and may be changed in place."""

@@ -1,4 +1,4 @@
-"""Which parameters a forward's outputs can reach: a walk over the autograd graph."""
+"""Which parameters the outputs of forwards can reach: a walk over the autograd graph, and what came of it."""
 
 from __future__ import annotations
 
@@ -41,3 +41,39 @@ class GraphWalk:
                     seen.add(following)
                     stack.append(following)
         return found
+
+
+class Reach:
+    """The parameters that the forwards since the last reduction can reach, as far as their graphs were walked.
+
+    A walk finds unused parameters before the backward, so that they hold up no bucket. It costs time, and at the end of
+    the backward the reducer knows the same without it. So it walks graphs (`is_walked`) only after an iteration in
+    which some parameter was unused.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Begin with nothing reached, and do not walk."""
+        self.walk = GraphWalk(parameters)
+        self.is_walked = False
+        self.reached: set[int] | None = set()  # None: unknown
+        self.is_announced = False  # the backward will report when it comes to an output
+
+    def of(self, outputs: Sequence[Tensor]) -> set[int] | None:
+        """Return the parameters that one forward's `outputs` reach; None if that is unknown.
+
+        The reducer hears of no backward through outputs that are parameters themselves, so it could not exclude other
+        parameters in time: what such outputs alone reach counts as unknown.
+        """
+        if not self.is_walked or all(output.grad_fn is None for output in outputs):
+            return None
+        with torch.autograd.profiler.record_function("ddp_impl.search_unused_parameters"):
+            return self.walk.reachable(outputs)
+
+    def begin(self, reached: set[int] | None) -> None:
+        """Forget the forwards before; the first one after them reaches `reached`."""
+        self.reached = reached
+        self.is_announced = False
+
+    def widen(self, reached: set[int] | None) -> None:
+        """Add what one more forward reaches."""
+        self.reached = None if self.reached is None or reached is None else self.reached | reached

@@ -1,15 +1,14 @@
-"""What DDP reads off the module it wraps: which parameters it averages, where they are, how to describe them."""
+"""What DDP reads off the module it wraps: which parameters it averages, and where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from operator import is_
-from typing import Any
 
 from torch import Tensor, nn
 
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.tensor_parallel import describe_placement, local_tensor
+from ddp_impl.torch_internals import parameter_table
 
 
 def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
@@ -54,11 +53,11 @@ def device_type(module: nn.Module, ignored: Collection[str]) -> str:
 
 
 class ParameterWatch:
-    """Notices when a parameter that DDP averages is no longer the one that the module uses.
+    """Finds out when a module no longer uses a parameter that DDP averages.
 
-    Its hook would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients,
-    without a word (pytorch/pytorch#12603). Asked before every synchronised forward, so it is one pass of comparisons
-    in C.
+    The reducer would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients
+    without an error (pytorch/pytorch#12603). The wrapper calls `check` before every synchronised forward, so it is one
+    pass of comparisons in C.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[ManagedParameter]) -> None:
@@ -69,7 +68,7 @@ class ParameterWatch:
 
     def check(self) -> None:
         """Raise `RuntimeError` naming the parameters that were replaced or removed since wrapping."""
-        if all(map(is_, map(dict.get, self._tables, self._names), self._parameters)):
+        if all(map(is_, map(dict.get, self._tables, self._names), self._expected)):
             return
         present = set(self._module.parameters())
         gone = [member.name for member in self._members if member.parameter not in present]
@@ -91,30 +90,11 @@ class ParameterWatch:
     def _locate(self) -> None:
         ours = {member.parameter for member in self._members}
         slots = [
-            (owner._parameters, name, parameter)
+            (parameter_table(owner), name, parameter)
             for owner in self._module.modules()
-            for name, parameter in owner._parameters.items()
+            for name, parameter in parameter_table(owner).items()
             if parameter is not None and parameter in ours
         ]
         self._tables = [table for table, _, _ in slots]
         self._names = [name for _, name, _ in slots]
-        self._parameters = [parameter for _, _, parameter in slots]
-
-
-def describe(members: Sequence[ManagedParameter], ignored: Collection[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Return JSON data that must be equal on all ranks."""
-    return {
-        "parameters": [
-            [
-                member.name,
-                list(local_tensor(member.parameter).shape),
-                list(local_tensor(member.parameter).stride()),
-                str(member.parameter.dtype),
-                member.sparse,
-                describe_placement(member.parameter),
-            ]
-            for member in members
-        ],
-        "ignored": sorted(ignored),
-        "options": options,
-    }
+        self._expected = [parameter for _, _, parameter in slots]

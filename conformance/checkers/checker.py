@@ -6,11 +6,9 @@ where it has nothing to do with the run at all it returns None.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, Verdict
@@ -51,32 +49,19 @@ class Evidence:
 
 Checker = Callable[[Evidence], Finding | None]
 
-_CHECKERS: dict[str, Checker] = {}
+#: Every checker whose module has been imported; `registry.get_checker` sees to it that all have.
+CHECKERS: dict[str, Checker] = {}
 
 
 def checker(name: str) -> Callable[[Checker], Checker]:
     """Register the decorated function as checker `name`."""
 
     def register(check: Checker) -> Checker:
-        assert name not in _CHECKERS, f"two checkers are called {name}"
-        _CHECKERS[name] = check
+        assert name not in CHECKERS, f"two checkers are called {name}"
+        CHECKERS[name] = check
         return check
 
     return register
-
-
-def get_checker(name: str) -> Checker:
-    """Return the checker called `name`; raises `SpecificationError` with near misses."""
-    import conformance.checkers.agreement
-    import conformance.checkers.exercised
-    import conformance.checkers.facts
-    import conformance.checkers.fate
-    import conformance.checkers.protocol  # noqa: F401 - importing registers
-
-    if name not in _CHECKERS:
-        near = difflib.get_close_matches(name, _CHECKERS, n=3) or sorted(_CHECKERS)
-        raise SpecificationError(f"unknown checker {name!r}; known are {', '.join(near)}")
-    return _CHECKERS[name]
 
 
 def passed(name: str, summary: str = "") -> Finding:

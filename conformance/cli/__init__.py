@@ -1,7 +1,7 @@
 """The command `ddp-conformance`.
 
-Exit codes: 0 the subject conforms, 1 it does not (or something hung, crashed or was not completed), 2 the question
-itself was wrong, 130 interrupted. Subcommands import torch only when they need it, so that `--help` is quick.
+Exit codes: 0 the subject conforms, 1 it does not (or a rank hung or crashed, or the run is incomplete), 2 usage error,
+130 interrupted. Subcommands import torch only when they need it, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ COMMANDS = {
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
     "mutants": "conformance.cli.mutants:command",
+    "renew": "conformance.cli.renew:command",
 }
 
 
 class UsageError(click.ClickException):
-    """A user's mistake, printed as one paragraph without a traceback."""
+    """An error that the user can correct; click prints it as one paragraph without a traceback."""
 
     exit_code = EXIT_USAGE
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand when it is wanted, and turns the harness's errors into exit codes."""
+    """Imports a subcommand when the user calls it, and turns the harness's errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the subcommands in the order in which people need them."""
+        """Return the names of the subcommands, the most used first."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -57,7 +58,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; modules named as `module:Class` are looked for in the current folder too."""
+        """Run the subcommand, with the current folder in `sys.path` so that `module:Class` can name a module in it."""
         if "" not in sys.path:
             sys.path.insert(0, "")
         try:
@@ -72,20 +73,22 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="ddp-conformance")
 def main() -> None:
-    """Tell, with evidence, which promises of DistributedDataParallel an implementation keeps.
+    """Test which requirements a DistributedDataParallel implementation, a c10d backend or a device keeps.
 
     \b
-    ddp-conformance run                           judge ddp_impl, torch's own DDP in the next column
-    ddp-conformance run --ddp my_pkg:MyDDP        judge yours
-    ddp-conformance run --backend my_pkg:backend  judge a c10d backend or device
-    ddp-conformance list                          the requirements
-    ddp-conformance replay report/failures/x.json run one failure again
-    ddp-conformance report html report -o x.html  a page of a finished report
-    ddp-conformance doctor                        what this machine can run
-    ddp-conformance smoke --backend my_pkg:it     is a backend's adapter right? The first broken rung
-    ddp-conformance new backend acme              a package to start from
-    ddp-conformance upstream                      torch's own DDP tests, run on ddp_impl
-    ddp-conformance mutants                       DDPs that are wrong on purpose, and who notices
+    ddp-conformance run                           test ddp_impl, with torch's own DDP beside it
+    ddp-conformance run --ddp my_pkg:MyDDP        test your DDP
+    ddp-conformance run --backend my_pkg:backend  test a c10d backend or device
+    ddp-conformance list                          print the requirements
+    ddp-conformance replay report/failures/x.json run one failed scenario again
+    ddp-conformance report html report -o x.html  write a finished report as an HTML page
+    ddp-conformance doctor                        check what this machine can run
+    ddp-conformance smoke --backend my_pkg:it     check a backend's adapter, up to the first failure
+    ddp-conformance new backend acme              write a package to start from
+    ddp-conformance upstream                      run torch's own DDP tests on ddp_impl
+    ddp-conformance mutants                       test the suite: which requirements detect which bug?
+    ddp-conformance renew                         rewrite the generated pages of a checkout
 
-    Ranks are processes of this machine that talk over the loopback interface; no port is used.
+    Ranks are processes on this machine, unless `run --attach` takes those of a launcher. They talk over the loopback
+    interface and rendezvous through a file.
     """

@@ -8,6 +8,6 @@ _PIPED_WIDTH = 140
 
 
 def make_console() -> Console:
-    """Return a console of the terminal's width; piped into a file or a CI log, of a width that tables need."""
+    """Return a console of the terminal's width; where stdout is no terminal, one that is wide enough for tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPED_WIDTH)

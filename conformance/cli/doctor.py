@@ -1,4 +1,4 @@
-"""`ddp-conformance doctor`: what this machine can run."""
+"""`ddp-conformance doctor`: checks what this machine can run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 
 
-@click.command("doctor", short_help="Say what this machine can run.")
+@click.command("doctor", short_help="Check what this machine can run.")
 def command() -> None:
-    """Try everything that a run needs and say what to do where something is missing.
+    """Check everything that a run needs; for each thing that is missing, print what to do.
 
-    Exits with 1 when something is missing that every run needs.
+    Exits with 1 when something that every run needs is missing.
     """
     from conformance.run.doctor import examine
 

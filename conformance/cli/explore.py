@@ -1,4 +1,4 @@
-"""`ddp-conformance explore`: random trainings, shrunk to the simplest that fails."""
+"""`ddp-conformance explore`: runs random trainings and shrinks a failure to the simplest one that still fails."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 
 
-@click.command("explore", short_help="Try random trainings; show the simplest that fails.")
+@click.command("explore", short_help="Run random trainings; shrink a failure to the simplest one.")
 @subject_options
-@click.option("--examples", type=click.IntRange(min=1), default=200, show_default=True, help="How many trainings.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="No longer than this.")
-@click.option("--seed", type=int, default=None, help="Draw the same trainings again.  [default: another one each time]")
+@click.option("--examples", type=click.IntRange(min=1), default=200, show_default=True, help="Most trainings to run.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Stop after this time.")
+@click.option("--seed", type=int, default=None, help="Repeat the trainings of a seed.  [default: random, printed]")
 @click.option(
     "--world-size", "world_sizes", type=click.IntRange(min=1), multiple=True, default=(1, 2, 3, 4), show_default=True,
-    metavar="N", help="Only trainings of N ranks.",
+    metavar="N", help="Draw only trainings with N ranks; repeat it to allow several.",
 )  # fmt: skip
 @click.option(
     "--report", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True,
-    metavar="FOLDER", help="Where the failing scenario goes.",
+    metavar="FOLDER", help="Write the failing scenario into FOLDER/failures.",
 )  # fmt: skip
 def command(
     ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seed: int | None,
     world_sizes: tuple[int, ...], folder: Path,
 ) -> None:  # fmt: skip
-    """Draw models, options, schedules, dtypes and world sizes at random, and judge each training against the truth.
+    """Draw models, options, schedules, dtypes and world sizes at random, and compare each training with the truth.
 
-    Of a failure the simplest form is looked for and kept as a scenario file, for `ddp-conformance replay`.
+    When a training fails, the command shrinks it to the simplest scenario that still fails and writes that scenario to
+    a file for `ddp-conformance replay`.
 
     \b
     ddp-conformance explore
@@ -72,10 +73,10 @@ def command(
         text = write_failure(found.failure, subject.name, source, load_catalogue(), folder)
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         if not found.always_fails:
-            console.print("It did not fail each time: replay it with --times.")
+            console.print("It did not fail every time: replay it with --times.")
     console.print(
-        f"{found.num_judged} trainings judged, {found.num_not_judged} could not be; seed {found.seed}. "
-        + ("All are right." if found.failure is None else "Above is the simplest that is wrong."),
+        f"Judged {found.num_judged} trainings and could not judge {found.num_not_judged}; seed {found.seed}. "
+        + ("None failed." if found.failure is None else "The failure above is the simplest one found."),
         highlight=False,
     )
     if found.failure is not None or not found.num_judged:

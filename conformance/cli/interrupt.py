@@ -1,4 +1,4 @@
-"""Ctrl-C, once: the first ends the run, the following ones do not disturb the clearing up."""
+"""Ctrl-C: the first one ends the run; later ones must not interrupt the clean-up."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from types import FrameType
 def interrupted_once() -> Iterator[None]:
     """Within the block, raise `KeyboardInterrupt` at the first SIGINT or SIGTERM and ignore later ones.
 
-    SIGTERM is what a CI system sends to a job that it cancels; the partial report matters there as well.
+    A CI system sends SIGTERM to a job that it cancels, and wants the partial report too.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        print("\nStopping; the report will hold what is known so far.", file=sys.stderr)
+        print("\nStopping; the report will hold the results so far.", file=sys.stderr)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.errors import KnownFailureError
-from conformance.report.report import Report
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
@@ -17,6 +16,7 @@ from conformance.run.known_failures import (
     excuse_for,
     read_known_failures,
 )
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 

@@ -1,4 +1,4 @@
-"""`ddp-conformance list`: the requirements, or the scenarios that give evidence for them."""
+"""`ddp-conformance list`: prints the requirements, or the scenarios that test them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.report.terminal import counted
 from conformance.spec.catalogue import Requirement, load_catalogue
 
 
-@click.command("list", short_help="Show requirements and scenarios.")
+@click.command("list", short_help="Print requirements or scenarios.")
 @selection_options
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(
@@ -23,7 +23,10 @@ def command(
     keyword: str,
     as_scenarios: bool,
 ) -> None:
-    """Show the requirements, all or those of some chapters; or the scenarios that `run` would run.
+    """Print the requirements: all of them, or those of the chapters and ids in NAMES.
+
+    With --scenarios, --world-size, -k, or a NAME that is a scenario, print instead the ids of the scenarios that `run`
+    would run.
 
     \b
     ddp-conformance list
@@ -34,7 +37,7 @@ def command(
     wanted = {catalogue.chapter(name).name for name in chapter} | {catalogue.requirement(id_).id for id_ in requirement}
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
     if as_scenarios or world_size or keyword or not set(names) <= known:
-        # Imported here: chapters import torch, and whoever looks up a requirement should not wait for that.
+        # Imported here because chapters import torch, and printing requirements should not wait for that.
         from conformance.suite import load_scenarios
 
         selection = selection_of(names, chapter, requirement, world_size, keyword)

@@ -13,15 +13,23 @@ from conformance.cli.console import make_console
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
-    from conformance.mutants.detector import Detection
+    from conformance.mutants.detector import Detection, Found
+    from conformance.spec.catalogue import Catalogue
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("mutants", short_help="Run DDPs that are wrong on purpose, and say which requirements notice.")
 @click.argument("names", nargs=-1)
+@click.option("--chapter", default="", metavar="NAME", help="Only mutants that a requirement of this chapter notices.")
 @click.option("--profile", default="", metavar="LEVEL", help="Only kills by requirements of this level.")
 @click.option("--all-requirements", is_flag=True, help="Also run every other scenario on every mutant; takes hours.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Markdown page.")
-def command(names: tuple[str, ...], profile: str, all_requirements: bool, out: Path | None) -> None:
+@click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
+@click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
+def command(
+    names: tuple[str, ...], chapter: str, profile: str, all_requirements: bool, out: Path | None, into: Path | None
+) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
 
     NAMES are mutants; all, if none is given.
@@ -31,41 +39,85 @@ def command(names: tuple[str, ...], profile: str, all_requirements: bool, out: P
     ddp-conformance mutants NoDivision StaleBuffers
     ddp-conformance mutants --profile core --all-requirements
     ddp-conformance mutants --out docs/detection.md
+    ddp-conformance mutants NoDivision --into docs/detection.md
+    ddp-conformance mutants --chapter join --into docs/detection.md
 
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, and when it
     kills one that was known to survive.
     """
-    from conformance.mutants.catalogue import chosen, load_deviations
+    from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detector import detect_all
-    from conformance.mutants.page import detection_page, detection_table
-    from conformance.run.environment import package_version
+    from conformance.mutants.page import detection_page, detection_table, made_by_all
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios
 
     catalogue = load_catalogue()
-    if out is not None and (names or profile):
-        raise ReportError("--out writes a page about all mutants; leave out their names and --profile")
-    mutants = chosen(names, profile, catalogue)
+    if out is not None and (names or profile or chapter):
+        raise ReportError(
+            "--out writes a page about all mutants; leave out their names, --profile and --chapter, or say --into"
+        )
+    if into is not None and (profile or not (names or chapter)):
+        raise ReportError(
+            "--into renews all that a page says of some mutants; name them or a --chapter, and no --profile"
+        )
+    before = "" if into is None else _read(into)
+    mutants = chosen(names, profile, catalogue, chapter)
+    deviations = load_deviations() if out is not None else None
+    if into is not None and chapter:
+        deviations = deviations_of(chapter, catalogue)
     further = load_scenarios() if all_requirements else ()
     found = detect_all(
         mutants,
         _say,
-        deviations=None if out is None else load_deviations(),
+        deviations=deviations,
         further=in_profile(profile, further, catalogue) if profile else further,
     )
     console = make_console()
     console.print(detection_table(found))
     console.print(f"{found.headline}.", highlight=False, soft_wrap=True)
     if out is not None:
-        versions = {name: package_version(name) for name in ("ddp-conformance", "torch")}
-        page = detection_page(catalogue, found, versions, datetime.datetime.now(datetime.UTC).date())
-        try:
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise ReportError(f"cannot write {out}: {error.strerror}") from error
+        _write(detection_page(catalogue, found, made_by_all(*_circumstances())), out)
+    if into is not None:
+        _write(_renewed(before, found, catalogue), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:
+    """Return the page `before` with what was `found` now in the place of what it had about the same mutants."""
+    from conformance.mutants.catalogue import load_deviations, load_mutants
+    from conformance.mutants.page import detection_page, made_by_some
+    from conformance.mutants.printed import found_on, made_on, merged
+
+    mutants = load_mutants()
+    whole = merged(found_on(before, mutants, load_deviations()), found, mutants)
+    return detection_page(catalogue, whole, made_by_some(made_on(before), *_circumstances()))
+
+
+def _circumstances() -> tuple[dict[str, str], datetime.date]:
+    from conformance.run.environment import package_version
+
+    versions = {name: package_version(name) for name in ("ddp-conformance", "torch")}
+    return versions, datetime.datetime.now(datetime.UTC).date()
+
+
+def _read(page: Path) -> str:
+    from conformance.mutants.printed import made_on
+
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot read {page}: {error.strerror}; --out writes it anew") from error
+    made_on(text)  # before hours of work: is it a page of detection?
+    return text
+
+
+def _write(text: str, page: Path) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write {page}: {error.strerror}") from error
 
 
 def _say(done: int, total: int, detection: Detection) -> None:

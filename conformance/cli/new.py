@@ -1,4 +1,4 @@
-"""`ddp-conformance new`: a package to start from."""
+"""`ddp-conformance new`: writes a package to start from."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import click
 from conformance.starters.starter import KINDS, Starter
 
 
-@click.command("new", short_help="Write a commented package for a backend or a DDP of yours.")
+@click.command("new", short_help="Write a commented package to start your backend or DDP from.")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
 def command(kind: str, name: str) -> None:
-    """Write a package called NAME into the current folder, for a c10d backend or for a DDP (a subject).
+    """Write a package for a c10d backend or for a DDP (a subject) into the new folder NAME.
 
     \b
     ddp-conformance new backend acme
     ddp-conformance new subject swift
 
-    It passes `ddp-conformance smoke` as it is; its comments say where yours goes. Nothing is overwritten.
+    The package passes `ddp-conformance smoke` unchanged; its comments say where your code goes. The command overwrites
+    no file.
     """
     starter = Starter(kind, name)
     for path in starter.write(Path()):

@@ -1,4 +1,4 @@
-"""Options that several subcommands share."""
+"""Command-line options that several subcommands share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ def subject_options(function: Decorated) -> Decorated:
     """Add `--ddp`, `--backend` and `--no-native`."""
     for decorate in (
         click.option(
-            "--no-native", is_flag=True, help="Leave out the second column, torch's own DDP. Checks against it go too."
+            "--no-native",
+            is_flag=True,
+            help="Do not run torch's own DDP beside the DDP under test, nor compare with it.",
         ),
-        click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, or module:attr of a Backend."),
+        click.option(
+            "--backend",
+            default="gloo",
+            show_default=True,
+            help="gloo, nccl, an installed backend's name, or module:attr.",
+        ),
         click.option(
             "--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class."
         ),
@@ -28,12 +35,12 @@ def subject_options(function: Decorated) -> Decorated:
 
 
 def selection_options(function: Decorated) -> Decorated:
-    """Add the positional names and the options that narrow a selection of scenarios down."""
+    """Add NAMES and the options that select scenarios."""
     for decorate in (
-        click.option("-k", "keyword", default="", metavar="TEXT", help="Only scenarios whose id contains TEXT."),
-        click.option("--world-size", multiple=True, type=int, metavar="N", help="Only scenarios of N ranks."),
-        click.option("--requirement", multiple=True, metavar="ID", help="Only scenarios for this requirement."),
-        click.option("--chapter", multiple=True, metavar="NAME", help="Only scenarios of this chapter."),
+        click.option("-k", "keyword", default="", metavar="TEXT", help="Select scenarios whose id contains TEXT."),
+        click.option("--world-size", multiple=True, type=int, metavar="N", help="Select scenarios with N ranks."),
+        click.option("--requirement", multiple=True, metavar="ID", help="Select scenarios that test this requirement."),
+        click.option("--chapter", multiple=True, metavar="NAME", help="Select scenarios of this chapter."),
         click.argument("names", nargs=-1),
     ):
         function = decorate(function)

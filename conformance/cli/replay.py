@@ -1,4 +1,4 @@
-"""`ddp-conformance replay`: run one scenario file again."""
+"""`ddp-conformance replay`: runs the scenario of a file again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
-from conformance.report.report import Report
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.verdict import Verdict
 
 
-@click.command("replay", short_help="Run one scenario file again.")
+@click.command("replay", short_help="Run the scenario of a file again.")
 @click.argument("file", type=click.Path(path_type=Path))
 @subject_options
-@click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it so many times.")
+@click.option(
+    "--times",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Run it up to this often; stop at a failure.",
+)
 def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> None:
-    """Run the scenario of FILE again and print what it shows, step by step.
+    """Run the scenario in FILE again, on the DDP under test and on torch's DDP, and print both verdicts with evidence.
 
-    A scenario file is what a failing run leaves in report/failures; it holds everything that decides what happens.
+    `run` and `explore` write a scenario file to report/failures for every failure. The file holds everything that
+    decides what the ranks do, except the DDP and the backend.
 
     \b
     ddp-conformance replay report/failures/buckets.BUCKET-03.mlp.json
@@ -55,7 +62,7 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
 
 
 def read_scenario(file: Path) -> Scenario:
-    """Return the scenario in `file`; raises `ScenarioError` naming the file and what is wrong with it."""
+    """Return the scenario in `file`; raises `ScenarioError`, which names the file and what is wrong with it."""
     try:
         return Scenario.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,7 +74,7 @@ def read_scenario(file: Path) -> Scenario:
 
 
 def print_replay(console: Console, report: Report, catalogue: Catalogue) -> None:
-    """Print the last outcome of `report` for both columns."""
+    """Print the last outcome of `report`, for the subject and for torch's DDP where it ran."""
     if not report.scenarios:
         return
     outcome = report.scenarios[-1]

@@ -106,10 +106,10 @@ def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
 @_OUT
 def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
     """Make a table in Markdown of which features work together; REPORTS hold chapter pairs."""
-    from conformance.chapters.pairs.scenarios import REQUIREMENTS, slug_of
-    from conformance.report.pairs import pairs_page
+    from conformance.report.pairs import features_in, pairs_page
+    from conformance.suite import load_scenarios
 
-    _write(pairs_page([read_report(report) for report in reports], [slug_of(one) for one in REQUIREMENTS]), out)
+    _write(pairs_page([read_report(report) for report in reports], features_in(load_scenarios())), out)
 
 
 @command.command()

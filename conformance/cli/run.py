@@ -19,11 +19,11 @@ from conformance.cli.options import selection_of, selection_options, subject_opt
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import write_checksums
 from conformance.report.folder import prepare_folder, write_report
-from conformance.report.report import Assignment
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
+from conformance.run.report import Assignment
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile

@@ -1,4 +1,4 @@
-"""`ddp-conformance report scoreboard`: several subjects' reports as one table."""
+"""`ddp-conformance report scoreboard`: makes one table of several subjects' reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from conformance.report.scoreboard import inserted, scoreboard
 _FILE = click.Path(path_type=Path)
 
 
-@click.command("scoreboard", short_help="A table of several subjects.")
+@click.command("scoreboard", short_help="Make a table of several subjects.")
 @click.argument("reports", type=_FILE, nargs=-1, required=True)
-@click.option("--into", type=_FILE, metavar="FILE", help="Replace what FILE has between the scoreboard's markers.")
-@click.option("--date", default="", metavar="YYYY-MM-DD", help="When the reports were made.  [default: today]")
+@click.option("--into", type=_FILE, metavar="FILE", help="Replace the table between the markers in FILE.")
+@click.option("--date", default="", metavar="YYYY-MM-DD", help="The date printed above the table.  [default: today]")
 def command(reports: tuple[Path, ...], into: Path | None, date: str) -> None:
-    """Make a Markdown table of the requirements that several DDPs keep.
+    """Make a Markdown table: how many requirements of each chapter several DDPs keep.
 
-    The REPORTS must be of the same scenarios, each of another subject.
+    REPORTS must hold the same scenarios, on the same backend and torch, each for a different subject.
     """
     from conformance.subjects.others import DISTRIBUTIONS
 

@@ -1,4 +1,4 @@
-"""`ddp-conformance smoke`: whether a backend's adapter is right, before anything is judged."""
+"""`ddp-conformance smoke`: checks a backend's adapter, before `run` judges anything with it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ _STYLES = {"ok": "green", "undeclared": "yellow", "absent": "dim", "unclean": "y
 _INDENT = " " * 12
 
 
-@click.command("smoke", short_help="Climb from an import to one step, up to the first broken rung.")
+@click.command("smoke", short_help="Check a backend's adapter, from its import to a training step.")
 @click.option(
-    "--backend", default="gloo", show_default=True, help="gloo, nccl, the name of an installed one, or module:attr."
+    "--backend", default="gloo", show_default=True, help="gloo, nccl, an installed backend's name, or module:attr."
 )
 @click.option(
-    "--ddp", default="ddp_impl", show_default=True, help="DDP of the last step: ddp_impl, torch, or module:Class."
+    "--ddp", default="ddp_impl", show_default=True, help="DDP of the last rung: ddp_impl, torch, or module:Class."
 )
-@click.option("--world-size", type=click.IntRange(min=1), metavar="N", help="Ranks.  [default: 3, or what is possible]")
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of ranks.  [default: 3, or the backend's limit]",
+)
 @click.option(
     "--deadline",
     "deadline_s",
@@ -36,17 +41,19 @@ _INDENT = " " * 12
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a rung may take.",
+    help="Deadline of one rung.",
 )
 def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -> None:
-    """Say in a minute whether a backend's adapter is right: the first broken rung, on which rank, and what to do.
+    """Check a backend's adapter, rung by rung, and stop at the first rung that breaks.
 
     \b
     ddp-conformance smoke --backend my_pkg.adapter:BACKEND
     ddp-conformance smoke --ddp my_pkg:MyDDP
 
-    Every rung is one small question with data that tell where each number came from. What a backend does not declare
-    is tried as well, and said; it never breaks the ladder. Exits with 1 at the first broken rung.
+    Each rung checks one thing: the import, the rendezvous, one collective, one training step. Its data encode which
+    rank sent each value to which rank. For a broken rung, the command prints the rank, the expected and the received
+    values, and what to look at. It also tries capabilities that the backend does not declare and reports whether they
+    work; these cannot break the ladder. Exits with 1 when a rung breaks.
     """
     from conformance.smoke.ladder import Status, climb
 

@@ -1,4 +1,4 @@
-"""`ddp-conformance upstream`: torch's own DDP tests with another DDP in the place of torch's."""
+"""`ddp-conformance upstream`: runs torch's own DDP tests on another DDP."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 
 @click.command("upstream", short_help="Run torch's own DDP tests on a DDP.")
 @click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
-@click.option("-k", "keywords", multiple=True, metavar="TEXT", help="Only tests whose name contains TEXT (or another).")
-@click.option("--list", "only_list", is_flag=True, help="Print the tests and their world sizes, and run nothing.")
 @click.option(
-    "--world-size", type=click.IntRange(2), metavar="N", help="For all tests. [default: the smallest each can]"
+    "-k", "keywords", multiple=True, metavar="TEXT", help="Run tests whose name contains TEXT; repeat it for more."
 )
-@click.option("--jobs", type=click.IntRange(1, 8), default=1, show_default=True, help="Tests at a time.")
+@click.option("--list", "only_list", is_flag=True, help="Print the tests and their world sizes; run none.")
+@click.option(
+    "--world-size",
+    type=click.IntRange(2),
+    metavar="N",
+    help="World size.  [default: the smallest that a test supports]",
+)
+@click.option("--jobs", type=click.IntRange(1, 8), default=1, show_default=True, help="Tests to run at a time.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0, min_open=True),
     default=300.0,
     show_default=True,
-    help="Seconds for one test.",
+    help="Deadline of one test in seconds.",
 )
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JSON to FILE.")
+@click.option(
+    "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the results as JSON."
+)
 def command(
     ddp: str,
     keywords: tuple[str, ...],
@@ -44,16 +51,17 @@ def command(
     timeout_s: float,
     report: Path | None,
 ) -> None:
-    """Run the DDP tests that the torch wheel ships, for torch's DDP and for the DDP under test.
+    """Run the DDP tests that the torch wheel ships, on torch's DDP and on the DDP under test.
 
-    Over gloo, on the CPU, with 2 to 6 ranks on this machine. What torch's DDP passes here, the other must pass.
+    The tests run over gloo, on the CPU, with 2 to 6 ranks on this machine. The DDP under test must pass every test that
+    torch's DDP passes here.
 
     \b
-    ddp-conformance upstream                      all of them, with ddp_impl
-    ddp-conformance upstream --ddp my_pkg:MyDDP   with yours
-    ddp-conformance upstream -k join -k uneven    some of them
+    ddp-conformance upstream                      all tests, on ddp_impl
+    ddp-conformance upstream --ddp my_pkg:MyDDP   all tests, on your DDP
+    ddp-conformance upstream -k join -k uneven    tests whose names contain "join" or "uneven"
 
-    Exits with 0 when the DDP passes all that torch's passes, 1 when it does not, and 2 when an option is wrong.
+    Exits with 0 when the DDP passes every test that torch's passes, 1 when it does not, and 2 for a usage error.
     """
     from conformance.subjects.subject import KNOWN, get_subject
     from conformance.upstream.comparison import compare

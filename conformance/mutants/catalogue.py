@@ -1,10 +1,12 @@
 """The catalogue of mutants: which there are, what each is made from, and which requirements are to tell them apart.
 
-It is read from `catalogue.toml`, beside this module:
+A chapter keeps its mutants in its folder, in `mutants.py`, and says about them in `mutants.toml`:
 
-    [broken]                                # the module conformance.mutants.broken
-    of = "torch"                            # what its mutants are made from: torch, ddp_impl, or gloo for backends
+    [torch]                                 # what these are made from: torch or ddp_impl
     NoDivision = {GRAD-01 = "grad"}         # a mutant, what it breaks, and a word that the explanation must hold
+
+A mutant stands in the chapter of the requirement that it breaks first. Backends that are wrong belong to no chapter:
+they are in `backends.py`, beside this module, made from gloo, and `catalogue.toml` speaks of them.
 
 A key may also be the id of one scenario, where only that one can tell. `survives` is a requirement that one might
 expect to notice and that is known not to: a gap, or a freedom that a DDP has. `deviations` are what torch's own DDP
@@ -19,15 +21,17 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
-from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, hint, load_catalogue
 from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
 
 PATH = Path(__file__).with_suffix(".toml")
+IN_CHAPTER = "mutants.toml"
 _BUG = "BUG: "
 
 
@@ -93,15 +97,24 @@ DEVIATING = "torch"
 
 @cache
 def load_mutants() -> tuple[Mutant, ...]:
-    """Return every mutant, in the order of the file."""
-    tables = tomllib.loads(PATH.read_text())
-    return tuple(
-        Mutant(name, f"conformance.mutants.{module}:{name}", table["of"], _kills(kills))
-        for module, table in tables.items()
-        if module != "deviations"
+    """Return every mutant: those of the chapters in the chapters' order, then the backends."""
+    packages = chapter_packages()
+    found: list[Mutant] = []
+    for chapter in load_catalogue().chapters:
+        package = packages[chapter.name]
+        path = resources.files(package).joinpath(IN_CHAPTER)
+        if path.is_file():
+            found += _mutants(f"{package}.mutants", tomllib.loads(path.read_text(encoding="utf-8")))
+    backends = {"gloo": tomllib.loads(PATH.read_text(encoding="utf-8"))["gloo"]}
+    return (*found, *_mutants("conformance.mutants.backends", backends))
+
+
+def _mutants(module: str, tables: dict[str, dict[str, dict[str, str]]]) -> list[Mutant]:
+    return [
+        Mutant(name, f"{module}:{name}", base, _kills(kills))
+        for base, table in tables.items()
         for name, kills in table.items()
-        if name != "of"
-    )
+    ]
 
 
 @cache
@@ -110,27 +123,42 @@ def load_deviations() -> Mutant:
     return Mutant(DEVIATING, "torch", "ddp_impl", _kills(tomllib.loads(PATH.read_text())["deviations"]))
 
 
+def deviations_of(chapter: str, catalogue: Catalogue) -> Mutant | None:
+    """Return torch's own DDP with the requirements of one chapter that it breaks; None where it breaks none."""
+    own = {requirement.id for requirement in catalogue.chapter(chapter).requirements}
+    torch = load_deviations()
+    kills = tuple(kill for kill in torch.kills if kill.requirement in own)
+    return Mutant(torch.name, torch.target, torch.of, kills) if kills else None
+
+
 def _kills(table: dict[str, str]) -> tuple[Kill, ...]:
     known = table.get("survives")
     kills = tuple(Kill(where, evidence) for where, evidence in table.items() if where != "survives")
     return kills if known is None else (*kills, Kill(known, survived=True))
 
 
-def chosen(names: Iterable[str], profile: str, catalogue: Catalogue) -> tuple[Mutant, ...]:
+def chosen(names: Iterable[str], profile: str, catalogue: Catalogue, chapter: str = "") -> tuple[Mutant, ...]:
     """Return the mutants called `names` (all, if none) with those of their kills that are in `profile` (all, if empty).
 
-    Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile.
+    With a `chapter` only those are returned of which a requirement of the chapter is to tell, with all of their kills.
+
+    Raises `SubjectError` for a name that does not exist and when nothing is left, `SpecificationError` for a profile or
+    chapter.
     """
     mutants = load_mutants()
     known = {mutant.name for mutant in mutants}
     if unknown := [name for name in names if name not in known]:
         raise SubjectError(f"unknown mutant {unknown[0]!r}{hint(unknown[0], known)}")
     levels = levels_of(profile) if profile else LEVELS
+    if chapter:
+        own = {requirement.id for requirement in catalogue.chapter(chapter).requirements}
+        mutants = tuple(mutant for mutant in mutants if any(kill.requirement in own for kill in mutant.kills))
     found = []
     for mutant in mutants:
         kills = tuple(kill for kill in mutant.kills if catalogue.requirement(kill.requirement).level in levels)
         if kills and (not names or mutant.name in names):
             found.append(Mutant(mutant.name, mutant.target, mutant.of, kills))
     if not found:
-        raise SubjectError(f"no mutant is to be killed by profile {profile}")
+        asked = f"profile {profile}" if profile else f"a requirement of chapter {chapter}"
+        raise SubjectError(f"no mutant is to be killed by {asked}")
     return tuple(found)

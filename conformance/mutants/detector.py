@@ -17,11 +17,10 @@ from types import TracebackType
 from conformance.mutants.catalogue import Kill, Mutant, Trial
 from conformance.observation import Observation
 from conformance.programs.registry import preloads_of
-from conformance.report.terminal import work
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
-from conformance.suite import load_scenarios
+from conformance.suite import cheapest_first, load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
@@ -60,8 +59,7 @@ def scenarios_of(where: str) -> tuple[Scenario, ...]:
     scenarios = load_scenarios()
     if "/" in where:
         return tuple(scenario for scenario in scenarios if scenario.id == where)
-    fitting = [scenario for scenario in scenarios if where in scenario.requirements]
-    return tuple(sorted(fitting, key=lambda scenario: (scenario.world_size == 1, work(scenario))))
+    return cheapest_first(scenario for scenario in scenarios if where in scenario.requirements)
 
 
 @dataclass(frozen=True, slots=True)

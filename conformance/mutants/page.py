@@ -21,27 +21,41 @@ the suite, so that the share of those killed says that requirements can fail, no
 
 """
 _COLUMNS = "| mutant | made from | the bug | killed by | and by | survived |\n|---|---|---|---|---|---|\n"
+_RENEWED = " Some rows were renewed later, the last "
 _CHAPTERS = (
     "| chapter | requirements | killed a mutant | broken by torch's DDP only | neither | kills |\n"
     "|---|--:|--:|--:|--:|--:|\n"
 )
 
 
-def detection_page(catalogue: Catalogue, found: Found, versions: Mapping[str, str], date: datetime.date) -> str:
-    """Return the page about a run over all mutants; `versions` are those of packages."""
+def made_by_all(versions: Mapping[str, str], date: datetime.date) -> str:
+    """Return how a page about a run over all mutants was made; `versions` are those of packages."""
+    return f"Made by `ddp-conformance mutants --out docs/detection.md` {_when(versions, date)}."
+
+
+def made_by_some(before: str, versions: Mapping[str, str], date: datetime.date) -> str:
+    """Return how a page that had been made as `before` says was made, once some of its rows are renewed."""
+    whole = before.partition(_RENEWED)[0]
+    return f"{whole}{_RENEWED}{_when(versions, date)}."
+
+
+def detection_page(catalogue: Catalogue, found: Found, made: str) -> str:
+    """Return the page about all mutants; `made` is a sentence about when and with what they were run."""
     shown = shown_by(found)
     of_torch = {one.kill.requirement for one in found.deviations if one.fate is Fate.KILLED}
-    made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
     chapters = "".join(_chapter_row(chapter, shown, of_torch) for chapter in catalogue.chapters)
     bare = "".join(_bare(chapter, shown, of_torch) for chapter in catalogue.chapters)
     rows = "".join(_row(mutant, found) for mutant in found.mutants)
     return (
-        f"{_HEAD}**{found.headline}.** Made by `ddp-conformance mutants --out docs/detection.md` on "
-        f"{date.isoformat()}, with {made_with}.\n\n{_gaps(found)}## Chapters\n\n{_CHAPTERS}{chapters}\n"
+        f"{_HEAD}**{found.headline}.** {made}\n\n{_gaps(found)}## Chapters\n\n{_CHAPTERS}{chapters}\n"
         f"torch's own DDP was not changed, and breaks {len(of_torch)} of these requirements, which `ddp_impl` keeps: "
         f"{', '.join(sorted(of_torch))}.\n\n## Requirements that nothing here breaks\n\n"
         f"Their scenarios pass; that they could fail is not shown here.\n\n{bare}\n## Mutants\n\n{_COLUMNS}{rows}"
     )
+
+
+def _when(versions: Mapping[str, str], date: datetime.date) -> str:
+    return f"on {date.isoformat()}, with {', '.join(f'{name} {version}' for name, version in versions.items())}"
 
 
 def detection_table(found: Found) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _world
 
-if TYPE_CHECKING:
-    from conformance.recorder.recorder import Flight
+from conformance.recorder.flight import Flight
 
 #: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the argument that a rank passes in).
 #: torch >= 2.12 has new names for some; methods that this torch does not have are left out.

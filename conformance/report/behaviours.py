@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.report import Report
 from conformance.run.outcome import combine
+from conformance.run.report import Report
 from conformance.spec.behaviours import SECTIONS, Behaviour
 from conformance.verdict import Verdict
 
@@ -14,7 +14,7 @@ _HEAD = """# Behaviours
 
 What a complete DistributedDataParallel does, the requirements that hold one to it, and what a run has shown.
 A cell says `PASS`, or how many of the row's scenarios came to the worst verdict; `-` where the run has none of them.
-Made by `ddp-conformance report behaviours`; the rows are in `conformance/behaviours.toml`.
+Made by `ddp-conformance renew --report FOLDER`; the rows are in `conformance/spec/behaviours.toml`.
 """
 
 

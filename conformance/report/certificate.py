@@ -16,8 +16,8 @@ from pathlib import Path
 from conformance.errors import ReportError
 from conformance.report.folder import CHECKSUMS
 from conformance.report.read import read_report
-from conformance.report.report import Report, counts, summarise
 from conformance.run.environment import package_version
+from conformance.run.report import Report, counts, summarise
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 

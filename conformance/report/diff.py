@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.bench.ratio import changes
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from conformance.codec import encode
 from conformance.errors import ReportError
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
 CHECKSUMS = "SHA256SUMS"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jinja2 import Environment
 
-from conformance.report.report import Report
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 _GREEN, _RED, _GREY = "#2f7d4f", "#b3342d", "#666"

@@ -22,9 +22,9 @@ from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
-from conformance.report.report import Report, RequirementSummary
 from conformance.report.timeline import Timeline, timeline
 from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
+from conformance.run.report import Report, RequirementSummary
 from conformance.verdict import RankFate, ScenarioResult, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"

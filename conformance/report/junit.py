@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.verdict import ScenarioResult, Verdict
 
 #: What XML 1.0 cannot hold, not even escaped; messages of crashed ranks are full of it.

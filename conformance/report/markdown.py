@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
 from conformance.report.headline import headline
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome, combined_text, counts_text, verdicts_of
+from conformance.run.report import Report
 
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
 MAX_CHARACTERS = 60_000

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.errors import ReportError
-from conformance.report.report import Assignment, Report
+from conformance.run.report import Assignment, Report
 
 _SHOWN = 5
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome
+from conformance.run.report import Report
+from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
 CHAPTER = "pairs"
@@ -14,8 +15,14 @@ _HEAD = """# Pairs of features
 
 Every feature with every other one, trained for some steps over two ranks and compared with the truth.
 `works`: the training is right. `refused`: the pair is refused before it trains, by an error that speaks of both.
-Anything else is the verdict of a pair that went wrong. Made by `ddp-conformance report pairs`.
+Anything else is the verdict of a pair that went wrong. Made by `ddp-conformance renew --report FOLDER`.
 """
+
+
+def features_in(scenarios: Iterable[Scenario]) -> list[str]:
+    """Return the features that chapter pairs tries alone, as scenarios call them, in the order of its requirements."""
+    slugs = (scenario.id.split("/")[2] for scenario in scenarios if scenario.chapter == CHAPTER)
+    return [feature for feature, alone, _ in (slug.partition("-alone-") for slug in slugs) if alone]
 
 
 def pairs_page(reports: Sequence[Report], features: Sequence[str]) -> str:

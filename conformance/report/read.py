@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError
-from conformance.report.report import SCHEMA_VERSION, Report
+from conformance.run.report import SCHEMA_VERSION, Report
 
 
 def read_report(path: Path) -> Report:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from conformance.codec import required_fields
-from conformance.report.report import SCHEMA_VERSION, Report
+from conformance.run.report import SCHEMA_VERSION, Report
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

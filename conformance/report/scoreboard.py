@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from conformance.errors import ReportError
 from conformance.report.markdown import as_code, as_text
-from conformance.report.report import Report
+from conformance.run.report import Report
 from conformance.verdict import Verdict
 
 BEGIN, END = "<!-- scoreboard -->", "<!-- end of scoreboard -->"

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from conformance.bench.ratio import Ratio
 from conformance.report.failure import failure_text, replay_command
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
+from conformance.suite import work
 from conformance.verdict import Verdict
 
 STYLES = {
@@ -100,12 +101,6 @@ class ProgressBar:
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
         return f"{done} of {self._total} scenarios, {failures} failed, {_clock(elapsed)} elapsed{remaining}"
-
-
-def work(scenario: Scenario) -> int:
-    """Return about how much a scenario has to do, in forward passes over all ranks, plus a share for starting it."""
-    passes = sum(step.local_backwards + step.synchronised for step in scenario.schedule)
-    return scenario.world_size * (2 + passes)
 
 
 class _Remaining(bar.ProgressColumn):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.history import Collective
-from conformance.report.report import Report
 from conformance.run.outcome import Outcome
+from conformance.run.report import Report
 from conformance.verdict import RankFate
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conformance.checkers.checker import Evidence, get_checker, harness_error
+from conformance.checkers.checker import Evidence, harness_error
 from conformance.checkers.explanation import ranks
+from conformance.checkers.registry import get_checker
 from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation
 from conformance.programs.registry import Program

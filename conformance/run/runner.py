@@ -15,11 +15,11 @@ from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
 from conformance.programs.registry import get_program, preloads_of
-from conformance.report.report import JudgedSubject, Report
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
+from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import Ranks, ScenarioRunner
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue

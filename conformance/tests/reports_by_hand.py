@@ -9,9 +9,9 @@ from typing import Any
 from conformance.bench.ratio import Ratio
 from conformance.history import Collective
 from conformance.report.folder import write_report
-from conformance.report.report import Assignment, JudgedSubject, Report
 from conformance.run.known_failures import EXPIRED, MET, UNEXPECTED_PASS, Excuse
 from conformance.run.outcome import Note, Outcome
+from conformance.run.report import Assignment, JudgedSubject, Report
 from conformance.scenario import Fault, Scenario, Step
 from conformance.spec.catalogue import Catalogue, Chapter, Requirement
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict

@@ -18,7 +18,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from conformance.backends.gloo import GLOO
-from conformance.checkers.checker import get_checker
+from conformance.checkers.registry import get_checker
 from conformance.errors import ConformanceError
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Fault, Scenario, Step

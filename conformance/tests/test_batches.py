@@ -33,7 +33,7 @@ def test_text_is_ascii_and_whole() -> None:
 
 
 def test_every_data_file_has_source_and_licence() -> None:
-    folder = resources.files("conformance.fixtures").joinpath("data")
+    folder = resources.files("conformance.models").joinpath("data")
     notice = folder.joinpath("NOTICE").read_text()
     for file in folder.iterdir():
         if file.name != "NOTICE":

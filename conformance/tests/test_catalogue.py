@@ -9,10 +9,10 @@ import pytest
 from conformance.backends.gloo import GLOO
 from conformance.backends.nccl import NCCL
 from conformance.errors import ScenarioError, SpecificationError
-from conformance.scenario import Scenario
+from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.subjects.subject import CAPABILITIES
-from conformance.suite import Selection, check_scenarios, load_scenarios
+from conformance.suite import Selection, check_scenarios, load_scenarios, one_per_requirement
 
 CHAPTER = """
 [chapter]
@@ -37,7 +37,8 @@ since = "0.1"
 
 
 def catalogue_of(directory: Path, text: str, name: str = "gradients") -> Catalogue:
-    (directory / f"{name}.toml").write_text(text)
+    (directory / name).mkdir(exist_ok=True)
+    (directory / name / "requirements.toml").write_text(text)
     return load_catalogue(directory)
 
 
@@ -63,16 +64,25 @@ def test_a_chapter_is_read_as_values(tmp_path: Path) -> None:
         ('source = ["torch DDP docs"]', "source = []", "source must be a non-empty list"),
         ('since = "0.1"\n\n', 'since = "0.1"\ntestable = false\n\n', "needs a note"),
         ('since = "0.1"\n\n', "since = 0.1\n\n", "since must be a str, got 0.1"),
-        ('name = "gradients"', 'name = "buckets"', "chapter is called 'buckets', but its file 'gradients'"),
+        ('name = "gradients"', 'name = "buckets"', "chapter is called 'buckets', but its folder 'gradients'"),
         ("[[requirement]]", "[[requirements]]", "unknown table(s): requirements"),
-        ("[chapter]", "[chapter", "gradients.toml: not valid TOML"),
+        ("[chapter]", "[chapter", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_a_chapter_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:
     assert before in CHAPTER
     with pytest.raises(SpecificationError) as caught:
         catalogue_of(tmp_path, CHAPTER.replace(before, after))
+    assert str(caught.value).startswith("gradients/requirements.toml: ")
     assert message in str(caught.value)
+
+
+def test_a_chapter_may_stand_in_a_folder_with_others(tmp_path: Path) -> None:
+    catalogue_of(tmp_path, CHAPTER)
+    deeper = CHAPTER.replace('"gradients"', '"fusion"').replace("GRAD", "FUSE")
+    (tmp_path / "compiled").mkdir()
+    catalogue_of(tmp_path / "compiled", deeper, "fusion")
+    assert [chapter.name for chapter in load_catalogue(tmp_path).chapters] == ["fusion", "gradients"]
 
 
 def test_two_chapters_may_not_share_a_prefix(tmp_path: Path) -> None:
@@ -160,6 +170,24 @@ def test_a_selection_of_nothing_is_an_error(tmp_path: Path, selection: Selection
     with pytest.raises((SpecificationError, ScenarioError)) as caught:
         selection.apply(SCENARIOS, catalogue_of(tmp_path, CHAPTER))
     assert message in str(caught.value)
+
+
+def test_the_cheapest_scenario_stands_for_its_requirement() -> None:
+    alone = scenario("gradients/GRAD-01/alone", "GRAD-01", world_size=1)
+    long = scenario("gradients/GRAD-01/long", "GRAD-01").replace(schedule=(Step(), Step()))
+    short = scenario("gradients/GRAD-01/short", "GRAD-01", "GRAD-03").replace(schedule=(Step(),))
+    again = short.replace(id="gradients/GRAD-01/short-again")
+    wide = scenario("gradients/GRAD-01/wide", "GRAD-01", world_size=4).replace(schedule=(Step(),))
+    of_two = scenario("gradients/GRAD-02/only", "GRAD-02", "GRAD-01", world_size=1)
+    assert one_per_requirement([of_two, alone, long, wide, short, again]) == (of_two, short)
+    assert one_per_requirement([alone, wide]) == (wide,), "a single rank can tell little"
+    assert one_per_requirement([alone]) == (alone,)
+
+
+def test_no_requirement_is_without_one_that_stands_for_it() -> None:
+    chosen = one_per_requirement(load_scenarios())
+    assert load_catalogue().uncovered(chosen) == ()
+    assert len(chosen) <= len(load_catalogue())
 
 
 def test_no_scenario_names_an_unknown_requirement() -> None:

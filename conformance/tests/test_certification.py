@@ -15,8 +15,8 @@ from conformance.errors import ReportError, SpecificationError
 from conformance.report import certificate as certification
 from conformance.report.certificate import changed_files, objections, verify, write_checksums
 from conformance.report.folder import CHECKSUMS
-from conformance.report.report import Assignment, Report
 from conformance.run.known_failures import Excuse
+from conformance.run.report import Assignment, Report
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
 from conformance.suite import load_scenarios

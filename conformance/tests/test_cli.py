@@ -19,9 +19,9 @@ from conformance.cli import main
 from conformance.cli.replay import read_scenario
 from conformance.errors import ConformanceError
 from conformance.report.read import read_report
-from conformance.report.report import Report
 from conformance.report.terminal import STYLES
 from conformance.run import doctor
+from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios

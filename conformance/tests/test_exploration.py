@@ -19,7 +19,7 @@ from conformance.verdict import ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 
 #: Its docstring says what is wrong with it.
-NO_DIVISION = "conformance.mutants.broken:NoDivision"
+NO_DIVISION = "conformance.chapters.gradients.mutants:NoDivision"
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from conformance.checkers.checker import get_checker
 from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.facts import wrong_facts
+from conformance.checkers.registry import get_checker
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import Anything, Close, Raises, Satisfies
 from conformance.tests.evidence_by_hand import ended, evidence_of, returned

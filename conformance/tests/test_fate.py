@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from conformance.checkers.checker import Evidence, get_checker
+from conformance.checkers.checker import Evidence
 from conformance.checkers.fate import missing_from
+from conformance.checkers.registry import get_checker
 from conformance.errors import ScenarioError, SubjectError
 from conformance.observation import Observation
 from conformance.scenario import Fault

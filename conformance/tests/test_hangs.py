@@ -143,4 +143,4 @@ def test_a_hang_is_explained_in_time(
 
 
 def test_places_are_different() -> None:
-    assert len({(place.scenario, place.fault) for place in PLACES}) == len(PLACES) >= 20
+    assert len({(place.scenario, place.fault) for place in PLACES}) == len(PLACES)

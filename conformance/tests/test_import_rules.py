@@ -1,43 +1,44 @@
-"""A part of `conformance` imports earlier parts only; implementations are named in few places."""
+"""Imports go down, never in a circle, and never from chapter to chapter; implementations are named in few places."""
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
 
 import conformance
+from conformance.spec.catalogue import CHAPTERS_DIR
+from conformance.tests.import_graph import circles, import_graph, imported_names, module_name
 
 ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
-PARTS = (
-    ("errors", "decoding"),
-    ("scenario", "history", "plugins"),
-    ("observation", "verdict", "spec", "fixtures", "behaviours", "starters"),
-    ("explanation", "expectations", "order"),
-    ("oracles", "rank_context"),
-    ("checkers",),
+ROOMS = (
+    ("errors", "codec", "history", "plugins"),
+    ("scenario", "observation"),
+    ("verdict", "spec", "models", "starters"),
+    ("suite", "oracles", "backends"),
+    ("checkers", "recorder"),
     ("programs",),
-    ("chapters", "judge"),
-    ("report",),
-    ("backends", "subjects"),
-    ("mutants", "recorder"),
-    ("fixtures.broken_backends", "fixtures.mpi_backend"),
-    ("mutants.backends",),
-    ("workers", "certification"),
-    ("scenario_runner", "upstream"),
-    ("runner", "exploration", "smoke", "bench", "doctor", "detection"),
+    ("chapters", "subjects"),
+    ("workers",),
+    ("bench",),
+    ("run",),
+    ("report", "upstream"),
+    ("smoke", "mutants"),
+    ("pages",),
     ("cli", "pytest_plugin"),
     ("test_chapters", "__main__"),
 )
-TIERS = {part: tier for tier, parts in enumerate(PARTS) for part in parts}
+TIERS = {room: tier for tier, rooms in enumerate(ROOMS) for room in rooms}
+#: What is pure names no implementation, no backend and no process.
+PURE = {"spec", "suite", "models", "oracles", "checkers", "programs", "chapters"}
+EFFECTS = {"backends", "subjects", "recorder", "workers"}
 NAMES_DDP_IMPL = {"subjects", "mutants"}
 
 
 def modules() -> list[Path]:
     found = (path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py")
-    packages_for_others = (ROOT / "starters" / "backend", ROOT / "starters" / "subject", ROOT / "fixtures" / "scripts")
+    packages_for_others = (ROOT / "starters" / "backend", ROOT / "starters" / "subject")
     return [
         path
         for path in found
@@ -45,33 +46,53 @@ def modules() -> list[Path]:
     ]
 
 
-def part_of(name: str) -> str:
-    """Return the part that `conformance.<name>` belongs to."""
-    names = name.split(".")
-    deeper = ".".join(names[:2])
-    return deeper if deeper in TIERS else names[0]
+def room_of(name: str) -> str:
+    """Return the room of module `name`; a chapter's mutants are in `mutants`, wherever their file lies."""
+    parts = name.split(".")
+    return "mutants" if parts[1] == "chapters" and "mutants" in parts else parts[1]
 
 
-def imports(path: Path) -> set[str]:
-    """Return what `path` imports, inside of functions as well."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "conformance":
-            found |= {f"conformance.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+def chapter_of(name: str) -> str:
+    """Return the folder of `chapters/` that module `name` is in, empty if in none."""
+    parts = name.split(".")
+    in_folder = parts[1] == "chapters" and len(parts) > 2 and (CHAPTERS_DIR / parts[2]).is_dir()
+    return parts[2] if in_folder else ""
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_down(path: Path) -> None:
-    own = part_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    assert own in TIERS, f"{own} has no tier: place it in PARTS"
-    for name in imports(path):
+    own_name = module_name(path, ROOT)
+    own = room_of(own_name)
+    assert own in TIERS, f"{own} has no tier: place it in ROOMS"
+    for name in imported_names(path):
         if name.split(".")[0] == "ddp_impl":
             assert own in NAMES_DDP_IMPL, f"{own} names ddp_impl: only {', '.join(sorted(NAMES_DDP_IMPL))} may"
         elif name.startswith("conformance."):
-            other = part_of(name.removeprefix("conformance."))
+            other = room_of(name)
             assert other == own or TIERS[other] < TIERS[own], f"{own} imports {other}, which does not lie below it"
+            assert not (own in PURE and other in EFFECTS), f"{own} imports {other}, which has effects"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_chapter_is_imported_from_outside_its_folder(path: Path) -> None:
+    own = module_name(path, ROOT)
+    for name in imported_names(path):
+        if name.startswith("conformance.") and (chapter := chapter_of(name)):
+            assert chapter == chapter_of(own), f"{own} imports {name}: move what both need to conformance/programs/"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = import_graph(modules(), ROOT)
+    assert len(graph) > 100
+    assert sum(map(len, graph.values())) > 500
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found_however_it_is_written(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("from package import b\n")
+    (package / "b.py").write_text("def later():\n    from package.c import name\n")
+    (package / "c.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    import package.a\n")
+    (package / "d.py").write_text("import package.a\n")
+    assert circles(import_graph(package.glob("*.py"), package)) == [["package.a", "package.b", "package.c"]]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from conformance.checkers.checker import get_checker
+from conformance.checkers.registry import get_checker
 from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation, Raised
 from conformance.programs.registry import Program

@@ -1,13 +1,18 @@
-"""A backend that is not torch's, over MPI: the whole ladder, and scenarios of the core on both DDPs."""
+"""A vendor's backend, over MPI, installed as its package: the whole ladder, and scenarios of the core on both DDPs."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from mpi_backend.adapter import BACKEND
 
 from conformance.backends.backend import get_backend
+from conformance.plugins import BACKENDS, named
 from conformance.run.runner import run
 from conformance.smoke.ladder import Status, climb
 from conformance.spec.catalogue import load_catalogue
@@ -17,15 +22,36 @@ from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
-NAME = "mpi_backend.adapter:BACKEND"
-pytestmark = pytest.mark.skipif(bool(BACKEND.unavailable()), reason=BACKEND.unavailable() or "usable")
+DISTRIBUTION = Path(__file__).parents[2] / "fixtures" / "mpi_backend"
+NAME = "mpi4py"  # of the entry point
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Build and install the distribution into a folder of its own, which this process and its ranks look into."""
+    source, target = (tmp_path_factory.mktemp(name) for name in ("source", "site"))
+    shutil.copytree(DISTRIBUTION, source, dirs_exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, *offline, "--target", str(target), str(source)], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(target))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(target), os.environ.get("PYTHONPATH", "")))))
+        yield target
+
+
+@pytest.fixture(scope="module")
+def zygote(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
+    if reason := get_backend(NAME).unavailable():
+        pytest.skip(reason)
     process = ZygoteProcess(tmp_path_factory.mktemp("zygote"), ())
     yield process
     process.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_installed_package_is_found_by_its_entry_point() -> None:
+    assert [plugin.package for plugin in named(BACKENDS, NAME)] == ["ddp-conformance-mpi-backend 0.1.0"]
 
 
 def test_the_whole_ladder_holds_and_the_limits_are_as_declared(zygote: ZygoteProcess) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch.nn.parallel
@@ -15,13 +13,11 @@ import ddp_impl
 from conformance.backends.backend import get_backend
 from conformance.cli import main
 from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
-from conformance.mutants.detector import Detection, Detector, Fate, Found, scenarios_of
-from conformance.mutants.page import detection_page
+from conformance.mutants.detector import Detector, Fate, scenarios_of
 from conformance.spec.catalogue import load_catalogue
 
 CATALOGUE = load_catalogue()
 MUTANTS = load_mutants()
-PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
 DDPS = {"torch": torch.nn.parallel.DistributedDataParallel, "ddp_impl": ddp_impl.DistributedDataParallel}
 
 
@@ -105,16 +101,6 @@ def test_the_catalogue_says_what_is(mutant: Mutant) -> None:
         assert scenarios_of(kill.where)
 
 
-def test_the_page_is_about_the_catalogue() -> None:
-    """Every mutant has its row, with every requirement that kills it. Made anew by `ddp-conformance mutants --out`."""
-    rows = {row.split(" | ")[0].removeprefix("| "): row for row in PAGE.read_text().splitlines() if " | " in row}
-    for mutant in MUTANTS:
-        cells = rows[mutant.name].removesuffix(" |").split(" | ")
-        assert cells[1:3] == [mutant.of, mutant.bug]
-        assert cells[3].split(", ") == [kill.requirement for kill in mutant.kills if not kill.survived] or cells[5]
-    assert len(MUTANTS) >= 80
-
-
 def test_names_and_profiles_choose_among_the_mutants() -> None:
     core = chosen((), "core", CATALOGUE)
     assert {CATALOGUE.requirement(kill.requirement).level for mutant in core for kill in mutant.kills} == {"core"}
@@ -128,7 +114,12 @@ def test_names_and_profiles_choose_among_the_mutants() -> None:
         (["NoDivison"], "unknown mutant 'NoDivison'; did you mean NoDivision?"),
         (["--profile", "coer"], "unknown profile 'coer'; did you mean core?"),
         (["--profile", "gpu"], "no mutant is to be killed by profile gpu"),
+        (["--chapter", "telemtry"], "unknown chapter 'telemtry'; did you mean telemetry?"),
         (["NoDivision", "--out", "page.md"], "--out writes a page about all mutants"),
+        (["--into", "page.md"], "--into renews all that a page says of some mutants; name them or a --chapter"),
+        (["NoDivision", "--profile", "core", "--into", "page.md"], "name them or a --chapter, and no --profile"),
+        (["NoDivision", "--into", "no/page.md"], "cannot read no/page.md: No such file or directory; --out writes it"),
+        (["NoDivision", "--into", __file__], "this is no page of detection"),
     ],
 )
 def test_a_mistaken_question_is_refused(arguments: list[str], message: str) -> None:
@@ -142,11 +133,3 @@ def test_the_command_says_who_killed_whom() -> None:
     assert result.exit_code == 0, result.output
     assert "1 of 2 mutants killed, 1 survived, 0 not active; 2 of 2 expected kills seen." in result.stdout
     assert "killed      NoDivision, GRAD-01" in result.stderr
-
-
-def test_survivors_stand_on_the_page() -> None:
-    kill = Kill("GRAD-01", "grad")
-    mutant = Mutant("NoDivision", "conformance.mutants.broken:NoDivision", "torch", (kill,))
-    page = detection_page(CATALOGUE, Found((Detection(mutant, kill, Fate.SURVIVED),)), {}, datetime.date(2030, 1, 2))
-    assert "0 of 1 mutants killed, 1 survived, 0 not active; 0 of 1 expected kills seen" in page
-    assert "- NoDivision, GRAD-01: survived. gradients are summed over the ranks" in page

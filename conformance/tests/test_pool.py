@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
+from conformance.workers import pool as pool_module
 from conformance.workers.controller import Controller
-from conformance.workers.pool import RAISE_GRACE_S, Pool
+from conformance.workers.messages import FromRank
+from conformance.workers.pool import RAISE_GRACE_S, Pool, answer
 from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")
@@ -275,14 +277,35 @@ def test_unsupported_is_said_with_its_reason(controller: Controller) -> None:
     assert pids(run(controller, scenario("idle"))) == before
 
 
-def test_ranks_may_find_at_different_times_that_it_is_unsupported(controller: Controller, tmp_path: Path) -> None:
+def test_ranks_may_find_at_different_times_that_it_is_unsupported(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once rank 0 has answered, the pool is to wait for rank 1 longer than it would if rank 0 had raised."""
+    run(controller, scenario("idle"))  # ranks are there, and nothing but their answers is waited for
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader
-    tell = threading.Timer(RAISE_GRACE_S + 0.5, os.write, [pipe, b"now\n"])
-    tell.start()
+    answered: list[int] = []
+    patience_s: list[float] = []
+
+    def note(connection: Connection, rank: int) -> FromRank:
+        answered.append(rank)
+        return answer(connection, rank)
+
+    def wait_on_a_clock_of_ours(sources: list[Any], timeout_s: float) -> list[Any]:
+        """Let a short wait for rank 1 pass in vain at once, and have rank 1 answer in a long one."""
+        if answered == [0] and not patience_s:
+            patience_s.append(timeout_s)
+            if timeout_s <= RAISE_GRACE_S:
+                return []
+            os.write(pipe, b"now\n")
+        return wait(sources, timeout_s)
+
+    monkeypatch.setattr(pool_module, "answer", note)
+    monkeypatch.setattr(pool_module, "wait", wait_on_a_clock_of_ours)
     observations = run(controller, scenario("half_unsupported", arguments={"pipe": str(tmp_path / "pipe")}))
-    tell.join()
     os.close(pipe)
+    assert answered == [0, 1]
+    assert patience_s[0] > RAISE_GRACE_S
     assert {seen.unsupported for seen in observations.values()} == {"no such device"}
 
 

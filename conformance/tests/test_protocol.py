@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from conformance.checkers.checker import get_checker
 from conformance.checkers.protocol import is_gradient
+from conformance.checkers.registry import get_checker
 from conformance.history import Collective
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.suite import load_scenarios, one_per_requirement
+
 SUBJECTS = "conformance.tests.subjects"
 
 
@@ -64,3 +66,18 @@ def test_scenarios_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
     shuffled = ids("--ddp-order", "shuffled", "--ddp-seed", "3")
     assert ids("--ddp-order", "reversed") == listed[::-1]
     assert (sorted(shuffled), shuffled != listed) == (sorted(listed), True)
+
+
+def test_one_scenario_of_each_requirement_runs_on_request_and_the_session_says_so(tmp_path: Path) -> None:
+    def collected(*arguments: str) -> tuple[str, list[str]]:
+        done = run_pytest(tmp_path, "--collect-only", "-k", "TRAIN-16 or TRAIN-15", *arguments)
+        return done.stdout, re.findall(r"test_scenario\[training/(TRAIN-\d\d)/", done.stdout)
+
+    said, chosen = collected("--one-per-requirement")
+    assert sorted(chosen) == ["TRAIN-15", "TRAIN-16"]
+    scenarios = load_scenarios()
+    num_chosen = len(one_per_requirement(scenarios))
+    assert f"ddp-conformance: {num_chosen:,} of {len(scenarios):,} scenarios, one per requirement; all of them" in said
+    said, everything = collected()
+    assert len(everything) > len(chosen)
+    assert "one per requirement" not in said

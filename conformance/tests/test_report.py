@@ -13,10 +13,11 @@ from rich.console import Console
 from conformance.errors import ReportError
 from conformance.report.failure import failure_text, replay_command, result_text, run_command
 from conformance.report.folder import prepare_folder, write_report
-from conformance.report.report import Report
-from conformance.report.terminal import ProgressBar, print_report, work
+from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.outcome import Note, Outcome, Progress, combine
+from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
+from conformance.suite import work
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
     CATALOGUE,

@@ -13,7 +13,7 @@ from conformance.errors import ReportError
 from conformance.report.diff import compare
 from conformance.report.merge import merge
 from conformance.report.read import read_report
-from conformance.report.report import Assignment
+from conformance.run.report import Assignment
 from conformance.tests.reports_by_hand import (
     CRASH,
     FAIL,

@@ -21,10 +21,10 @@ from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
-from conformance.report.report import Report
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
 from conformance.run.known_failures import Excuse
+from conformance.run.report import Report
 from conformance.tests.reports_by_hand import (
     FAIL,
     HANG,

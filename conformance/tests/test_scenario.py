@@ -7,6 +7,7 @@ import functools
 import json
 import operator
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ ONE = Scenario(
 DATA = ONE.to_json()
 
 
+#: Scenario files as release 0.1.0 wrote them, one of each chapter, with their digests.
+RECORDED = Path(__file__).parents[2] / "fixtures" / "scenarios"
+
+
 def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in the scenario but what belongs to the DDP and the program."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
@@ -29,6 +34,15 @@ def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         if key not in ("options", "arguments"):
             yield (*path, key)
             yield from paths(value, (*path, key))
+
+
+def test_scenario_files_of_an_earlier_release_are_still_read() -> None:
+    digests = [line.split() for line in (RECORDED / "digests.txt").read_text().splitlines()]
+    assert {name for _, name in digests} == {path.name for path in RECORDED.glob("*.json")}
+    for digest, name in digests:
+        text = (RECORDED / name).read_text()
+        assert Scenario.loads(text).digest == digest, f"{name} is another scenario now"
+        assert Scenario.loads(text).dumps() == text, f"{name} is written in another way now"
 
 
 def test_a_scenario_comes_back_as_it_was() -> None:

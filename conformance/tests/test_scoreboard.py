@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from conformance.cli import main
 from conformance.errors import ReportError
-from conformance.report.report import Report
 from conformance.report.scoreboard import inserted, scoreboard
+from conformance.run.report import Report
 from conformance.tests.reports_by_hand import CRASH, FAIL, HOSTILE, PASS, UNSUPPORTED, outcome, stored
 
 DAY = datetime.date(2027, 1, 2)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import BuiltinCommHookType
-from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 from torch.futures import Future
 
 from ddp_impl import collectives
 from ddp_impl.bucket import GradBucket
+from ddp_impl.torch_internals import BuiltinCommHookType
+from ddp_impl.torch_internals import GradBucket as TorchGradBucket
 
 #: What the reducer calls for each full bucket.
 BoundHook = Callable[[GradBucket], Future[Tensor]]

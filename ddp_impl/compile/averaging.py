@@ -2,7 +2,8 @@
 
 A forward graph passes each parameter through `average_in_backward`, which changes nothing and makes the backward graph
 call the operator `ddp_impl::average_gradient` on the parameter's gradient. Compilers carry it along like any other;
-`fusion` replaces it by few collectives on many gradients. Where nobody does, it averages its one gradient when it runs.
+`fusion` replaces it by few collectives on many gradients. Where it is not fused, it averages its one gradient when it
+runs.
 
 Nothing of a process group is part of a graph but a name, and the divisor is an input. So a wrapper that is given
 another group, of another size perhaps, goes on with what was compiled.
@@ -18,10 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
-from torch.distributed.distributed_c10d import GroupName
 
 from ddp_impl.tensor_parallel import is_distributed, with_shard
+from ddp_impl.torch_internals import functional_collectives, register_group_name, unregister_group_name
 
 _serial_numbers = itertools.count()
 
@@ -31,33 +31,33 @@ class GroupAlias:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Register `group` under a new name. Names are equal on all ranks that wrap modules in the same order."""
-        self.name = GroupName(f"ddp_impl.{next(_serial_numbers)}")
+        self.name = f"ddp_impl.{next(_serial_numbers)}"
         self._group = group
-        _register_process_group(self.name, group)
+        register_group_name(self.name, group)
 
     def refer_to(self, group: dist.ProcessGroup) -> bool:
         """Let the name stand for `group` from now on; return whether it stood for another one."""
         if group is self._group:
             return False
-        _unregister_process_group(self.name)
-        _register_process_group(self.name, group)
+        unregister_group_name(self.name)
+        register_group_name(self.name, group)
         self._group = group
         return True
 
     def forget(self) -> None:
         """Give the name up; graphs that use it fail from now on."""
-        _unregister_process_group(self.name)
+        unregister_group_name(self.name)
 
 
 @torch.library.custom_op("ddp_impl::average_gradient", mutates_args=())
 def average_gradient(gradient: Tensor, divisor: Tensor, group: str, index: int) -> Tensor:
     """Return the sum of `gradient / divisor` over the ranks of the group of that name; all of them must call it.
 
-    `divisor` has no dimension. `index` tells which of the model's averaged parameters the gradient belongs to.
+    `divisor` has no dimension. `index` is that of the model's averaged parameter that the gradient belongs to.
     """
     scaled = (gradient / divisor).to(gradient.dtype)  # it differs if neither has a dimension
-    summed = torch.ops._c10d_functional.all_reduce(scaled, "sum", group)
-    return torch.ops._c10d_functional.wait_tensor(summed)  # type: ignore[no-any-return]
+    summed = functional_collectives.all_reduce(scaled, "sum", group)
+    return functional_collectives.wait_tensor(summed)  # type: ignore[no-any-return]
 
 
 @average_gradient.register_fake

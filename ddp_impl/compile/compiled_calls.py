@@ -1,44 +1,24 @@
-"""Through what a wrapped module is called while `torch.compile` is at work, and who averages the gradients then."""
+"""Through what the wrapper calls its module while `torch.compile` is at work."""
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._dynamo.exc import Unsupported
 
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_of
 from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
-from ddp_impl.compile.traced_reducer import TracedBackend, TracedReducer
+from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
+from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
-
-
-class Reduction(enum.Enum):
-    """Who averages the gradients of a compiled module, and how its graphs are compiled for that."""
-
-    #: The reducer, from hooks; graphs are cut where buckets end, so that it can begin before the backward is over.
-    SPLIT = "split"
-    #: The reducer, from hooks, after the backward of a graph that is compiled whole.
-    WHOLE = "whole"
-    #: The compiled backward itself.
-    IN_GRAPH = "in_graph"
-
-
-@dataclass(frozen=True, slots=True)
-class InGraph:
-    """What an average inside a graph depends on: whose ranks take part, and what gradients are cast to on the way."""
-
-    group: dist.ProcessGroup
-    wire_dtype: torch.dtype | None = None
+from ddp_impl.torch_internals import Unsupported, fusion_passes
 
 
 class CompiledCalls:
@@ -53,25 +33,16 @@ class CompiledCalls:
         """Take what DDP averages, the names it ignores, and the caps of its buckets."""
         self._reduction: Reduction | None = None
         self._fusion: Fusion | None = None
-        self._averaged = averaged
+        self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
         self._compiled: list[tuple[_Key, Any, Callable[..., Any]]] = []
-        self._reducers: dict[tuple[Fusion, torch.dtype | None], TracedReducer] = {}
+        self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
 
     @property
     def reduction(self) -> Reduction:
-        """Who averages. Unless it was set, `torch._dynamo.config.optimize_ddp` decides, with the values torch gives it.
-
-        True and "ddp_optimizer" mean `SPLIT`, False and "no_optimization" `WHOLE`, "python_reducer" and
-        "python_reducer_without_compiled_forward" `IN_GRAPH`. Equal on every rank.
-        """
-        if self._reduction is not None:
-            return self._reduction
-        wanted: Any = torch._dynamo.config.optimize_ddp
-        if isinstance(wanted, str) and wanted.startswith("python_reducer"):
-            return Reduction.IN_GRAPH
-        return Reduction.WHOLE if wanted in (False, "no_optimization") else Reduction.SPLIT
+        """How graphs are compiled if nothing speaks against it: what was set here, or else the user's configuration."""
+        return wanted_reduction() if self._reduction is None else self._reduction
 
     @reduction.setter
     def reduction(self, value: Reduction | None) -> None:
@@ -86,9 +57,7 @@ class CompiledCalls:
         """
         if self._fusion is not None:
             return self._fusion
-        import torch._inductor.config as inductor
-
-        passes = [str(each) for each in inductor._fuse_ddp_communication_passes]
+        passes = fusion_passes()
         for fusion, name in ((Fusion.CONCAT, "concat"), (Fusion.COALESCED, "coalesced")):
             if any(name in each for each in passes):
                 return fusion
@@ -99,18 +68,6 @@ class CompiledCalls:
         self._fusion = value
 
     @property
-    def can_average_in_graph(self) -> bool:
-        """Whether all gradients are dense, none is to be reduced after the others, and nobody looks at local ones.
-
-        A hook on a parameter sees its local gradient, as in eager mode, only if the average comes after it.
-        """
-        averaged = self._averaged
-        return not (
-            any(spec.sparse or spec.delayed for spec in averaged.specs)
-            or any(parameter._backward_hooks for parameter in averaged.parameters)
-        )
-
-    @property
     def splits(self) -> list[SplitPlan]:
         """The plans of all graphs that were compiled in parts, in that order per backend."""
         return [
@@ -119,9 +76,9 @@ class CompiledCalls:
 
     @property
     def fused(self) -> list[tuple[FusedBucket, ...]]:
-        """The buckets of all backward graphs that average by themselves, in the order of compilation per backend."""
+        """The buckets of all backward graphs that average in graph, in the order of compilation per backend."""
         return [
-            fused for _, backend, _ in self._compiled if isinstance(backend, TracedBackend) for fused in backend.fused
+            fused for _, backend, _ in self._compiled if isinstance(backend, InGraphBackend) for fused in backend.fused
         ]
 
     def callable_for(
@@ -139,7 +96,7 @@ class CompiledCalls:
             compiler, module = (compiler or inner[0]), inner[1]
         if compiler is None:
             return module
-        reduction = self._reduction_now(in_graph)
+        reduction = reduction_of(self.reduction, in_graph)
         fusion = Fusion.NONE if in_graph is None else self.fusion
         key = _Key(compiler, reduction, fusion, None if in_graph is None else in_graph.wire_dtype)
         if in_graph is not None:
@@ -154,35 +111,29 @@ class CompiledCalls:
         self._compiled.append((key, backend, call))
         return call
 
-    def _reduction_now(self, in_graph: InGraph | None) -> Reduction:
-        if in_graph is not None:
-            return Reduction.IN_GRAPH
-        # A forward that must not average, or whose gradients the reducer must, although graphs usually do.
-        return Reduction.SPLIT if self.reduction is Reduction.IN_GRAPH else self.reduction
-
     def _compile(
         self, module: nn.Module, compiler: ActiveCompiler, reduction: Reduction, in_graph: InGraph | None
     ) -> tuple[Any, Callable[..., Any]]:
         assert compiler.backend is not None
         compile_with = functools.partial(torch.compile, module, dynamic=compiler.dynamic)
         if in_graph is not None:
-            traced = TracedBackend(compiler.backend, self._reducer_for(in_graph))
-            return traced, _explaining(compile_with(backend=traced, fullgraph=True))
+            backend = InGraphBackend(compiler.backend, self._reducer_for(in_graph))
+            return backend, _explaining(compile_with(backend=backend, fullgraph=True))
         if reduction is Reduction.WHOLE:
             return compiler.backend, compile_with(backend=compiler.backend, fullgraph=compiler.fullgraph)
-        split = SplitBackend(compiler.backend, self._averaged, self._caps)
+        split = SplitBackend(compiler.backend, self.averaged, self._caps)
         return split, compile_with(backend=split, fullgraph=compiler.fullgraph)
 
-    def _reducer_for(self, in_graph: InGraph) -> TracedReducer:
+    def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:
         key = (self.fusion, in_graph.wire_dtype)
         if key not in self._reducers:
-            self._reducers[key] = TracedReducer(self._averaged, self._caps, in_graph.group, *key)
+            self._reducers[key] = InGraphReducer(self.averaged, self._caps, in_graph.group, *key)
         reducer = self._reducers[key]
         reducer.refer_to(in_graph.group)
         return reducer
 
     def _check_unchanged(self, module: nn.Module) -> None:
-        unknown = self._averaged.not_averaged(module, self._ignored)
+        unknown = self.averaged.not_averaged(module, self._ignored)
         if unknown:
             raise RuntimeError(
                 f"cannot compile: {len(unknown)} trainable parameters of the wrapped module were not there, or were "

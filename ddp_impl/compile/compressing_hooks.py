@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from ddp_impl.torch_internals import BuiltinCommHookType
 
 _WIRE_DTYPES = {
     default_hooks.allreduce_hook: None,

@@ -24,15 +24,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 
 from ddp_impl.bucket_plan import ParameterSpec, plan_for_order
 from ddp_impl.compile.averaging import average_gradient
 from ddp_impl.compile.graph_parameters import value_of
 from ddp_impl.options import BucketCaps
+from ddp_impl.torch_internals import detect_fake_mode, foreach_div_operator, functional_collectives
 
 aten = torch.ops.aten
-collective = torch.ops._c10d_functional
 AVERAGE = torch.ops.ddp_impl.average_gradient.default
 assert average_gradient is not None  # imported for the operator that it registers
 
@@ -161,9 +160,9 @@ class _Fuser:
         flat = [self._call(aten.reshape.default, gradient.source, [-1]) for gradient in bucket]
         together = flat[0] if len(flat) == 1 else self._call(aten.cat.default, flat)
         scaled = self._call(aten.div.Tensor, self._cast(together, self._rules.wire_dtype), self._divisor(bucket))
-        reduced = self._call(collective.all_reduce.default, scaled, "sum", self._group)
+        reduced = self._call(functional_collectives.all_reduce.default, scaled, "sum", self._group)
         with self._graph.inserting_before(min(user for gradient in bucket for user in gradient.call.users)):
-            waited = self._call(collective.wait_tensor.default, reduced)
+            waited = self._call(functional_collectives.wait_tensor.default, reduced)
             whole = self._cast(waited, bucket[0].value.dtype)
             sizes = [gradient.value.numel() for gradient in bucket]
             parts = self._items(self._call(aten.split_with_sizes.default, whole, sizes), len(bucket))
@@ -173,9 +172,9 @@ class _Fuser:
 
     def _coalesced(self, bucket: Sequence[_Gradient]) -> fx.Node:
         sources = [self._cast(gradient.source, self._rules.wire_dtype) for gradient in bucket]
-        divided = self._items(self._call(aten._foreach_div.Tensor, sources, self._divisor(bucket)), len(bucket))
+        divided = self._items(self._call(foreach_div_operator, sources, self._divisor(bucket)), len(bucket))
         scaled = [self._cast(node, value_of(source).dtype) for node, source in zip(divided, sources, strict=True)]
-        together = self._call(collective.all_reduce_coalesced.default, scaled, "sum", self._group)
+        together = self._call(functional_collectives.all_reduce_coalesced.default, scaled, "sum", self._group)
         reduced = self._items(together, len(bucket))
         self._wait_for_each(bucket, reduced)
         return reduced[-1]
@@ -186,14 +185,14 @@ class _Fuser:
             cast = self._cast(gradient.source, self._rules.wire_dtype)
             divided = self._call(aten.div.Tensor, cast, gradient.call.args[1])
             scaled = self._cast(divided, value_of(cast).dtype)
-            reduced.append(self._call(collective.all_reduce.default, scaled, "sum", self._group))
+            reduced.append(self._call(functional_collectives.all_reduce.default, scaled, "sum", self._group))
         self._wait_for_each(bucket, reduced)
         return reduced[-1]
 
     def _wait_for_each(self, bucket: Sequence[_Gradient], reduced: Sequence[fx.Node]) -> None:
         for gradient, tensor in zip(bucket, reduced, strict=True):
             with self._graph.inserting_before(min(gradient.call.users)):
-                waited = self._call(collective.wait_tensor.default, tensor)
+                waited = self._call(functional_collectives.wait_tensor.default, tensor)
                 self._replace(gradient, self._cast(waited, gradient.value.dtype))
 
     def _cast(self, node: fx.Node, dtype: torch.dtype | None) -> fx.Node:

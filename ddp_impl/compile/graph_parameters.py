@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ddp_impl.bucket_plan import ParameterSpec
+from ddp_impl.torch_internals import inherit_parameter_sources, is_bound_to_transform, set_source, source_of
 
 #: Nodes that compute nothing: they belong to no part of a split graph.
 _SOURCES = ("placeholder", "get_attr", "output")
@@ -105,7 +106,7 @@ def specs_of(averaged: AveragedParameters, indices: Sequence[int]) -> list[Param
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of `gm` to be changed, with what Dynamo tells compilers of it; Dynamo reads the original again."""
+    """Return a copy of `gm` to change, with the facts that Dynamo leaves for compilers; Dynamo needs the original."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     copy = fx.GraphModule(gm, graph)
@@ -114,14 +115,12 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def inherit(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
-    """Give `gm`, a copy or a part of `origin`, what Dynamo tells compilers of that besides the graph itself."""
+    """Give `gm`, a copy or a part of `origin`, the facts that Dynamo leaves for compilers beside the graph itself."""
     gm.meta = origin.meta
-    if hasattr(origin, "_param_name_to_source"):
-        gm._param_name_to_source = origin._param_name_to_source
-    inputs = origin.graph.find_nodes(op="placeholder")
-    source_of = {node.name: getattr(node, "_dynamo_source", None) for node in inputs}
+    inherit_parameter_sources(gm, origin)
+    sources = {node.name: source_of(node) for node in origin.graph.find_nodes(op="placeholder")}
     for node in gm.graph.find_nodes(op="placeholder"):
-        node._dynamo_source = source_of.get(node.name)
+        set_source(node, sources.get(node.name))
 
 
 def attribute(module: nn.Module, target: str) -> Any:
@@ -144,5 +143,5 @@ def crosses(value: Any) -> bool:
     Tensors inside of a function transform (vmap, grad) are bound to its level, which ends within the graph.
     """
     if isinstance(value, Tensor):
-        return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        return not is_bound_to_transform(value)
     return isinstance(value, torch.SymInt) or type(value) is int

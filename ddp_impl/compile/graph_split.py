@@ -23,9 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.split_module import split_module
 
@@ -42,20 +39,22 @@ from ddp_impl.compile.graph_parameters import (
     value_of,
 )
 from ddp_impl.options import BucketCaps
+from ddp_impl.torch_internals import (
+    GLOBAL_STATE,
+    FakeTensorMode,
+    TracingContext,
+    detect_fake_mode,
+    getArtifactLogger,
+    trace_structured,
+    tracing,
+)
 
 log = logging.getLogger(__name__)
-#: Shown by `TORCH_LOGS=ddp_graphs`.
+#: `TORCH_LOGS=ddp_graphs` prints it.
 graph_log = getArtifactLogger(__name__, "ddp_graphs")
 
 #: A Dynamo backend: takes a graph and example inputs, returns what runs it.
 CompilerBackend = Callable[..., Callable[..., Any]]
-
-# `split_module` repeats these in every part that they govern; what they return is no value.
-_GLOBAL_STATE = (
-    torch.amp.autocast_mode._enter_autocast,
-    torch.amp.autocast_mode._exit_autocast,
-    torch._C._set_grad_enabled,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def plan_split(
 def _place_cuts(nodes: Sequence[fx.Node], ends: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Return the starts of the parts and the cuts that were moved, given where buckets end.
 
-    The end of the last bucket is no cut: the gradients that precede it in the graph are nobody's.
+    The end of the last bucket is no cut: no bucket holds gradients of what precedes it in the graph.
     """
     first_gradient = min(ends, default=0)
     glued = _glued(nodes)
@@ -149,9 +148,9 @@ def _glued(nodes: Sequence[fx.Node]) -> list[bool]:
     open_until = 0
     glued = []
     for position, node in enumerate(nodes):
-        closes_a_context = not node.all_input_nodes and not node.users and node.target not in _GLOBAL_STATE
+        closes_a_context = not node.all_input_nodes and not node.users and node.target not in GLOBAL_STATE
         glued.append(position <= open_until or closes_a_context)
-        if node.users and node.target not in _GLOBAL_STATE and not _may_be_cut_off(value_of(node)):
+        if node.users and node.target not in GLOBAL_STATE and not _may_be_cut_off(value_of(node)):
             open_until = max([open_until, *(position_of[user] for user in node.users if user in position_of)])
     return glued
 
@@ -245,7 +244,7 @@ class SplitBackend:
         return split
 
     def reset(self) -> None:
-        """Pass on what `torch.compiler.reset` asks of backends."""
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
         if hasattr(self.backend, "reset"):
             self.backend.reset()
 

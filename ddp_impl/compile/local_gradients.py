@@ -1,8 +1,8 @@
 """Keeping gradients that a compiled backward has averaged apart from those that still wait for their average.
 
-The reducer notes every gradient that arrives outside of its own iterations, because the next one must reduce it. What a
-compiled backward averages itself is not to be noted. And it averages only what it computes: where local gradients are
-waiting, the reducer has to do the next iteration, since the average of a sum is asked for.
+The reducer remembers every gradient that arrives outside of its own iterations, because the next one must reduce it. It
+must forget those that a compiled backward has averaged in graph. And a graph averages only what it computes: where
+local gradients wait, the reducer has to do the next iteration, because `.grad` must end as the average of a sum.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from ddp_impl.errors import ReductionError
+from ddp_impl.torch_internals import call_when_backward_ends
 
 
 class LocalGradients:
@@ -37,9 +37,9 @@ class LocalGradients:
         """Note a forward whose backward the reducer will reduce, with all local gradients."""
         self._unsynchronised_forwards = False
 
-    def forward_averages(self, outputs: Iterable[Tensor]) -> None:
-        """Note a forward whose backward averages in its graph."""
-        self._tell_apart(outputs, "averaging")
+    def forward_in_graph(self, outputs: Iterable[Tensor]) -> None:
+        """Note a forward whose backward averages in graph."""
+        self._tell_apart(outputs, "in graph")
 
     def forward_is_local(self, outputs: Iterable[Tensor]) -> None:
         """Note an unsynchronised forward."""
@@ -58,13 +58,13 @@ class LocalGradients:
                 tensor.grad_fn.register_prehook(backward_begins)
 
     def _begin(self, kind: str) -> None:
-        if kind == "averaging" and self._used_locally:
+        if kind == "in graph" and self._used_locally:
             raise self._mixed()
         self._running = kind
-        Variable._execution_engine.queue_callback(self._end)
+        call_when_backward_ends(self._end)
 
     def _end(self) -> None:
-        if self._running == "averaging":
+        if self._running == "in graph":
             self._used_locally.clear()
         self._running = None
 

@@ -25,6 +25,8 @@ def test_losses_are_those_of_torch(script: str, tmp_path: Path) -> None:
     theirs = trained(script, tmp_path / "torch")
     ours = trained(script, tmp_path / "ours", "-m", "ddp_impl")
     for rank in range(WORLD_SIZE):
+        assert theirs[rank], "the script reported no case"
+        assert ours[rank].keys() == theirs[rank].keys()
         for case in theirs[rank]:
             expected, got = theirs[rank][case], ours[rank][case]
             assert expected.pop("ddp") == "torch.nn.parallel.distributed.DistributedDataParallel"

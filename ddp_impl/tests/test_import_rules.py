@@ -1,78 +1,151 @@
-"""A file of `ddp_impl` imports lower tiers only; one file alone talks to torch.distributed's collectives."""
+"""Imports go down and never in a circle; one file calls collectives, and one names what torch keeps private."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import ddp_impl
 
 ROOT = Path(ddp_impl.__file__).parent
+#: A file imports files of lower tiers; those of one tier know nothing of each other.
 TIERS = {
-    "messages": 0,
-    "errors": 0, "reducer_state": 0, "bucket_plan": 0, "auto_buckets": 0, "options": 0, "telemetry": 0,
-    "bucket": 1, "unused_parameters": 1, "mixed_precision": 1, "parameter_swap": 1, "gradients": 1,
-    "tensor_parallel": 1, "gradient_homes": 1, "nested_tensors": 1,
-    "collectives": 2,
-    "comm_hooks": 3, "buffers": 3, "optimizer_in_backward": 3, "wrapped_module": 3, "parameter_usage": 3,
-    "arguments": 3, "sync_batch_norm": 3,
-    "reducer": 4,
-    "join": 5, "logging_data": 5, "torch_surface": 5,
-    "distributed": 6,
-    "installation": 7, "replicated_view": 7, "__main__": 8, "__init__": 8, "startup": 8,
+    "errors": 0, "telemetry": 0, "options": 0, "arrivals": 0, "messages": 0, "torch_internals": 0,
+    "reducer_state": 1, "bucket_plan": 1, "nested_tensors": 1, "parameter_swap": 1, "tensor_parallel": 1,
+    "unused_parameters": 1, "collectives": 1,
+    "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "mixed_precision": 2, "parameter_usage": 2, "buffers": 2,
+    "sync_batch_norm": 2,
+    "gradients": 3, "autograd_hooks": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
+    "replicas": 3, "arguments": 3, "compile": 3,
+    "bucket_reduction": 4,
+    "reducer": 5,
+    "join": 6, "torch_surface": 6,
+    "logging_data": 7,
+    "distributed": 8,
+    "installation": 9, "replicated_view": 9,
+    "__init__": 10, "__main__": 10, "startup": 10,
 }  # fmt: skip
-WITHOUT_TORCH = {"errors", "messages", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
+#: Files that must stay testable, and readable, without torch; one may import it for annotations.
+WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
 #: Functions of torch.distributed that ask without communicating.
 QUESTIONS = {"get_backend", "get_rank", "get_world_size", "is_initialized"}
+#: Private names of torch that may be named elsewhere than in `torch_internals`: (file, name) and why.
+PRIVATE_NAMES_ELSEWHERE = {
+    ("distributed", "_join_config"): "torch's Joinable gives it to the classes that derive from it, as ours does",
+    ("sync_batch_norm", "_check_input_dim"): "inherited from torch's SyncBatchNorm",
+    ("sync_batch_norm", "_check_non_zero_input_channels"): "inherited from torch's SyncBatchNorm",
+    ("nested_tensors", "_fields"): "the mark of a named tuple, which is Python's",
+}
 
 
 def modules() -> list[Path]:
     return [path for path in sorted(ROOT.rglob("*.py")) if "tests" not in path.parts]
 
 
-def tier_of(name: str) -> int | None:
-    return 1 if name == "compile" else TIERS.get(name)
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
+NAMES = {module_name(path) for path in modules()}
+
+
+def imported(node: ast.AST) -> set[str]:
+    """Return the full names that one import statement names: modules, and what it takes from them."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return set()
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Return all names that are imported anywhere: inside functions and for annotations, too."""
+    return {name for node in ast.walk(tree) for name in imported(node)}
+
+
+def own_imports(tree: ast.AST) -> set[str]:
+    """Return the modules of ours that are imported; a package counts only if something is taken from it itself."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    only_for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
     for node in ast.walk(tree):
-        if id(node) in only_for_types:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module in ("ddp_impl", "ddp_impl.compile"):
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module in NAMES:
+            taken = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (taken & NAMES) | ({node.module} if taken - NAMES else set())
+        elif isinstance(node, ast.Import):
+            found |= imported(node) & NAMES
     return found
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Return the sets of modules that import each other, however long the way: Tarjan's components."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in graph.get(module, ()):
+            if other not in number:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            component = set(stack[stack.index(module) :])
+            del stack[stack.index(module) :]
+            if len(component) > 1 or module in graph.get(module, ()):
+                found.append(component)
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def test_no_circle_of_imports() -> None:
+    assert circles({module_name(path): own_imports(parsed(path)) for path in modules()}) == []
+
+
+def test_circles_are_found_in_functions_and_annotations_too() -> None:
+    def graph(**sources: str) -> dict[str, set[str]]:
+        return {f"ddp_impl.{name}": own_imports(ast.parse(source)) for name, source in sources.items()}
+
+    made = graph(
+        options="def later():\n    from ddp_impl.bucket import Bucket",
+        bucket="if TYPE_CHECKING:\n    from ddp_impl import errors",
+        errors="from ddp_impl.options import BucketCaps\nfrom ddp_impl.messages import aborted",
+        messages="import torch",
+    )
+    assert circles(made) == [{"ddp_impl.options", "ddp_impl.bucket", "ddp_impl.errors"}]
+    assert circles(graph(options="import ddp_impl.options")) == [{"ddp_impl.options"}]
+
+
+def own_name(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_down(path: Path) -> None:
-    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    own_tier = tier_of(own)
-    assert own_tier is not None, f"{own} has no tier: place it in TIERS"
-    for name in imports(path):
-        if name.startswith("ddp_impl."):
-            other = name.split(".")[1]
-            other_tier = tier_of(other)
-            if other == own or other_tier is None:
-                continue
-            assert other_tier < own_tier or (other_tier == own_tier and own_tier in (0, 1, 3)), (
-                f"{own} (tier {own_tier}) imports {other} (tier {other_tier})"
-            )
-        if own in WITHOUT_TORCH:
-            assert name.split(".")[0] != "torch", f"{own} must not import torch"
+    own = own_name(path)
+    assert own in TIERS, f"{own} has no tier: place it in TIERS"
+    for name in own_imports(parsed(path)) - {"ddp_impl"}:
+        other = name.split(".")[1]
+        if other != own:
+            assert TIERS[other] < TIERS[own], f"{own} (tier {TIERS[own]}) imports {other} (tier {TIERS[other]})"
+    if own in WITHOUT_TORCH:
+        assert not any(name.split(".")[0] == "torch" for name in imports(parsed(path))), f"{own} must not import torch"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -81,7 +154,93 @@ def test_collectives_are_called_in_one_file(path: Path) -> None:
         return
     calls = {
         f"{node.func.value.id}.{node.func.attr}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
     }
     assert {call for call in calls if call.startswith("dist.")} <= {f"dist.{name}" for name in QUESTIONS}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_name(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def defined_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that our own code gives to classes, functions, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_name(node.value, "self"):
+            yield node.attr
+
+
+def torch_names() -> set[str]:
+    """Return the private attributes of the objects of torch that we handle."""
+    module, tensor = nn.Module(), nn.Parameter(torch.zeros(1))
+    classes = (nn.RNNBase, torch.distributed.ProcessGroup, torch.fx.GraphModule, torch.fx.Node)
+    found = {name for item in (module, tensor, torch, torch.distributed, *classes) for name in dir(item)}
+    return {name for name in found if is_private(name)}
+
+
+def private_names_of_torch(tree: ast.AST, ours: set[str]) -> Iterator[str]:
+    """Yield the private names of torch that a file names: imported, as attributes, or as text given to getattr.
+
+    A private attribute is torch's if our code defines none of that name, or if torch's objects have one, unless it is
+    our own object's (`self`).
+    """
+    for name in imports(tree):
+        if name.split(".")[0] == "torch" and any(is_private(part) for part in name.split(".")):
+            yield name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            own = is_name(node.value, "self", "cls", "ddp")
+            if node.attr not in ours or (node.attr in torch_names() and not own):
+                yield node.attr
+        elif isinstance(node, ast.Call) and is_name(node.func, "getattr", "hasattr", "setattr"):
+            name = str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else ""
+            if is_private(name) and name not in ours:
+                yield name
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    elsewhere = [path for path in modules() if path.name != "torch_internals.py"]
+    ours = {name for path in elsewhere for name in defined_names(parsed(path)) if is_private(name)}
+    found = {(path.stem, name) for path in elsewhere for name in private_names_of_torch(parsed(path), ours)}
+    assert found == set(PRIVATE_NAMES_ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("from torch._guards import tracing", "torch._guards"),
+        ("import torch._dynamo", "torch._dynamo"),
+        ("def f():\n    from torch.distributed.algorithms import _hidden", "torch.distributed.algorithms._hidden"),
+        ("torch._foreach_copy_([], [])", "_foreach_copy_"),
+        ("torch._C._get()", "_C"),
+        ("Variable._execution_engine", "_execution_engine"),
+        ("owner._parameters", "_parameters"),
+        ("getattr(callback, '_one_graph', False)", "_one_graph"),
+    ],
+)
+def test_private_names_of_torch_are_found(source: str, name: str) -> None:
+    found = set(private_names_of_torch(ast.parse(source), ours={"_parameters", "_ours"}))
+    assert name in found
+    assert not set(private_names_of_torch(ast.parse("self._parameters; other._ours"), {"_parameters", "_ours"}))
+
+
+def test_no_private_name_is_kept_without_need() -> None:
+    internals = importlib.import_module("ddp_impl.torch_internals")
+    body = parsed(ROOT / "torch_internals.py").body
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    constants = {name for node in body if isinstance(node, ast.Assign | ast.AnnAssign) for name in defined_names(node)}
+    named = {name for name in functions | constants | set(internals.__all__) if not name.startswith("_")}
+    prefix = "ddp_impl.torch_internals."
+    used = {
+        name.removeprefix(prefix) for path in modules() for name in imports(parsed(path)) if name.startswith(prefix)
+    }
+    assert named == used

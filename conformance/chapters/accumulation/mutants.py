@@ -1,0 +1,122 @@
+"""Mutants of chapter accumulation: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from conformance.mutants.bases import NothingToWaitFor, Reducing
+from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.reducer import Reducer
+
+
+class ReducesInsideNoSync(TorchDDP):
+    """BUG: `no_sync` does nothing; every backward averages what has been accumulated."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+class BackwardDecides(Reducing):
+    """BUG: whether gradients are reduced is decided by where backward runs, not by where forward did."""
+
+    class OwnReducer(Reducer):
+        """Asks its wrapper late."""
+
+        wrapper: Any = None
+
+        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+            if self.wrapper().require_backward_grad_sync:
+                super()._start(bucket, buffer)
+            else:
+                self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.wrapper = weakref.ref(self)  # type: ignore[attr-defined]
+
+
+class ResyncsParameters(DistributedDataParallel):
+    """BUG: leaving `no_sync` gives every rank the parameters of rank 0."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Run without synchronisation, then copy."""
+        with super().no_sync():
+            yield
+        self._synchronise_state(False)
+
+
+class HidesNoSync(DistributedDataParallel):
+    """BUG: inside `no_sync` the attribute `require_backward_grad_sync` stays True."""
+
+    is_local = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Note it elsewhere."""
+        before = self.is_local
+        self.is_local = True
+        try:
+            yield
+        finally:
+            self.is_local = before
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module, without synchronisation if that was noted."""
+        with super().no_sync() if self.is_local else contextlib.nullcontext():
+            return super().forward(*inputs, **kwargs)
+
+
+class ForgetsEarlierUse(Reducing):
+    """BUG: what was used under `no_sync` does not count as used when it is reduced."""
+
+    class OwnUsage(ParameterUsage):
+        """Counts the last backward alone."""
+
+        def _flags(self, unused: set[int]) -> Tensor:
+            self.used_locally.clear()
+            return super()._flags(unused)
+
+
+class InnerNoSyncEndsOuter(TorchDDP):
+    """BUG: leaving any `no_sync` switches synchronisation on."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Switch synchronisation off, then on."""
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = True
+
+
+class NoSyncSurvivesException(TorchDDP):
+    """BUG: when an exception leaves `no_sync`, synchronisation stays off."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Switch synchronisation off, and back on only if all goes well."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        yield
+        self.require_backward_grad_sync = before
+
+
+class NoSyncDropsGradients(DistributedDataParallel):
+    """BUG: the first synchronised forward throws away what was accumulated under `no_sync`."""
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.require_backward_grad_sync and not self.require_forward_param_sync:
+            self.module.zero_grad()
+        return super()._pre_forward(*inputs, **kwargs)

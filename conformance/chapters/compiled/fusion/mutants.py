@@ -1,0 +1,38 @@
+"""Mutants of chapter fusion: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.compile.fusion import Fusion
+from ddp_impl.compile.who_averages import InGraph
+
+
+class ReducesInDefaultGroup(TorchDDP):
+    """BUG: asked to reduce in the graph, it forgets its own process group and averages over all ranks."""
+
+    def _register_accum_grad_hook(self) -> None:
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._average)
+
+    def _average(self, parameter: Any) -> None:
+        group = dist.group.WORLD
+        assert group is not None
+        if self.require_backward_grad_sync:
+            mean: Tensor = functional.all_reduce(parameter.grad / group.size(), "sum", group)
+            parameter.grad.copy_(mean)
+
+
+class FusesNothing(DistributedDataParallel):
+    """BUG: in the graph every gradient is a collective of its own."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        self._compiled_calls.fusion = Fusion.NONE
+        return super()._averages_in_graph()

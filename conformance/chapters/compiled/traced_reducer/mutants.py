@@ -1,0 +1,36 @@
+"""Mutants of chapter traced_reducer: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.compile.who_averages import InGraph
+
+
+class AveragesOutsideGraphs(DistributedDataParallel):
+    """BUG: asked to average in the graph, it averages from hooks all the same."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        return None
+
+
+class SendsFullGradients(DistributedDataParallel):
+    """BUG: in the graph, the dtype that a compressing hook asks for is forgotten."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        found = super()._averages_in_graph()
+        return None if found is None else dataclasses.replace(found, wire_dtype=None)
+
+
+class AveragesUnderNoSync(DistributedDataParallel):
+    """BUG: a graph that averages does so under `no_sync` as well."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = torch.is_grad_enabled()
+        found = super()._averages_in_graph()
+        self.require_backward_grad_sync = before
+        return found

@@ -1,0 +1,225 @@
+"""Mutants of chapter construction: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils._pytree import tree_map
+
+from ddp_impl import DistributedDataParallel, distributed, replicas
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.replicas import Replica, ReplicatedParameter
+
+
+class DividesByAllRanks(DistributedDataParallel):
+    """BUG: sums over a subgroup are divided by the number of all ranks."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.divisor = dist.get_world_size()
+
+
+class SkipsInitialSync(TorchDDP):
+    """BUG: every rank starts from its own parameters and buffers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "init_sync": False})
+
+
+class CopiesArguments(TorchDDP):
+    """BUG: lists and dicts among the arguments of forward arrive as copies."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on copies."""
+        return super().forward(*tree_map(lambda leaf: leaf, inputs), **kwargs)
+
+
+class FlattensNamedTuples(TorchDDP):
+    """BUG: a named tuple comes out of forward as a plain tuple."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module and lose the names."""
+        output = super().forward(*inputs, **kwargs)
+        return tuple(output) if isinstance(output, tuple) else output
+
+
+class SkipsModuleHooks(TorchDDP):
+    """BUG: the module's forward is called directly, so that its hooks never fire."""
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return torch.nn.Sequential.forward(self.module, *inputs, **kwargs)
+
+
+class NamesWithoutPrefix(TorchDDP):
+    """BUG: the state dict has the module's names, without `module.`."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's state dict."""
+        return self.module.state_dict(*args, **kwargs)
+
+
+class AlwaysSyncs(DistributedDataParallel):
+    """BUG: `init_sync=False` is ignored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "init_sync": True})
+
+
+class ComparesNothing(DistributedDataParallel):
+    """BUG: modules of the ranks are never compared, so that their bytes get mixed up."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(distributed, "verify_replicas"):
+            super().__init__(*args, **kwargs)
+
+
+class ComparesNumbersOnly(DistributedDataParallel):
+    """BUG: of the ranks' parameters only their number is compared."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        describe = replicas.describe
+
+        def count(*args: Any, **options: Any) -> Replica:
+            described = describe(*args, **options)
+            counted = tuple(ReplicatedParameter(each.name, "", "", "", False, "") for each in described.parameters)
+            return dataclasses.replace(described, parameters=counted)
+
+        with mock.patch.object(distributed, "describe", count):
+            super().__init__(*args, **kwargs)
+
+
+class ChecksNoArguments(DistributedDataParallel):
+    """BUG: arguments that contradict each other are accepted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(distributed, "check_arguments"):
+            super().__init__(*args, **kwargs)
+
+
+class ComparesNoIgnoredNames(DistributedDataParallel):
+    """BUG: ranks may ignore different parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        describe = replicas.describe
+
+        def without(*args: Any, **options: Any) -> Replica:
+            return dataclasses.replace(describe(*args, **options), ignored=(), parameters=())
+
+        with mock.patch.object(distributed, "describe", without):
+            super().__init__(*args, **kwargs)
+
+
+class TakesGroupAndMesh(DistributedDataParallel):
+    """BUG: of a process group and a device mesh that are both given, the mesh is ignored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("process_group") is not None:
+            kwargs.pop("device_mesh", None)
+        super().__init__(*args, **kwargs)
+
+
+class TakesNegativeCaps(DistributedDataParallel):
+    """BUG: a negative bucket cap is taken for its absolute value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(kwargs.get("bucket_cap_mb"), (int, float)):
+            kwargs["bucket_cap_mb"] = abs(kwargs["bucket_cap_mb"])
+        super().__init__(*args, **kwargs)
+
+
+class SaysNothingOfLazyParameters(DistributedDataParallel):
+    """BUG: that a parameter is uninitialised is told in the words of whatever stumbles over it first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except RuntimeError as error:
+            if "uninitialized" in str(error):
+                raise ValueError("cannot read the shape of a parameter") from None
+            raise
+
+
+class MixesDevices(DistributedDataParallel):
+    """BUG: parameters on different types of devices are accepted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with (
+            mock.patch.object(distributed, "device_type", return_value="cpu"),
+            mock.patch.object(distributed, "verify_replicas"),
+            mock.patch.object(distributed, "broadcast_state"),
+        ):
+            super().__init__(*args, **kwargs)
+
+
+class LeavesScalarsLocal(DistributedDataParallel):
+    """BUG: parameters without dimensions are not averaged."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        shaped = [member for member in members if member.parameter.dim()]
+        renumbered = [dataclasses.replace(member, index=index) for index, member in enumerate(shaped)]
+        super()._attach_reducer(renumbered)
+
+
+class ForgetsItsOptions(DistributedDataParallel):
+    """BUG: the attributes of options say what they are by default."""
+
+    find_unused_parameters = False
+    gradient_as_bucket_view = False
+
+
+class TakesAnyDevice(DistributedDataParallel):
+    """BUG: `device_ids` and `output_device` are accepted for a module on the CPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "device_ids": None, "output_device": None})
+
+
+class TakesAnyName(DistributedDataParallel):
+    """BUG: arguments of unknown names are swallowed."""
+
+    def __init__(self, module: nn.Module, *args: Any, bucket_cap_mb: Any = None, **kwargs: Any) -> None:
+        known = DistributedDataParallel.__init__.__code__.co_varnames
+        super().__init__(module, *args, **{name: value for name, value in kwargs.items() if name in known})
+
+
+class CopiesModule(DistributedDataParallel):
+    """BUG: what is wrapped is a copy of the module that was passed in."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(copy.deepcopy(module), *args, **kwargs)
+
+
+class EvaluatesItselfOnly(DistributedDataParallel):
+    """BUG: `train` and `eval` change the wrapper's mode and not the module's."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the wrapper's mode."""
+        self.training = mode
+        return self
+
+
+class IgnoresNothing(DistributedDataParallel):
+    """BUG: what the module names to be ignored is synchronised and reduced."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        names = module.__dict__.pop("_ddp_params_and_buffers_to_ignore", None)
+        super().__init__(module, *args, **kwargs)
+        if names is not None:
+            module._ddp_params_and_buffers_to_ignore = names
+
+
+class UsesDefaultGroup(DistributedDataParallel):
+    """BUG: buffers and parameters are copied over all ranks, whatever the process group."""
+
+    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        own, self.process_group = self.process_group, dist.group.WORLD  # type: ignore[assignment]
+        super()._synchronise_state(with_buffers, group_src)
+        self.process_group = own

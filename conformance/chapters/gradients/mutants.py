@@ -1,0 +1,314 @@
+"""Mutants of chapter gradients: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing, summed
+from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.reducer import Reducer
+from ddp_impl.reducer_state import Event, Phase
+
+
+class NoDivision(TorchDDP):
+    """BUG: gradients are summed over the ranks and never divided by the world size."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_comm_hook(self.process_group, summed)
+
+
+class SumsInViews(Reducing):
+    """BUG: with `gradient_as_bucket_view` gradients are summed and never divided."""
+
+    class OwnReducer(Reducer):
+        """Forgets to divide."""
+
+        def _launch(self, bucket: Bucket) -> None:
+            if self.options.gradient_as_bucket_view:
+                self.divisor = 1
+            super()._launch(bucket)
+
+
+class LosesBatchedCopies(DistributedDataParallel):
+    """BUG: with `batched_grad_copy` the first gradient of the batch is lost."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        kept = members[1:] if self.batched_grad_copy else members
+        super()._attach_reducer([dataclasses.replace(member, index=index) for index, member in enumerate(kept)])
+
+
+class DropsTensorHooks(DistributedDataParallel):
+    """BUG: hooks that a user registered on a parameter are gone after the first forward."""
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+        for parameter in self.module.parameters():
+            if parameter._backward_hooks:
+                parameter._backward_hooks.clear()
+        return super()._post_forward(output, averages)
+
+
+class RefusesGraphs(Reducing):
+    """BUG: `backward(create_graph=True)` raises."""
+
+    class OwnReducer(Reducer):
+        """Wants plain gradients."""
+
+        def _launch(self, bucket: Bucket) -> None:
+            if any(parameter.grad is not None and parameter.grad.requires_grad for parameter in bucket.parameters):
+                raise RuntimeError("gradients must not require gradients")
+            super()._launch(bucket)
+
+
+class OneBackwardPerForward(Reducing):
+    """BUG: a second backward through the same outputs leaves local gradients, and says nothing."""
+
+    class OwnReducer(Reducer):
+        """Begins with a forward only."""
+
+        def _begin_backward(self, reachable: set[int] | None) -> None:
+            if self.state.phase is not Phase.IDLE:
+                super()._begin_backward(reachable)
+
+
+class AnyBackwardCounts(Reducing):
+    """BUG: `torch.autograd.grad` between forward and backward uses up the reduction."""
+
+    class OwnReducer(OneBackwardPerForward.OwnReducer):
+        """Ends with every backward."""
+
+        def _backward_ended(self) -> None:
+            if self.state.phase is Phase.RUNNING:
+                self.state.handle(Event.RESET)
+                self.arrivals.disarm()
+            super()._backward_ended()
+
+
+class GivesFrozenGradients(DistributedDataParallel):
+    """BUG: frozen parameters get gradients of zeros."""
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return super()._post_forward(output, averages)
+
+
+class RefusesSinkClone(DistributedDataParallel):
+    """BUG: `_set_ddp_sink_clone` raises."""
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        raise NotImplementedError("there is no sink")
+
+
+class LeavesOutTheLastElement(Reducing):
+    """BUG: off by one, the last element of each bucket is not sent."""
+
+    class OwnReducer(Reducer):
+        """Sends too little."""
+
+        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+            super()._start(bucket, buffer if bucket.sparse or self.comm_hook is not None else buffer[:-1])
+
+
+class DoesNotWait(Reducing):
+    """BUG: backward returns while the last all-reduce may still be under way."""
+
+    class OwnReducer(Reducer):
+        """Forgets to wait for the last bucket."""
+
+        def _finalize(self) -> None:
+            last = max(self._in_flight, default=-1)
+            if self.comm_hook is None and last >= 0:
+                buffer, work = self._in_flight[last]
+                self.unwaited = work
+                self._in_flight[last] = (buffer, NothingToWaitFor())
+            super()._finalize()
+
+
+class SumsSparse(Reducing):
+    """BUG: sparse gradients are summed and never divided."""
+
+    class OwnReducer(Reducer):
+        """Divides dense gradients only."""
+
+        def _launch(self, bucket: Bucket) -> None:
+            divisor = self.divisor
+            self.divisor = 1 if bucket.sparse else divisor
+            super()._launch(bucket)
+            self.divisor = divisor
+
+
+class MakesDense(Reducing):
+    """BUG: a sparse gradient comes back dense."""
+
+    class OwnReducer(Reducer):
+        """Fills gradients up."""
+
+        def _finalize(self) -> None:
+            super()._finalize()
+            for member in self.members:
+                gradient = member.parameter.grad
+                if gradient is not None and gradient.is_sparse:
+                    member.parameter.grad = gradient.to_dense()
+
+
+class ReducesInSinglePrecision(DistributedDataParallel):
+    """BUG: whatever their dtype, gradients are averaged in float32."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._options = dataclasses.replace(self._options, reduce_dtype=torch.float32)
+        super()._attach_reducer(members)
+
+
+class LosesGradientsInRebuilding(Reducing):
+    """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
+
+    class OwnReducer(Reducer):
+        """Empties new buckets."""
+
+        def _adopt(self, plan: BucketPlan) -> None:
+            super()._adopt(plan)
+            for bucket in self.buckets:
+                bucket.flat.zero_()
+
+
+class CountsOldGradientsTwice(Reducing):
+    """BUG: a gradient that was there before the backward is counted twice."""
+
+    class OwnReducer(Reducer):
+        """Adds what was there."""
+
+        def _arm(self, reachable: set[int] | None) -> None:
+            super()._arm(reachable)
+            self._before = [_copy_of(member.parameter.grad) for member in self.members]
+
+        def _finalize(self) -> None:
+            super()._finalize()
+            for member, before in zip(self.members, self._before, strict=True):
+                if before is not None and member.parameter.grad is not None and not before.is_sparse:
+                    member.parameter.grad.add_(before)
+
+
+def _copy_of(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.detach().clone()
+
+
+class CountsOneRankTwice(Reducing):
+    """BUG: sums are divided by one more than there are ranks."""
+
+    class OwnReducer(Reducer):
+        """Miscounts."""
+
+        def _launch(self, bucket: Bucket) -> None:
+            self.divisor = self.group.size() + 1
+            super()._launch(bucket)
+
+
+class DifferentBits(ActsAfterBackward):
+    """BUG: the last rank rounds differently, so that replicas drift apart by an ulp per step."""
+
+    def after_reduced(self) -> None:
+        """Change every gradient by an ulp."""
+        if self.process_group.rank() == self.process_group.size() - 1:
+            for parameter in self.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.copy_(torch.nextafter(parameter.grad, torch.full_like(parameter.grad, torch.inf)))
+
+
+class ContiguousGradients(ActsAfterBackward):
+    """BUG: gradients are contiguous whatever the strides of their parameters."""
+
+    def after_reduced(self) -> None:
+        """Make gradients contiguous."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.contiguous()
+
+
+class Warns(ActsAfterBackward):
+    """BUG: every backward warns."""
+
+    def after_reduced(self) -> None:
+        """Warn."""
+        warnings.warn("Grad strides do not match bucket view strides.", stacklevel=1)
+
+
+class NeverViews(TorchDDP):
+    """BUG: `gradient_as_bucket_view` saves nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "gradient_as_bucket_view": False})
+
+
+class AlwaysViews(TorchDDP):
+    """BUG: gradients are views of buckets for everybody."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "gradient_as_bucket_view": True})
+
+
+class SwallowsNan(TorchDDP):
+    """BUG: NaN and infinities are replaced before they are sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_comm_hook(self.process_group, _mean_of_numbers)
+
+
+class DividesLast(TorchDDP):
+    """BUG: gradients are summed first and divided afterwards, also where the sum does not fit the dtype."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_comm_hook(self.process_group, _sum_then_divide)
+
+
+def _mean_of_numbers(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    bucket.buffer().nan_to_num_().div_(group.size())
+    return summed(group, bucket)
+
+
+def _sum_then_divide(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    return summed(group, bucket).then(lambda future: future.value().div_(group.size()))
+
+
+class ViewsOfOutputs(DistributedDataParallel):
+    """BUG: outputs come through a function of autograd that gives views, which nobody may change in place."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module and give views of a lone output."""
+        output = super().forward(*inputs, **kwargs)
+        return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output
+
+
+class _Views(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return output.view_as(output), output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class WatchesNoParameters(DistributedDataParallel):
+    """BUG: nobody notices that a parameter was replaced after wrapping."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._watch = mock.Mock()

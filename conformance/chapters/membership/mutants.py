@@ -1,0 +1,127 @@
+"""Mutants of chapter membership: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.mutants.bases import Reducing
+from ddp_impl import DistributedDataParallel, collectives
+from ddp_impl.reducer import Reducer
+
+
+class ResetForgetsHook(Reducing):
+    """BUG: after `_update_process_group` the comm hook is not called any more."""
+
+    class OwnReducer(Reducer):
+        """Clears too much."""
+
+        def reset(self, group: Any) -> None:
+            """Take the new group and forget the hook."""
+            super().reset(group)
+            self.comm_hook = None
+
+
+class RefusesOutsiders(DistributedDataParallel):
+    """BUG: a rank that is not in the new group cannot be told so."""
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        if not isinstance(new_process_group, torch.distributed.ProcessGroup):
+            raise TypeError("a process group is needed")
+        super()._update_process_group(new_process_group)
+
+
+class TakesAnyGroup(DistributedDataParallel):
+    """BUG: `_update_process_group` accepts what is no process group, and does nothing then."""
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        with contextlib.suppress(TypeError):
+            super()._update_process_group(new_process_group)
+
+
+class AlarmsUnderNoSync(DistributedDataParallel):
+    """BUG: `_check_reducer_finalized` raises after a backward under `no_sync`."""
+
+    def _check_reducer_finalized(self) -> None:
+        super()._check_reducer_finalized()
+        if not self.require_forward_param_sync:
+            raise RuntimeError("the last backward was not reduced")
+
+
+class KeepsHooks(Reducing):
+    """BUG: hooks stay on the parameters when they are to be removed."""
+
+    class OwnReducer(Reducer):
+        """Holds on."""
+
+        def remove_hooks(self) -> None:
+            """Do nothing."""
+
+
+class ResetKeepsDivisor(Reducing):
+    """BUG: after `_update_process_group` sums are divided by the size of the old group."""
+
+    class OwnReducer(Reducer):
+        """Keeps its divisor."""
+
+        def reset(self, group: dist.ProcessGroup) -> None:
+            """Take the new group and the old divisor."""
+            divisor = self.divisor
+            super().reset(group)
+            self.divisor = divisor
+
+
+class ResetKeepsIteration(Reducing):
+    """BUG: `_update_process_group` takes the new group, and does not forget an unfinished backward."""
+
+    class OwnReducer(Reducer):
+        """Changes the group and nothing else."""
+
+        def reset(self, group: dist.ProcessGroup) -> None:
+            """Take the new group."""
+            self.group = group
+            self.divisor = dist.get_world_size(group)
+            self.state.rank = dist.get_rank(group)
+
+
+class ResetDropsGradients(Reducing):
+    """BUG: `_update_process_group` throws away what was accumulated under `no_sync`."""
+
+    class OwnReducer(Reducer):
+        """Clears too much."""
+
+        def reset(self, group: dist.ProcessGroup) -> None:
+            """Take the new group and drop gradients."""
+            super().reset(group)
+            for member in self.members:
+                member.parameter.grad = None
+
+
+class AgreesOnNewGroup(Reducing):
+    """BUG: `_update_process_group` communicates, which ranks that come later do not answer."""
+
+    class OwnReducer(Reducer):
+        """Asks around."""
+
+        def reset(self, group: dist.ProcessGroup) -> None:
+            """Take the new group and tell everybody in it."""
+            super().reset(group)
+            collectives.all_reduce_now(torch.zeros(1), group)
+
+
+class NeverUnfinished(DistributedDataParallel):
+    """BUG: `_check_reducer_finalized` is always content."""
+
+    def _check_reducer_finalized(self) -> None:
+        pass
+
+
+class StopsSyncingBuffers(DistributedDataParallel):
+    """BUG: after `_update_process_group` buffers are not synchronised any more."""
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        super()._update_process_group(new_process_group)
+        self.forward_sync_buffers = False

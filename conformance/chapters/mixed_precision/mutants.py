@@ -1,0 +1,191 @@
+"""Mutants of chapter mixed_precision: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ddp_impl import DistributedDataParallel, distributed, replicas
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.mixed_precision import PrecisionCaster
+from ddp_impl.replicas import Replica
+
+
+class _Casting(DistributedDataParallel):
+    """Gives a DDP the caster that a mutant defines."""
+
+    OwnCaster: type[PrecisionCaster] = PrecisionCaster
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(distributed, "PrecisionCaster", self.OwnCaster):
+            super().__init__(*args, **kwargs)
+
+
+class ReducesInParamDtype(DistributedDataParallel):
+    """BUG: `reduce_dtype` is ignored; gradients travel in `param_dtype`."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        if self._caster is not None:
+            self._options = dataclasses.replace(self._options, reduce_dtype=self._caster.config.param_dtype)
+        super()._attach_reducer(members)
+
+
+class ReducesInFullPrecision(DistributedDataParallel):
+    """BUG: gradients travel in full precision whatever was asked for."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._options = dataclasses.replace(self._options, reduce_dtype=None)
+        super()._attach_reducer(members)
+
+
+class RoundsParameters(DistributedDataParallel):
+    """BUG: each forward leaves the parameters rounded to `param_dtype`."""
+
+    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+        if self._caster is not None and self._caster.config.param_dtype is not None:
+            for parameter in self.module.parameters():
+                if parameter.is_floating_point():
+                    parameter.data.copy_(parameter.data.to(self._caster.config.param_dtype))
+        return super()._post_forward(output, averages)
+
+
+class CastsIgnored(_Casting):
+    """BUG: ignored parameters and buffers are cast as well."""
+
+    class OwnCaster(PrecisionCaster):
+        """Ignores nothing."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Cast everything."""
+            super().__init__(module, config, ())
+
+
+class BuffersStayFull(_Casting):
+    """BUG: `buffer_dtype` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts no buffer."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Leave buffers alone."""
+            super().__init__(module, dataclasses.replace(config, buffer_dtype=None), ignored)
+
+
+class RecomputesInFull(_Casting):
+    """BUG: a layer that checkpointing runs again in backward computes in full precision there."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts in forward only."""
+
+        def _cast_while_recomputing(self) -> None:
+            pass
+
+
+class CastsLoneInputs(_Casting):
+    """BUG: only inputs that are tensors themselves are cast, not those in containers."""
+
+    class OwnCaster(PrecisionCaster):
+        """Looks into no container but that of the arguments."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Cast what is a tensor."""
+            cast = super().cast_inputs
+            if isinstance(value, dict):
+                return {name: cast(item) if isinstance(item, Tensor) else item for name, item in value.items()}
+            return tuple(cast(item) if isinstance(item, Tensor) else item for item in value)
+
+
+class CastsIntegers(_Casting):
+    """BUG: integer inputs are cast like those of floating point."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts every tensor."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Cast every tensor."""
+            dtype = self.config.param_dtype
+            if dtype is None or not self.config.cast_forward_inputs:
+                return value
+            return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) else leaf, value)
+
+
+class CastsInputsAlways(_Casting):
+    """BUG: `cast_forward_inputs=False` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts inputs."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Switch casting on."""
+            super().__init__(module, dataclasses.replace(config, cast_forward_inputs=True), ignored)
+
+
+class NothingStaysFull(_Casting):
+    """BUG: `full_precision_modules` is ignored."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts every module."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Forget which modules stay."""
+            super().__init__(module, dataclasses.replace(config, full_precision_modules=()), ignored)
+
+
+class CastsNoParameters(_Casting):
+    """BUG: parameters are not cast: the module computes in full precision."""
+
+    class OwnCaster(PrecisionCaster):
+        """Leaves parameters as they are."""
+
+        def _cast(self, parameter: Tensor) -> Tensor:
+            return parameter
+
+
+class ReducingMeansComputing(_Casting):
+    """BUG: a configuration that names only `reduce_dtype` computes in it too."""
+
+    class OwnCaster(PrecisionCaster):
+        """Confuses the two."""
+
+        def __init__(self, module: nn.Module, config: Any, ignored: Collection[str]) -> None:
+            """Take one for the other."""
+            super().__init__(module, dataclasses.replace(config, param_dtype=config.communication_dtype), ignored)
+
+
+class TakesAnyPrecision(DistributedDataParallel):
+    """BUG: a configuration that makes no sense is ignored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError:
+            super().__init__(*args, **{**kwargs, "mixed_precision": None})
+
+
+class CastsTheModule(DistributedDataParallel):
+    """BUG: the module's own parameters are cast to `param_dtype` and back around each forward, and lose bits."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(module, *args, **kwargs)
+        if self._caster is not None and self._caster.config.param_dtype is not None:
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(self._caster.config.param_dtype).to(parameter.dtype)
+
+
+class ComparesNoOptions(DistributedDataParallel):
+    """BUG: ranks with different options are not told so."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        describe = replicas.describe
+
+        def without(*args: Any, **options: Any) -> Replica:
+            return dataclasses.replace(describe(*args, **options), options={})
+
+        with mock.patch.object(distributed, "describe", without):
+            super().__init__(*args, **kwargs)

@@ -1,0 +1,100 @@
+"""Mutants of chapter static_graph: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+
+import weakref
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from conformance.mutants.bases import summed
+
+
+class IgnoresStaticGraph(DistributedDataParallel):
+    """BUG: the promise of a static graph is accepted and forgotten."""
+
+    def __init__(self, *args: Any, static_graph: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def _set_static_graph(self) -> None:
+        pass
+
+
+class ForgetsFirstIteration(DistributedDataParallel):
+    """BUG: the iteration that learns the graph leaves local gradients."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_iterations = 0
+        self.register_comm_hook(None, self._mean_but_for_first)
+
+    def _mean_but_for_first(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
+        buffer = bucket.buffer()
+        if self.num_iterations == 0:
+            future: Future[Tensor] = Future()
+            future.set_result(buffer)
+        else:
+            buffer.div_(dist.get_world_size(self.process_group))
+            future = summed(self.process_group, bucket)
+        self.num_iterations += bucket.is_last()
+        return future
+
+
+class ValidationSwitchesOff(DistributedDataParallel):
+    """BUG: after a forward under `no_grad`, the backward that follows is not synchronised."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        if not torch.is_grad_enabled():
+            self.require_backward_grad_sync = False
+            return super().forward(*inputs, **kwargs)
+        output = super().forward(*inputs, **kwargs)
+        self.require_backward_grad_sync = True
+        return output
+
+
+class LastWrapperWins(DistributedDataParallel):
+    """BUG: only the wrapper that was made last averages its gradients."""
+
+    newest: ClassVar[Any] = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        LastWrapperWins.newest = weakref.ref(self)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module, in silence if there is a newer wrapper."""
+        self.require_backward_grad_sync = LastWrapperWins.newest() is self
+        return super().forward(*inputs, **kwargs)
+
+
+class LocalAfterException(DistributedDataParallel):
+    """BUG: after an exception in backward, gradients are not synchronised any more, and nothing is said."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_backward_under_way = False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        if self.is_backward_under_way:
+            self.require_backward_grad_sync = False
+        output = super().forward(*inputs, **kwargs)
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._begin)
+        return output
+
+    def _begin(self, _: Tensor) -> None:
+        self.is_backward_under_way = True
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.is_backward_under_way = False

@@ -1,0 +1,20 @@
+"""Every checker, by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from conformance.checkers import agreement, exercised, facts, fate, protocol
+from conformance.checkers.checker import CHECKERS, Checker
+from conformance.errors import SpecificationError
+
+#: The modules whose import registers checkers.
+MODULES = (agreement, exercised, facts, fate, protocol)
+
+
+def get_checker(name: str) -> Checker:
+    """Return the checker called `name`; raises `SpecificationError` with near misses."""
+    if name not in CHECKERS:
+        near = difflib.get_close_matches(name, CHECKERS, n=3) or sorted(CHECKERS)
+        raise SpecificationError(f"unknown checker {name!r}; known are {', '.join(near)}")
+    return CHECKERS[name]

@@ -1,0 +1,57 @@
+"""`ddp-conformance renew`: bring the generated pages of a checkout up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from conformance.cli import EXIT_FAILED
+
+
+@click.command("renew", short_help="Rewrite the generated pages of a checkout of this project.")
+@click.option("--check", is_flag=True, help="Only say which pages are stale; exit with 1 if any is.")
+@click.option(
+    "--report",
+    "folders",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="A finished report, for pages that show verdicts. May be repeated.",
+)
+def command(check: bool, folders: tuple[Path, ...]) -> None:
+    """Rewrite every generated page of this project's repository, and list those that changed.
+
+    Pages that show verdicts are made from reports of all scenarios, of ddp_impl and (for the pairs) of torch; without
+    them they are left alone.
+
+    \b
+    ddp-conformance renew
+    ddp-conformance renew --check
+    ddp-conformance renew --report full --report compiled --report parallel --report torch
+
+    Exits with 1 when a page is stale that only a run can renew, and with --check when any is.
+    """
+    import conformance
+    from conformance.pages.catalogue import ELSEWHERE, generated_pages
+    from conformance.pages.page import State, compare, repository_of, write
+    from conformance.report.read import read_report
+
+    root = repository_of(Path(conformance.__file__).parent)
+    pages = compare(root, generated_pages(root), [read_report(folder) for folder in folders])
+    for page in pages:
+        if check and page.state is not State.FRESH:
+            click.echo(page.explanation)
+        elif not check and write(root, page):
+            click.echo(f"{'rewrote' if page.made.text is not None else 'removed'} {page.path}")
+        if not check and page.made.lacks:
+            click.echo(page.explanation, err=True)
+        if page.made.note:
+            click.echo(f"{page.path} {page.made.note}.")
+    for page_name, how in ELSEWHERE.items():
+        click.echo(f"not looked at: {page_name}; {how}")
+    stale = [page for page in pages if page.state is State.LACKING or (check and page.state is not State.FRESH)]
+    verb = "are stale" if check else "still lack what only a run can tell"
+    click.echo(f"{len(pages)} generated pages, {len(stale)} of which {verb}.")
+    if stale:
+        click.get_current_context().exit(EXIT_FAILED)

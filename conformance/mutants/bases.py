@@ -1,0 +1,78 @@
+"""What mutants of several chapters are made from: DDPs with one place to be wrong in."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils._pytree import tree_leaves
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.reducer import Reducer
+
+
+def summed(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """Return the bucket's future sum over the group: a comm hook."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+class Reducing(DistributedDataParallel):
+    """Gives a DDP the reducer and the account of used parameters that a mutant defines."""
+
+    OwnReducer: type[Reducer] = Reducer
+    OwnUsage: type[ParameterUsage] = ParameterUsage
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.__class__ = self.OwnReducer
+        self.reducer.usage.__class__ = self.OwnUsage
+
+
+class NothingToWaitFor:
+    """Stands for the work of a collective."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class ActsAfterBackward(TorchDDP):
+    """Calls `before_reduced` when all local gradients are there, and `after_reduced` when they are averaged."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        output = super().forward(*inputs, **kwargs)
+        self._queued = False
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._queue)
+        return output
+
+    def _queue(self, _: Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            at_end(self._local_gradients_are_there)
+
+    def _local_gradients_are_there(self) -> None:
+        self.before_reduced()
+        at_end(self.after_reduced)  # behind the callback in which the reducer hands out the averages
+
+    def before_reduced(self) -> None:
+        """Do nothing."""
+
+    def after_reduced(self) -> None:
+        """Do nothing."""
+
+
+def at_end(callback: Callable[[], None]) -> None:
+    """Have autograd call `callback` when the backward that runs is over."""
+    Variable._execution_engine.queue_callback(callback)

@@ -1,0 +1,42 @@
+"""A collective on its way: from the call that issued it until somebody waited for it and it completed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from conformance.history import Collective
+
+
+class Flight:
+    """One issued collective that may still be on its way. It lands when somebody waited for it and it completed."""
+
+    __slots__ = ("collective", "ended_ns", "finished", "poll")
+
+    def __init__(self, collective: Collective) -> None:
+        """Begin the flight of `collective`."""
+        self.collective = collective
+        self.finished = False
+        self.ended_ns = 0
+        self.poll: Callable[[], bool] | None = None
+
+    def land(self) -> None:
+        """Note that somebody waited for the collective and that it completed."""
+        if not self.finished:
+            self.ended_ns = time.perf_counter_ns()
+            self.finished = True
+            self.poll = None  # a future keeps the tensors of its collective alive
+
+    def landed(self) -> bool:
+        """Whether the collective is finished by now; asks the future where somebody took it."""
+        if self.poll is not None and self.poll():
+            self.land()
+        return self.finished
+
+    def settle(self) -> Collective:
+        """Return the collective as it stands now."""
+        if not self.landed():
+            return self.collective
+        duration_ns = self.ended_ns - self.collective.started_ns
+        return dataclasses.replace(self.collective, finished=True, duration_ns=duration_ns)

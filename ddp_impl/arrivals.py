@@ -1,0 +1,186 @@
+"""Which gradients an iteration awaits, which of them have come, how often and in which order; no torch in it.
+
+One array, `due`, holds the truth: how many gradients a parameter still has to bring. A parameter is settled when its
+entry becomes zero, and only then does its bucket count down. So a gradient that has come cannot be counted a second
+time, as absent say: there is nothing left of it to count.
+
+The hook of a parameter runs once per gradient and is the reducer's hot path. It settles by itself where an entry is 1
+(`autograd_hooks`), and reports everything else. Entries are negative as long as the reducer wants every gradient
+reported: until the first one of a backward has come, and throughout an iteration that it learns from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+
+class Arrivals:
+    """Counts the gradients of one iteration, per parameter and per bucket.
+
+    `due[i]`: how many gradients parameter i still has to bring, negated while the hook must report them.
+    `bucket_of[i]`: the index of its bucket. `pending[b]`: how many parameters of bucket b have an entry in `due` that
+    is not zero. These lists keep their identity: hooks hold on to them.
+    `order`: parameters in the order in which their first gradients came, in the iteration that was learnt from last;
+    `ready_ns`: how long after the beginning of the backward. `learnt[i]`: how many gradients parameter i brings in
+    every iteration of a static graph; None until its first iteration has ended.
+    """
+
+    def __init__(self, num_parameters: int) -> None:
+        """Expect nothing; `regroup` must follow."""
+        self.due: Final = [0] * num_parameters
+        self.bucket_of: Final = [0] * num_parameters
+        self.pending: Final[list[int]] = []
+        self.order: Final[list[int]] = []
+        self.ready_ns: Final[list[int]] = []
+        self.learnt: tuple[int, ...] | None = None
+        self.num_to_learn_from = 0
+        self._times_come: Final = [0] * num_parameters  # in an iteration that is learnt from
+        self._num_come = 0
+        self._may_repeat = False
+        self._due_when_armed: Final = [0] * num_parameters
+        self._pending_when_armed: Final[list[int]] = []
+
+    # -- between iterations -------------------------------------------------------------------------------------------
+
+    def forget(self, num_to_learn_from: int) -> None:
+        """Expect nothing, and learn the order from the next `num_to_learn_from` iterations."""
+        self.disarm()
+        self.order.clear()
+        self.ready_ns.clear()
+        self.learnt = None
+        self.num_to_learn_from = num_to_learn_from
+
+    def regroup(self, bucket_of: Sequence[int], num_buckets: int) -> None:
+        """Count by these buckets from now on."""
+        self.disarm()
+        self.bucket_of[:] = bucket_of
+        self.pending[:] = [0] * num_buckets
+        self._plan_iterations()
+
+    @property
+    def learns_order(self) -> bool:
+        """Whether buckets cannot be planned yet."""
+        return self.num_to_learn_from > 0
+
+    # -- an iteration -------------------------------------------------------------------------------------------------
+
+    def arm(self, *, static: bool) -> None:
+        """Expect one gradient of every parameter, or with a learnt static graph as many as it brings."""
+        self._may_repeat = static
+        self.due[:] = self._due_when_armed
+        self.pending[:] = self._pending_when_armed
+        if self.learns:
+            self._times_come[:] = [0] * len(self.due)
+            self._num_come = 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether this iteration is learnt from; every gradient is reported then."""
+        return self.num_to_learn_from > 0 and self.learnt is None
+
+    def take(self, index: int, ready_ns: int = 0) -> bool:
+        """Count a reported gradient; return whether its bucket is full now.
+
+        `ready_ns` is the time since the beginning of the backward.
+        """
+        if self.learns:
+            self._remember(index, ready_ns)
+            if self._may_repeat:
+                return False  # `conclude` will know how often it came
+        elif self.due[index] < 0:
+            self.due[:] = map(abs, self.due)
+        left = self.due[index]
+        if abs(left) > 1:
+            self.due[index] = left - 1
+            return False
+        return self._settle(index)
+
+    def exclude(self, absent: Iterable[int]) -> list[int]:
+        """Await nothing of the parameters `absent`; return the buckets that are full now, in order.
+
+        Among them are those of which a static graph has learnt that they get no gradient at all. To be called once per
+        iteration.
+        """
+        full = {self.bucket_of[index] for index in absent if self._settle(index)}
+        full.update(bucket for bucket, size in enumerate(self._pending_when_armed) if size == 0)
+        return sorted(full)
+
+    def conclude(self) -> list[int]:
+        """Await nothing any more; return the parameters of which nothing came in this iteration.
+
+        From now on a static graph knows how often each gradient comes. All buckets are full afterwards; the caller must
+        find those that no call has returned.
+        """
+        if self._may_repeat and self.learns:
+            self.learnt = tuple(self._times_come)
+            self._plan_iterations()
+            absent = [index for index, times in enumerate(self.learnt) if times == 0]
+        else:
+            absent = self.missing
+        for index in range(len(self.due)):
+            self._settle(index)
+        return absent
+
+    def report_next(self) -> None:
+        """Have the hooks report the next gradient: a backward has ended, and another one will bring what is missing."""
+        self.due[:] = [-abs(left) for left in self.due]
+
+    def end_iteration(self) -> None:
+        """Expect nothing until the next one."""
+        self.disarm()
+        self.num_to_learn_from = max(0, self.num_to_learn_from - 1)
+
+    def disarm(self) -> None:
+        """Expect nothing: gradients that come are local."""
+        self.due[:] = [0] * len(self.due)
+        self.pending[:] = [0] * len(self.pending)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> list[int]:
+        """The parameters that have brought no gradient, or fewer than a static graph has learnt."""
+        came = self._times_come if self.learns else [0] * len(self.due)
+        return [index for index, left in enumerate(self.due) if left and not came[index]]
+
+    @property
+    def never_used(self) -> list[int]:
+        """The parameters of which a static graph has learnt that they get no gradient."""
+        return [index for index, times in enumerate(self.learnt or ()) if times == 0]
+
+    def check_invariants(self) -> None:
+        """Assert what holds between calls."""
+        awaited = [0] * len(self.pending)
+        for index, left in enumerate(self.due):
+            awaited[self.bucket_of[index]] += left != 0
+        assert awaited == self.pending, f"buckets await {self.pending} gradients, but {awaited} are due"
+        assert not (any(left > 0 for left in self.due) and any(left < 0 for left in self.due)), "some are reported"
+        assert len(self.order) == len(set(self.order)) == len(self.ready_ns), "the order names a parameter twice"
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _settle(self, index: int) -> bool:
+        """Await nothing more of a parameter; return whether this made its bucket full. The hook does the same."""
+        if self.due[index] == 0:
+            return False
+        self.due[index] = 0
+        bucket = self.bucket_of[index]
+        self.pending[bucket] -= 1
+        return self.pending[bucket] == 0
+
+    def _remember(self, index: int, ready_ns: int) -> None:
+        if self._num_come == 0:
+            self.order.clear()
+            self.ready_ns.clear()
+        self._num_come += 1
+        if not self._times_come[index]:
+            self.order.append(index)
+            self.ready_ns.append(ready_ns)
+        self._times_come[index] += 1
+
+    def _plan_iterations(self) -> None:
+        self._due_when_armed[:] = [-times for times in self.learnt or [1] * len(self.due)]
+        self._pending_when_armed[:] = [0] * len(self.pending)
+        for index, left in enumerate(self._due_when_armed):
+            self._pending_when_armed[self.bucket_of[index]] += left != 0

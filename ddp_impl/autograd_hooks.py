@@ -1,0 +1,90 @@
+"""The hooks with which a reducer listens to autograd: gradients come, a backward begins, it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ddp_impl.arrivals import Arrivals
+from ddp_impl.bucket import ManagedParameter
+
+
+class AutogradHooks:
+    """Listens to the gradients of parameters, and counts those that `Arrivals` awaits once and need no report.
+
+    The hooks call `bucket_full(index)` when the last gradient of a bucket has come, and `report(index)` for a gradient
+    that `Arrivals` wants reported or does not await.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[ManagedParameter],
+        arrivals: Arrivals,
+        bucket_full: Callable[[int], None],
+        report: Callable[[int], None],
+    ) -> None:
+        """Register a hook on every parameter."""
+        self._arrivals = arrivals
+        self._bucket_full = bucket_full
+        self._report = report
+        self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
+        self._node_handles: list[Any] = []
+        self._handles: list[Any] = [
+            member.parameter.register_post_accumulate_grad_hook(self._counting(member.index)) for member in members
+        ]
+
+    def remove(self) -> None:
+        """Remove all hooks: gradients stay local from now on."""
+        for handle in self._handles + self._node_handles:
+            handle.remove()
+        self._handles, self._node_handles = [], []
+
+    def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
+        """Listen to the nodes that accumulate into the parameters, too.
+
+        torch.distributed.autograd captures gradients there and never calls the parameters' own hooks.
+        """
+        if not self._node_handles:
+            self._node_handles = [node.register_hook(self._capturing(index)) for index, node in enumerate(nodes)]
+
+    @staticmethod
+    def on_backward(outputs: Iterable[Tensor], reached: Callable[[], None]) -> bool:
+        """Call `reached` whenever a backward reaches one of `outputs`; return whether there is one that it can reach.
+
+        An output that is a parameter itself reports nothing but its gradient.
+        """
+        nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        for node in nodes:
+            node.register_prehook(lambda _: reached())
+        return bool(nodes)
+
+    def _counting(self, index: int) -> Callable[[Tensor], None]:
+        # The hot path. It does what `Arrivals._settle` does, without a call.
+        due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
+        bucket_full, report = self._bucket_full, self._report
+
+        def gradient_came(_: Tensor) -> None:
+            if due[index] == 1:
+                due[index] = 0
+                bucket = bucket_of[index]
+                left = pending[bucket] - 1
+                pending[bucket] = left
+                if not left:
+                    bucket_full(bucket)
+            else:
+                report(index)
+
+        return gradient_came
+
+    def _capturing(self, index: int) -> Callable[[Any, Any], None]:
+        due = self._arrivals.due
+        gradient_came: Any = self._counting(index)
+
+        def gradient_captured(_: Any, __: Any) -> None:
+            if self.captures and due[index]:
+                gradient_came(None)
+
+        return gradient_captured

@@ -1,0 +1,170 @@
+"""How buckets are reduced: gathered, sent, awaited, handed out. When each of this happens is up to the `reducer`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from ddp_impl import collectives
+from ddp_impl.arrivals import Arrivals
+from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
+from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
+from ddp_impl.errors import ReductionError
+from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values
+from ddp_impl.optimizer_in_backward import step_parameters
+from ddp_impl.options import ReducerOptions
+from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.reducer_state import ReducerState
+from ddp_impl.telemetry import Telemetry
+
+
+class BucketReduction:
+    """Reduces the gradients of `members` over `group`, bucket by bucket.
+
+    `divisor` is what sums are divided by: the world size, unless join says otherwise. `comm_hook` reduces in place of
+    the default all-reduce. `steps_optimizers`: parameters have optimizers of their own, which step on their averages.
+    `post_backward_futures` are awaited before a backward returns.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[ManagedParameter],
+        group: dist.ProcessGroup,
+        device: torch.device,
+        options: ReducerOptions,
+    ) -> None:
+        """Begin without buckets."""
+        self.members = tuple(members)
+        self.options = options
+        self.device = device
+        self.group = group
+        self.divisor = dist.get_world_size(group)
+        self.comm_hook: BoundHook | None = None
+        self.steps_optimizers = False
+        self.post_backward_futures: list[Future[Any]] = []
+        self.telemetry = Telemetry()
+        self.usage = ParameterUsage(len(self.members))
+        self.state = ReducerState(dist.get_rank(group))
+        self.arrivals = Arrivals(len(self.members))
+        self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
+        self.buckets: list[Bucket] = []
+        self._in_flight: dict[int, tuple[Tensor, Any]] = {}
+        self._skipped: set[int] = set()
+        self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
+
+    def _agree_on_skipped(self, absent: Sequence[int]) -> None:
+        """Find the buckets that no rank will use, if the user wants their traffic saved."""
+        if self.options.static_graph and self.usage.anywhere is not None:
+            used = self.usage.anywhere
+        elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
+            used = self.usage.expected_anywhere(absent, self.group, self.device)
+        else:
+            return
+        self._skipped = {
+            bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
+        }
+
+    def _launch(self, bucket: Bucket) -> None:
+        if bucket.index in self._skipped:
+            return
+        divisor = self.divisor if self.comm_hook is None else 1  # hooks divide as they like
+        if bucket.sparse:
+            buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
+            if divisor != 1:
+                buffer.div_(divisor)
+        else:
+            buffer = bucket.flat
+            # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
+            missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here(), divisor=divisor)
+            self.usage.unused.update(bucket.members[place].index for place in missing)
+        self._start(bucket, buffer)
+
+    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
+        if not self._in_flight:
+            self.telemetry.current.first_launch_ns = time.time_ns()
+        if self.comm_hook is None:
+            self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+            return
+        is_last = all(index in self._skipped for index in range(bucket.index + 1, len(self.buckets)))
+        given = GradBucket(bucket, buffer, is_last)
+        self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+
+    def _contribute_zeros(self) -> None:
+        self.usage.used_locally.clear()
+        self.usage.unused = set(range(len(self.members)))
+        self._agree_on_skipped(range(len(self.members)))
+        for bucket in self.buckets:
+            if bucket.index not in self._skipped:
+                nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
+                bucket.homeless[:] = range(len(bucket.members))
+                self._start(bucket, nothing)
+
+    def _ask_usage(self) -> None:
+        """Start exchanging which parameters ranks used: after the last launch, so that it never delays a gradient."""
+        if self.options.static_graph:
+            if self.usage.anywhere is not None or not self.arrivals.learns_order:
+                return
+        elif not self.options.find_unused_parameters:
+            return
+        self.usage.begin_agreeing(self.group, self.device)
+
+    def _hand_out_averages(self) -> None:
+        """Wait for every bucket and put the averages where users look for gradients."""
+        self.telemetry.num_buckets_reduced = len(self._in_flight)
+        for bucket in self.buckets:
+            if bucket.index not in self._in_flight:
+                continue
+            buffer = self._wait_for(bucket)
+            hand_out(bucket, self._home_of(bucket), buffer, self._used_by_now(bucket, buffer))
+            if self.steps_optimizers:
+                step_parameters(bucket)
+        for future in self.post_backward_futures:
+            future.wait()
+        self.post_backward_futures.clear()
+
+    def _wait_for(self, bucket: Bucket) -> Tensor:
+        """Return what the reduction of `bucket` has made of its gradients."""
+        buffer, pending = self._in_flight.pop(bucket.index)
+        result = pending.wait()
+        if self.comm_hook is None:
+            return buffer
+        reduced = tensor_in(result, self._here())
+        if bucket.sparse:
+            return reduced
+        if reduced.data_ptr() != buffer.data_ptr():
+            buffer.copy_(reduced.view(-1))
+        return buffer
+
+    def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+        """Return which parameters some rank used.
+
+        With a static graph ranks exchange that once. Should this rank miss a gradient later all the same, an average of
+        zeros means that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
+        """
+        anywhere, learnt = self.usage.anywhere, self.arrivals.learnt
+        if anywhere is None or learnt is None:
+            return anywhere
+        used = list(anywhere)
+        for place, member in enumerate(bucket.members):
+            if member.index in self.usage.unused and learnt[member.index] and used[member.index]:
+                used[member.index] = has_values(bucket, buffer, place)
+        return used
+
+    def _home_of(self, bucket: Bucket) -> GradientHome:
+        if self._context_id is not None:
+            return autograd_context(self._context_id)
+        return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
+
+    def _error(self, message: str) -> ReductionError:
+        return self.telemetry.logged(ReductionError(message))
+
+    def _here(self) -> str:
+        return f"[rank {self.state.rank}]"

@@ -1,0 +1,187 @@
+"""Gradients averaged inside the compiled backward: the collectives are nodes of its graph, where compilers see them.
+
+`InGraphBackend` is a Dynamo backend. It passes every averaged parameter of a forward graph through
+`average_in_backward` and compiles the graph with the user's backend, whose backward graph then asks for one average per
+gradient; between tracing and code generation `fusion` fuses these as the model's bucket caps say. Whether we get
+in there depends on the backend: Inductor and all that are built by `aot_autograd` let us; with any other the averages
+stay one by one.
+
+The graph must use all averaged parameters, and be the only one of the forward: every rank must make the same
+collectives, and a rank cannot know that another one's graph lacks a parameter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+
+from ddp_impl.compile.averaging import GroupAlias, average_in_backward
+from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
+from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
+from ddp_impl.compile.graph_split import CompilerBackend
+from ddp_impl.messages import enumerate_names
+from ddp_impl.options import BucketCaps
+from ddp_impl.torch_internals import (
+    AotAutograd,
+    FakeTensor,
+    aot_autograd,
+    aot_eager_arguments,
+    inductor_compilers,
+    set_source,
+)
+
+
+class InGraphReducer:
+    """What the graphs of one wrapped module refer to: the name of its process group, its divisor, its fusion rules.
+
+    Group and divisor may change without anything being compiled again.
+    """
+
+    def __init__(
+        self,
+        averaged: AveragedParameters,
+        caps: BucketCaps,
+        group: dist.ProcessGroup,
+        fusion: Fusion = Fusion.CONCAT,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
+        self.averaged = averaged
+        self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
+        self.divisor = torch.tensor(float(dist.get_world_size(group)))
+        self.group = GroupAlias(group)
+        weakref.finalize(self, self.group.forget)
+
+    def refer_to(self, group: dist.ProcessGroup) -> None:
+        """Average over `group` from now on, in what is compiled already too."""
+        if self.group.refer_to(group):
+            self.divisor.fill_(dist.get_world_size(group))
+
+
+class InGraphBackend:
+    """A Dynamo backend that has one model's gradients averaged in the backward graphs that `backend` compiles.
+
+    `fused` keeps the buckets of every backward graph, in the order of compilation. Not collective; what it compiles is,
+    in its backward.
+    """
+
+    def __init__(self, backend: CompilerBackend, reducer: InGraphReducer) -> None:
+        """Take the user's backend (a callable) and the model's reducer."""
+        self.backend = backend
+        self.reducer = reducer
+        self.fused: list[tuple[FusedBucket, ...]] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Compile `gm`. Raises `RuntimeError`, naming parameters, if it does not use all averaged ones."""
+        gm = copied(gm)
+        self._insert_averages(gm, example_inputs)
+        divisor = self.reducer.divisor
+        compiled = with_graph_pass(self.backend, self._fuse)(gm, [*example_inputs, divisor], **options)
+
+        def run(*inputs: Any) -> Any:
+            return compiled(*inputs, divisor)
+
+        return run
+
+    def reset(self) -> None:
+        """Reset the user's backend; `torch.compiler.reset` calls it."""
+        if hasattr(self.backend, "reset"):
+            self.backend.reset()
+
+    def _insert_averages(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        graph = gm.graph
+        inputs = parameter_inputs(gm, example_inputs, self.reducer.averaged)
+        self._check_all_present({spec.index for spec in inputs.values()})
+        last_input = graph.find_nodes(op="placeholder")[-1]
+        with graph.inserting_before(last_input.next):
+            divisor = graph.placeholder("ddp_divisor")
+            divisor.meta["example_value"] = _fake_like(inputs, self.reducer.divisor)
+            set_source(divisor, None)
+        with graph.inserting_before(divisor.next):
+            for node, spec in inputs.items():
+                users = list(node.users)
+                averaged = graph.call_function(
+                    average_in_backward, (node, divisor, self.reducer.group.name, spec.index)
+                )
+                averaged.meta.update({key: node.meta[key] for key in ("example_value", "val") if key in node.meta})
+                for user in users:
+                    user.replace_input_with(node, averaged)
+        gm.recompile()
+
+    def _check_all_present(self, present: set[int]) -> None:
+        missing = [spec.name for spec in self.reducer.averaged.specs if spec.index not in present]
+        if missing:
+            raise RuntimeError(
+                "gradients can be averaged in the compiled backward only if one graph uses every parameter, but "
+                f"{len(missing)} of {len(self.reducer.averaged.specs)} are not used in this graph: "
+                f"{enumerate_names(missing)}. Wrap the module with find_unused_parameters=True, or leave the reduction "
+                "to the reducer (torch._dynamo.config.optimize_ddp = True)."
+            )
+
+    def _fuse(self, gm: fx.GraphModule) -> None:
+        fused = fuse(gm.graph, {self.reducer.group.name: self.reducer.rules})
+        if fused:
+            self.fused.append(fused)
+            gm.recompile()
+
+
+def with_graph_pass(backend: CompilerBackend, graph_pass: Callable[[fx.GraphModule], None]) -> CompilerBackend:
+    """Return `backend`, with `graph_pass` changing every forward and backward graph before code is generated for it.
+
+    A backend that is not known to have a place for this is returned as it is.
+    """
+    name = getattr(backend, "compiler_name", None)
+    function = getattr(backend, "compiler_fn", backend)
+    if name == "inductor" and hasattr(backend, "config"):
+        return _inductor_with(graph_pass, backend.config)
+    if name == "aot_eager":
+        return _aot_with(graph_pass, aot_eager_arguments())
+    if isinstance(function, AotAutograd):
+        return _aot_with(graph_pass, function.kwargs)
+    return backend
+
+
+def _inductor_with(graph_pass: Callable[[fx.GraphModule], None], config: dict[str, Any]) -> CompilerBackend:
+    compile_fx, compile_fx_inner = inductor_compilers()
+
+    def inner(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        graph_pass(gm)
+        return compile_fx_inner(gm, example_inputs, *args, **options)
+
+    def compile_with_pass(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], config_patches: dict[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        patches = {**config, **(config_patches or {})}
+        return compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches)  # type: ignore[no-any-return]
+
+    return compile_with_pass
+
+
+def _aot_with(graph_pass: Callable[[fx.GraphModule], None], arguments: dict[str, Any]) -> CompilerBackend:
+    arguments = dict(arguments)
+    for place in ("fw_compiler", "bw_compiler", "inference_compiler"):
+        compiler = arguments.get(place)
+        if compiler is not None:
+            arguments[place] = _after_pass(graph_pass, compiler)
+    return aot_autograd(**arguments)
+
+
+def _after_pass(graph_pass: Callable[[fx.GraphModule], None], compiler: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_after_pass(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        graph_pass(gm)
+        return compiler(gm, example_inputs)
+
+    return compile_after_pass
+
+
+def _fake_like(inputs: dict[fx.Node, Any], tensor: Tensor) -> Tensor:
+    for node in inputs:
+        value = node.meta.get("example_value")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode.from_tensor(tensor)
+    return tensor

@@ -1,0 +1,165 @@
+"""What ranks compare when they wrap their modules: parameters, ignored names, options. Averaging needs them equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_impl import collectives
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.errors import ReplicaMismatchError
+from ddp_impl.options import ReducerOptions
+from ddp_impl.tensor_parallel import describe_placement, local_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedParameter:
+    """A parameter as other ranks must have it, in words: ranks compare and print them and do nothing else."""
+
+    name: str
+    shape: str
+    stride: str
+    dtype: str
+    sparse: bool
+    placement: str
+
+    @staticmethod
+    def of(member: ManagedParameter) -> ReplicatedParameter:
+        """Describe a parameter; of a DTensor, the local shard and its place among the shards."""
+        local = local_tensor(member.parameter)
+        return ReplicatedParameter(
+            name=member.name,
+            shape=str(list(local.shape)),
+            stride=str(list(local.stride())),
+            dtype=str(member.parameter.dtype),
+            sparse=member.sparse,
+            placement=describe_placement(member.parameter),
+        )
+
+    def differences(self, other: ReplicatedParameter) -> list[str]:
+        """Return the names of the fields in which `other` differs.
+
+        Names of parameters do not count: replicas whose modules only name things differently are averaged correctly.
+        """
+        fields = [field.name for field in dataclasses.fields(self) if field.name != "name"]
+        return [field for field in fields if getattr(self, field) != getattr(other, field)]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One rank's module and options, as far as they must be those of every rank; options are text by name."""
+
+    parameters: tuple[ReplicatedParameter, ...]
+    ignored: tuple[str, ...]
+    options: Mapping[str, str]
+
+    def encoded(self) -> dict[str, Any]:
+        """Return JSON data that `decoded` reads."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def decoded(data: dict[str, Any]) -> Replica:
+        """Return the replica that `data`, made by `encoded`, describes."""
+        parameters = tuple(ReplicatedParameter(**parameter) for parameter in data["parameters"])
+        return Replica(parameters, tuple(data["ignored"]), data["options"])
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that are equal for equal replicas, whatever their parameters are called."""
+        nameless = tuple(dataclasses.replace(parameter, name="") for parameter in self.parameters)
+        return hashlib.sha256(json.dumps(dataclasses.replace(self, parameters=nameless).encoded()).encode()).digest()
+
+
+def describe(
+    members: Sequence[ManagedParameter],
+    ignored: Collection[str],
+    options: ReducerOptions,
+    *,
+    forward_sync_buffers: bool,
+) -> Replica:
+    """Return this rank's replica."""
+    caps = options.caps
+    compared = {
+        "bucket caps": [caps.first_bytes, caps.cap_bytes, *caps.per_bucket_bytes],
+        "bucket_cap_mb": "auto" if caps.measured else "",
+        "find_unused_parameters": options.find_unused_parameters,
+        "static_graph": options.static_graph,
+        "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
+        "forward_sync_buffers": forward_sync_buffers,
+        "delayed parameters": sorted(options.delayed),
+        "reduce dtype": str(options.reduce_dtype),
+    }
+    return Replica(
+        parameters=tuple(ReplicatedParameter.of(member) for member in members),
+        ignored=tuple(sorted(ignored)),
+        options={name: repr(value) for name, value in compared.items()},
+    )
+
+
+def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Check that the replicas of all ranks of the group are equal; all ranks must call it.
+
+    One small collective when they are. Raises `ReplicaMismatchError` on every rank, naming the first difference; torch
+    tells only the ranks above 0, and rank 0 sees a broken connection (pytorch/pytorch#73547).
+    """
+    digests = collectives.gather_bytes(mine.digest, group, device)
+    if len(set(digests)) == 1:
+        return
+    everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
+    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    here = f"[rank {dist.get_rank(group)}]"
+    raise ReplicaMismatchError(f"{here} {first_difference(everyone[0], everyone[other], other)}")
+
+
+def first_difference(first: Replica, second: Replica, rank: int) -> str:
+    """Return in what the replica of rank 0 and that of `rank`, which are not equal, differ, and what to do."""
+    if first.ignored != second.ignored:
+        return (
+            "DDP expects the same parameters and buffers to be ignored on every rank "
+            f"(_ddp_params_and_buffers_to_ignore), but only rank 0 ignores {_only_in(first, second)} and only rank "
+            f"{rank} ignores {_only_in(second, first)}; give every rank the same set"
+        )
+    for ours, theirs in zip(first.parameters, second.parameters, strict=False):
+        if ours.differences(theirs):
+            return _parameter_difference(ours, theirs, rank)
+    if len(first.parameters) != len(second.parameters):
+        longer, shorter, where, missing = first.parameters, second.parameters, 0, rank
+        if len(longer) < len(shorter):
+            longer, shorter, where, missing = shorter, longer, rank, 0
+        return (
+            f"DDP expects the same parameters on every rank, but rank 0 has {len(first.parameters)} that require a "
+            f"gradient and rank {rank} has {len(second.parameters)}: parameter '{longer[len(shorter)].name}' of rank "
+            f"{where} has no counterpart on rank {missing}"
+        )
+    differing = ", ".join(
+        f"{name}={value} on rank 0, {second.options.get(name)} on rank {rank}"
+        for name, value in first.options.items()
+        if value != second.options.get(name)
+    )
+    return f"DDP expects the same options on every rank, but {differing}"
+
+
+def _only_in(one: Replica, other: Replica) -> list[str]:
+    return sorted(set(one.ignored) - set(other.ignored))
+
+
+def _parameter_difference(ours: ReplicatedParameter, theirs: ReplicatedParameter, rank: int) -> str:
+    differing = " and ".join(
+        f"{field} {getattr(ours, field)} on rank 0, {getattr(theirs, field)} on rank {rank}"
+        for field in ours.differences(theirs)
+    )
+    name = f"'{ours.name}'" if ours.name == theirs.name else f"'{ours.name}' (rank {rank} calls it '{theirs.name}')"
+    hint = "build the module in the same way on every rank"
+    if ours.placement or theirs.placement:
+        hint = (
+            "average over the dimension of the mesh that parameters are not spread over "
+            "(device_mesh=mesh['dp'], say), and spread the module in the same way on every rank"
+        )
+    return f"DDP expects the same parameters on every rank, but parameter {name} has {differing}; {hint}"

@@ -1,0 +1,290 @@
+"""Every private name of torch that `ddp_impl` depends on: what it is needed for, and why no public one will do.
+
+Nothing else in this package names a private module or attribute of torch; a test keeps it so. When a version of torch
+moves one of them, this file is where to look. The tests of this package and `ddp-conformance` exercise all of them on
+torch 2.13.0+cpu (2026-11), the only version that this repository pins and has results of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch._C._distributed_c10d import (
+    BuiltinCommHookType,
+    DebugLevel,
+    GradBucket,
+    _register_process_group,
+    _unregister_process_group,
+    get_debug_level,
+)
+from torch._dynamo import compiled_autograd
+from torch._dynamo.backends.common import AotAutograd, aot_autograd
+from torch._dynamo.decorators import skip
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.exc import Unsupported
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import Variable
+from torch.distributed.distributed_c10d import GroupName
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = [
+    "AotAutograd",
+    "BuiltinCommHookType",
+    "DebugLevel",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradBucket",
+    "OptimizedModule",
+    "TracingContext",
+    "Unsupported",
+    "aot_autograd",
+    "detect_fake_mode",
+    "getArtifactLogger",
+    "get_debug_level",
+    "skip",
+    "trace_structured",
+    "tracing",
+    "tree_map_only",
+]
+
+# -- autograd ---------------------------------------------------------------------------------------------------------
+
+
+def call_when_backward_ends(callback: Callable[[], None]) -> None:
+    """Have autograd call `callback` once, when the backward that runs now is over.
+
+    torch has no public call for it: public hooks run when single nodes of the graph are done.
+    """
+    Variable._execution_engine.queue_callback(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward; torch has no public way to ask."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_compiled_backward() -> bool:
+    """Whether compiled autograd has captured the backward that runs now, or is being compiled."""
+    return compiled_autograd.in_compiled_autograd_region
+
+
+def current_distributed_context_id() -> int | None:
+    """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
+
+    The public `get_gradients(context_id)` takes an id, which torch gives only to the code that opened the context.
+    """
+    if not torch.distributed.rpc.is_available():
+        return None
+    from torch._C import _distributed_autograd
+    from torch.distributed.rpc import api
+
+    if not api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        return None
+    try:
+        return int(_distributed_autograd._current_context()._context_id())
+    except RuntimeError:  # the only way to ask: there is none
+        return None
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+# One kernel, or few, for a list of tensors. torch's optimizers are built on these; there is no public spelling.
+foreach_copy_ = torch._foreach_copy_
+foreach_zero_ = torch._foreach_zero_
+foreach_div_ = torch._foreach_div_
+#: The same as an operator, for graphs.
+foreach_div_operator: Any = torch.ops.aten._foreach_div.Tensor
+#: Collectives as operators, for graphs: `torch.distributed` has no traceable public ones.
+functional_collectives: Any = torch.ops._c10d_functional
+
+
+def num_stored(sparse: Tensor) -> int:
+    """Return how many values a sparse tensor stores, coalesced or not."""
+    return sparse._nnz()
+
+
+def has_tensor_hooks(tensor: Tensor) -> bool:
+    """Whether a user registered a hook on the gradient of `tensor`; torch has no public way to ask."""
+    return bool(tensor._backward_hooks)
+
+
+def is_bound_to_transform(tensor: Tensor) -> bool:
+    """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:
+    """Return the optimizers that `torch.distributed.optim._apply_optimizer_in_backward` gave to a parameter."""
+    optimizers: Sequence[Optimizer] = getattr(parameter, "_in_backward_optimizers", ())
+    return optimizers
+
+
+def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
+    """Return the handles of the hooks that would step those optimizers."""
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as handles
+
+    found: Sequence[RemovableHandle] = handles.get(parameter, [])
+    return found
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+#: The base class of torch's batch normalisations.
+BatchNorm = _BatchNorm
+
+
+def parameter_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its own parameters; it may hold None, and for a while plain tensors.
+
+    `named_parameters` gives a copy, leaves None out, and `setattr` accepts no plain tensor in a parameter's place.
+    """
+    return module._parameters
+
+
+def buffer_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its own buffers."""
+    return module._buffers
+
+
+def refresh_recurrent(module: nn.RNNBase) -> None:
+    """Let a recurrent layer compute with what is in its table of parameters: it keeps a second list of them."""
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
+
+
+def ignored_names(module: nn.Module) -> Collection[str]:
+    """Return the parameters and buffers that DDP must leave alone: the module's attribute that torch's DDP reads."""
+    names: Collection[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def set_ignored_names(module: nn.Module, names: Collection[str]) -> None:
+    """Have DDP leave these parameters and buffers of `module` alone."""
+    module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+
+
+# -- torch.distributed ------------------------------------------------------------------------------------------------
+
+
+def register_group_name(name: str, group: dist.ProcessGroup) -> None:
+    """Let functional collectives find `group` under `name`. torch itself gives each group one name, for good."""
+    _register_process_group(GroupName(name), group)
+
+
+def unregister_group_name(name: str) -> None:
+    """Let `name` stand for no group any more."""
+    _unregister_process_group(GroupName(name))
+
+
+def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return how many threads the gloo backend of a group has; 0 where it does not tell."""
+    return int(getattr(getattr(group._get_backend(device), "options", None), "_threads", 0))
+
+
+def overlapped_optimizer(optim: type, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return torch's optimizer that steps inside a backward, by means of a comm hook; for `_register_fused_optim`."""
+    from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
+
+    return _as_overlapped_optim(optim, parameters, *args, **kwargs)
+
+
+# -- torch.compile ----------------------------------------------------------------------------------------------------
+
+#: What intercepts the frames of this thread: None when nothing is being compiled. A C function: asking costs a few ns
+#: in every forward, and is no frame that could itself be intercepted.
+frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+#: Calls after which Dynamo has changed a setting of the thread; they compute no value.
+GLOBAL_STATE = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+    torch._C._set_grad_enabled,
+)
+
+# Dynamo wraps the user's backend in layers; each refers to the next by one of these attributes, which differ between
+# versions of torch.
+_LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+
+
+def callback_of(module: OptimizedModule) -> Any:
+    """Return the callback with which `torch.compile` compiles this module."""
+    return getattr(module.dynamo_ctx, "callback", None)
+
+
+def dynamic_of(module: OptimizedModule) -> bool | None:
+    """Return what `torch.compile(dynamic=...)` was given."""
+    return getattr(module.dynamo_ctx, "_dynamic", None)
+
+
+def original_of(module: OptimizedModule) -> nn.Module:
+    """Return the module that was compiled."""
+    original: nn.Module = module._orig_mod
+    return original
+
+
+def wants_one_graph(callback: Any) -> bool:
+    """Whether this layer around a backend was made for `fullgraph=True`."""
+    return bool(getattr(callback, "_one_graph", False))
+
+
+def wrapped_callback(callback: Any) -> Any:
+    """Return what this layer is wrapped around; None if it is the user's backend."""
+    return next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+
+
+def optimize_ddp() -> Any:
+    """Return `torch._dynamo.config.optimize_ddp`, with which users choose who averages."""
+    return torch._dynamo.config.optimize_ddp
+
+
+def fusion_passes() -> list[str]:
+    """Return the passes for DDP that Inductor is configured with, as text."""
+    import torch._inductor.config as inductor
+
+    return [str(each) for each in inductor._fuse_ddp_communication_passes]
+
+
+def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return Inductor's compiler of captured graphs, and the one that it uses for graphs of forward and backward."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    return compile_fx, compile_fx_inner
+
+
+def aot_eager_arguments() -> dict[str, Any]:
+    """Return the arguments of `aot_autograd` that make the backend "aot_eager"."""
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return {
+        "fw_compiler": boxed_nop,
+        "bw_compiler": boxed_nop,
+        "partition_fn": min_cut_rematerialization_partition,
+        "keep_inference_input_mutations": True,
+    }
+
+
+def source_of(placeholder: fx.Node) -> Any:
+    """Return what Dynamo says of where an input comes from; compilers read it."""
+    return getattr(placeholder, "_dynamo_source", None)
+
+
+def set_source(placeholder: fx.Node, source: Any) -> None:
+    """Say where an input comes from; None: from nowhere that a guard could look at."""
+    placeholder._dynamo_source = source
+
+
+def inherit_parameter_sources(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
+    """Give `gm` what Dynamo says of the parameters of `origin`."""
+    if hasattr(origin, "_param_name_to_source"):
+        gm._param_name_to_source = origin._param_name_to_source
