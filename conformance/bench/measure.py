@@ -1,4 +1,4 @@
-"""How fast a DDP is beside torch's own: paired ratios of step times, measured on the same ranks in one run.
+"""Measures step times of a DDP and of torch's DDP on the same ranks in one run, and returns their ratios.
 
 Absolute times say more about the machine than about the DDP, so none is reported. For each workload and set of options
 the subject and torch's DDP take turns; each round gives one ratio, and the median of the ratios is the result, printed

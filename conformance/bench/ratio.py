@@ -1,4 +1,4 @@
-"""How fast a DDP is beside torch's own, as reports hold it: ratios of step times, never times."""
+"""`Ratio`: a step time divided by that of torch's DDP, as reports store it; reports never store times."""
 
 from __future__ import annotations
 

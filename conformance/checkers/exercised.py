@@ -1,4 +1,4 @@
-"""Whether a run exercised anything: a scenario that tests nothing must not be green."""
+"""Checks that a run exercised something: a scenario that tests nothing must not be green."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models for tensor parallelism: small modules, and how each is spread over the ranks of a mesh dimension.
+"""Models for tensor parallelism: small modules, and how to shard each over the ranks of a mesh dimension.
 
 All are in float64. The parameters' gradients of exact ones are rounded to whole multiples of `_QUANTUM` by hooks, as
 other fixtures do it (`models.exact`): what the order of sums changes is eleven orders of magnitude smaller, so that a

@@ -1,4 +1,4 @@
-"""Programs `autograd_use` and `refusable_use`: what people do with autograd around a DDP, beside the same without DDP.
+"""Programs `autograd_use` and `refusable_use`: what users do with autograd, with a DDP and without one.
 
 A use is a module and the code of one step. The program runs it on the wrapped module, the truth on a replica per rank.
 Where a requirement allows a DDP to refuse instead, the whole run is one fact: the gradients, or the error.

@@ -1,4 +1,4 @@
-"""Programs about buffers: what a forward sees of them, and what synchronising them must not disturb."""
+"""Programs about buffers: which values a forward sees, and what synchronising buffers must not disturb."""
 
 from __future__ import annotations
 

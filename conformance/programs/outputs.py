@@ -1,4 +1,4 @@
-"""Program `outputs`: what goes into forward and comes out of it, and whether gradients flow through every structure."""
+"""Program `outputs`: inputs and outputs of forward, and whether gradients flow through every structure."""
 
 from __future__ import annotations
 

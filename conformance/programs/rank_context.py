@@ -1,4 +1,4 @@
-"""What a program sees of the rank it runs on: the model, the subject, the data, and a place to report facts."""
+"""`RankContext`: a program's view of its rank: the model, the subject, the data, and a place to report facts."""
 
 from __future__ import annotations
 

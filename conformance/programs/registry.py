@@ -1,4 +1,4 @@
-"""A program: a function that every rank runs, the facts that must come of it, and the invariants that hold meanwhile.
+"""The registry of programs: for each its function, the facts that ranks must observe, and its invariants.
 
 A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports what it sees with
 `ctx.observe(name, value)`. What must be seen is computed from the scenario alone, in the controller, by the function

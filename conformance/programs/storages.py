@@ -1,4 +1,4 @@
-"""Where gradients lie, and what that shows of the options that a DDP was given."""
+"""Where gradients are stored, and what that reveals about a DDP's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about parameters that get no gradient: on some ranks, on all, always, or by turns."""
+"""Programs about parameters that get no gradient: on some ranks or on all, always or in some steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running steps that a program writes out itself: the counterpart under DDP of `oracles.steps`."""
+"""Runs steps that a program writes itself under the DDP; `oracles.steps` runs the same steps without DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collective on its way: from the call that issued it until somebody waited for it and it completed."""
+"""One collective in flight: from the call that issues it until a wait completes it."""
 
 from __future__ import annotations
 

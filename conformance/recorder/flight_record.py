@@ -1,4 +1,4 @@
-"""What a rank was doing, readable while the rank cannot answer.
+"""The flight record: what a rank was doing, in a file that the controller can read when the rank does not answer.
 
 A rank that is stopped, or that sits in C code without letting go of the interpreter, will not report; one that was
 killed cannot. So every rank writes where it is into a file that it has mapped into memory, before it goes there: the

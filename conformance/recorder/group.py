@@ -1,4 +1,4 @@
-"""Initialises torch.distributed so that the default group and every group made by `new_group` report to a recorder."""
+"""Initialises torch.distributed so that the default group and every `new_group` report to a recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process group that reports every collective and hands it on unchanged.
+"""A process group that reports every collective to the recorder and passes it on unchanged.
 
 torch's C++ code (the DDP reducer, functional collectives, compiled graphs) reaches a Python subclass of `ProcessGroup`
 through torch's trampoline, Python code reaches it directly; both end in the methods made below, and these end in the

@@ -1,4 +1,4 @@
-"""What is wrong with a broken rung, said so that the engineer who wrote the backend knows where to look. Pure."""
+"""Explains a broken rung to the engineer who wrote the backend: what came, on which rank, where to look. Pure."""
 
 from __future__ import annotations
 

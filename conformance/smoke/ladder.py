@@ -1,4 +1,4 @@
-"""Climbs the smoke ladder on a backend and a DDP: one rung after the other, up to the first that breaks."""
+"""Climbs the smoke ladder on a backend and a DDP: tries rung after rung and stops at the first that breaks."""
 
 from __future__ import annotations
 

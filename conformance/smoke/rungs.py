@@ -1,4 +1,4 @@
-"""The rungs of the smoke ladder, in the order in which they are climbed, each with what to do when it breaks."""
+"""The rungs of the smoke ladder, in order: what each checks, and what to do when it breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the DDP under test passes of what torch's DDP passes."""
+"""Compares which of torch's DDP tests the DDP under test passes with those that torch's DDP passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that place their models on GPUs, run on a machine that has none: every placement on CUDA means the CPU.
+"""Makes CUDA devices mean the CPU, so that tests written for GPUs run on a machine without one.
 
 A shim for the ranks of torch's tests alone, and the same one for every DDP. A test that looks at the device itself
 still fails here, for torch's DDP as well, and is then held against nobody.

@@ -1,4 +1,4 @@
-"""Opening the gates that keep torch's DDP tests from running on a machine without GPUs.
+"""Disables the skip decorators that keep torch's DDP tests from running on a machine without GPUs.
 
 Most of those tests need no GPU for what they test: they were written where there is one. Those that torch keeps in
 quarantine (`unittest.skip` with a link) are let in as well. It costs nothing: what counts is what torch's DDP passes

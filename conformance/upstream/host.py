@@ -1,4 +1,4 @@
-"""The process that ranks of torch's tests are forked from: torch and its tests are imported once, a rank costs a fork.
+"""The process that imports torch and its tests once and forks the ranks of each test.
 
 `python -m conformance.upstream.host FD TARGET` serves the controller at the other end of the file descriptor `FD`, one
 test at a time, with the DDP `TARGET` (`module:attr`). It has one thread whenever it forks. Nothing outlives it: the

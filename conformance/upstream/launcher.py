@@ -1,4 +1,4 @@
-"""The controller's side: hosts to run torch's tests in, and a way through all of them."""
+"""The controller's side of `upstream`: starts hosts and runs all tests in them."""
 
 from __future__ import annotations
 

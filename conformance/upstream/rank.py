@@ -1,4 +1,4 @@
-"""One rank of one of torch's tests, in a process forked for it."""
+"""Runs one rank of one of torch's tests, in a process forked for it."""
 
 from __future__ import annotations
 

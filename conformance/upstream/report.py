@@ -1,4 +1,4 @@
-"""A comparison for people, on the terminal, and for machines, as JSON."""
+"""Prints a comparison for people, and writes it as JSON for machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites that the torch wheel ships, and which of their tests concern DDP."""
+"""The test suites that the torch wheel ships, and which of their tests concern DDP."""
 
 from __future__ import annotations
 

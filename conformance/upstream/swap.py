@@ -1,4 +1,4 @@
-"""Putting the DDP under test in the place of torch's."""
+"""Replaces torch's DDP class by the DDP under test, in every imported module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `accumulation`: micro-batches inside and outside `no_sync`, in every way in which people arrange them."""
+"""Program `accumulation`: micro-batches inside and outside `no_sync`, in every arrangement that users write."""
 
 from __future__ import annotations
 

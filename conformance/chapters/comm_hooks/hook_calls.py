@@ -1,4 +1,4 @@
-"""Program `hook_calls`: what a comm hook is given, when it is called, and what becomes of its answer."""
+"""Program `hook_calls`: when the DDP calls a comm hook, what it passes, and what it does with the result."""
 
 from __future__ import annotations
 

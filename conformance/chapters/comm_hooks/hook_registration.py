@@ -1,4 +1,4 @@
-"""Programs about registering comm hooks: what is refused, what goes wrong inside one, and what copies do with it."""
+"""Programs about registering comm hooks: invalid hooks, errors inside a hook, and copies of a DDP with a hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about the comm hooks that come with torch: the numbers they give, and what goes over the wire."""
+"""Programs about the comm hooks that torch ships: the gradients they give and the collectives they issue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about what lies around a DDP: backends that promise less, users and frameworks that reach further in."""
+"""Programs about a DDP's surroundings: backends with fewer features, and users and frameworks that access internals."""
 
 from __future__ import annotations
 

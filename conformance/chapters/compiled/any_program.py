@@ -1,4 +1,4 @@
-"""Program `compiled`: any other program, with everything that it wraps compiled."""
+"""Program `compiled`: runs any other program, and compiles every module that it wraps."""
 
 from __future__ import annotations
 

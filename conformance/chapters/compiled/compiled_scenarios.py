@@ -1,4 +1,4 @@
-"""How the chapters about compiled modules make their scenarios."""
+"""How the chapters on compiled modules make their scenarios."""
 
 from __future__ import annotations
 

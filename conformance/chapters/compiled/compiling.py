@@ -1,4 +1,4 @@
-"""How a scenario compiles what it wraps: read from its arguments, and done through what torch offers everybody.
+"""How a scenario compiles what it wraps: its arguments say how, and torch's public functions do it.
 
 Any program runs compiled in a `CompilingContext`, whose `wrap` returns the wrapped module under `torch.compile`. The
 truth stays what it was: compilation changes no number.

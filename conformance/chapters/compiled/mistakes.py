@@ -1,4 +1,4 @@
-"""Program `compiled_mistake`: mistakes that must be answered with what to change, and that must leave no damage."""
+"""Program `compiled_mistake`: user errors under torch.compile, which must raise with a remedy and do no damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `compiled_pair`: two wrapped modules of two process groups and two dtypes in one compiled step."""
+"""Program `compiled_pair`: one compiled step with two wrapped modules, of two process groups and two dtypes."""
 
 from __future__ import annotations
 

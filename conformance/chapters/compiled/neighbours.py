@@ -1,4 +1,4 @@
-"""Program `compiled_neighbours`: what compiling a wrapped module changes for everybody else in the process."""
+"""Program `compiled_neighbours`: what compiling a wrapped module must not change in the rest of the process."""
 
 from __future__ import annotations
 

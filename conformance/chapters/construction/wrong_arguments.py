@@ -1,4 +1,4 @@
-"""Program `construction_error`: mistakes that a constructor must refuse on every rank, and survive."""
+"""Program `construction_error`: arguments that the constructor must reject on every rank, without damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about what goes wrong inside join contexts, and about contexts that must change nothing."""
+"""Programs about errors inside join contexts, and about contexts that must change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about join contexts: what becomes of buffers, and several joinables in one context."""
+"""Programs about join contexts: their effect on buffers, and several joinables in one context."""
 
 from __future__ import annotations
 

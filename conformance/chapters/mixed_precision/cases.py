@@ -1,4 +1,4 @@
-"""Program `mixed_precision_case`: what is cast, checkpointed, shared, ignored or unused in mixed precision.
+"""Program `mixed_precision_case`: modules with cast, checkpointed, shared, ignored or unused parameters.
 
 A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
 integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever

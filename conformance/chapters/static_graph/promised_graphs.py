@@ -1,4 +1,4 @@
-"""Programs about `static_graph`: what only a promised graph makes possible, and what becomes of a broken promise."""
+"""Programs about `static_graph`: what only a static graph makes possible, and what happens when the graph changes."""
 
 from __future__ import annotations
 

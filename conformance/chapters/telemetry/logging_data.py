@@ -1,4 +1,4 @@
-"""Programs about `_get_ddp_logging_data`: what a wrapper says about its configuration, buckets and errors."""
+"""Programs about `_get_ddp_logging_data`: a wrapper's report on its configuration, buckets and errors."""
 
 from __future__ import annotations
 
