@@ -87,7 +87,7 @@ class Door:
         store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
 
     def admit(self) -> Connection:
-        """Return the next agent's connection, closing those without the secret; raises `ConformanceError` if none comes."""
+        """Return the next agent's connection; close those without the secret. `ConformanceError` if none comes in time."""
         while True:
             try:
                 accepted, _ = self._socket.accept()
