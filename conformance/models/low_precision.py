@@ -77,7 +77,7 @@ def build_coarse(fixture: ModelFixture, scenario: Scenario) -> nn.Module:
 
 
 class LowPrecisionCopy(nn.Module):
-    """A copy of `module` for one forward and backward, converted as `precision` says; buffers are shared with it.
+    """A copy of `module` for one forward and backward, converted to `precision`; it shares the module's buffers.
 
     `ignored` names keep their precision. After backward, `hand_back` adds the gradients to those of `module`.
     """

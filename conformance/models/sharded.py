@@ -125,7 +125,7 @@ def _branches_plan() -> Plan:
 
 
 class Heads(nn.Module):
-    """Heads of which an argument says which are used."""
+    """Several heads; an argument of forward selects those that it uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -128,7 +128,7 @@ def _create_graph(model: nn.Module, turn: RankStep) -> None:
 def _retain_graph(model: nn.Module, turn: RankStep) -> None:
     output = turn.forward(model, turn.inputs(5, WIDTH))
     turn.backward(turn.loss(output), retain_graph=True)
-    model.zero_grad(set_to_none=True)  # the first backward is everybody's; it is the second that is judged
+    model.zero_grad(set_to_none=True)  # every DDP handles the first backward; only the second is judged
     turn.backward(turn.loss(output, micro=1))
 
 

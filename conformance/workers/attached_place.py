@@ -87,7 +87,7 @@ class Door:
         store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
 
     def admit(self) -> Connection:
-        """Return the next agent's connection; close those without the secret. `ConformanceError` if none comes in time."""
+        """Return the next agent's connection; close others. Raises `ConformanceError` if no agent comes in time."""
         while True:
             try:
                 accepted, _ = self._socket.accept()

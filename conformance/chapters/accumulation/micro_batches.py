@@ -36,7 +36,7 @@ KINDS: Mapping[str, bool] = {
 
 
 class Branches(nn.Module):
-    """A trunk and two branches, of which a forward uses those that it is told to."""
+    """A trunk and two branches; an argument of forward selects the branches that it uses."""
 
     def __init__(self) -> None:
         super().__init__()

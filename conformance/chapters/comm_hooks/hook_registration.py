@@ -191,7 +191,7 @@ def hook_copy(ctx: RankContext) -> None:
     number = ctx.arguments["after_steps"]
     twin = None
     with ctx.catching("refused"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a copy is attached to the default group may well be said
+        warnings.simplefilter("ignore")  # a DDP may warn that the copy uses the default group
         twin = _COPIES[ctx.arguments["copy"]](model)
     refusal = ctx.facts.pop("refused")
     module.zero_grad()

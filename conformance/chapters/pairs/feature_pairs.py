@@ -118,7 +118,7 @@ class Course:
 
 
 class Ignored(nn.Module):
-    """A module with one parameter, which DDP is told to leave alone."""
+    """A module with one parameter that the DDP must ignore."""
 
     def __init__(self) -> None:
         super().__init__()
