@@ -78,7 +78,9 @@ def facts(evidence: Evidence) -> Finding | None:
             "facts", f"facts are expected of {ranks(expected)}, but {ranks(evidence.observations)} ran"
         )
     if not any(expected.values()):
-        return harness_error("facts", "the program's expectation requires no fact of any rank: nothing can be shown")
+        return harness_error(
+            "facts", "the program's expectation requires no fact of any rank, so there is nothing to compare"
+        )
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
     wrong = wrong_facts(expected, observed)
     num_expected = sum(len(facts) for facts in expected.values())

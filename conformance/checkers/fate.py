@@ -37,14 +37,15 @@ def no_hang(evidence: Evidence) -> Finding:
     hung = evidence.ended("hung")
     if not hung:
         if evidence.ended("abandoned") and not evidence.ended(*DEAD, "raised"):
-            return harness_error("no_hang", f"{ranks(_ranks(evidence.ended('abandoned')))} ended without a cause")
+            abandoned = ranks(_ranks(evidence.ended("abandoned")))
+            return harness_error("no_hang", f"the harness ended {abandoned}, although no rank died or raised")
         return passed("no_hang")
     missing = missing_from(evidence.observations)
     if missing is None:
         where = "; ".join(map(_whereabouts, hung))
-        summary = f"no collective is short of a rank, but {ranks(_ranks(hung))} did not end: {where}"
+        summary = f"no rank is missing from a collective, but {ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
-            summary += f"; {ranks(mute)} did not answer when asked for a stack"
+            summary += f"; {ranks(mute)} did not write a stack when signalled"
         lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
@@ -202,7 +203,7 @@ def _error(observation: Observation) -> str:
 
 
 def _stop_of(observation: Observation) -> str:
-    ended = "was ended for that" if observation.fate.kind == "abandoned" else _predicate(observation)
+    ended = "was then ended by the harness" if observation.fate.kind == "abandoned" else _predicate(observation)
     return f"Rank {observation.rank} {ended}, {_last_words(observation)}."
 
 
@@ -213,7 +214,7 @@ def _tracebacks(raised: list[Observation]) -> list[str]:
         if one.raised is not None and one.raised.traceback:
             tail = one.raised.traceback.strip().splitlines()[-_TAIL_LINES:]
             tails.setdefault(block(tail), []).append(one.rank)
-    return [f"Traceback of {ranks(numbers)}, its end:\n{tail}" for tail, numbers in tails.items()]
+    return [f"End of the traceback of {ranks(numbers)}:\n{tail}" for tail, numbers in tails.items()]
 
 
 def _attachments(observation: Observation) -> list[str]:
@@ -223,7 +224,7 @@ def _attachments(observation: Observation) -> list[str]:
         texts.append(f"Rank {observation.rank}'s stack:\n{block(frames[:_STACK_LINES])}")
     if observation.stderr.strip():
         tail = observation.stderr.strip().splitlines()[-_TAIL_LINES:]
-        texts.append(f"Rank {observation.rank}'s stderr, its end:\n{block(tail)}")
+        texts.append(f"End of rank {observation.rank}'s stderr:\n{block(tail)}")
     return texts
 
 

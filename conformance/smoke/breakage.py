@@ -72,7 +72,7 @@ def _raised(raised: list[Observation], num_ranks: int, advice: str) -> Breakage:
         came="; ".join(f"rank {one.rank}: {shorten(str(one.raised))}" for one in raised),
         advice=advice,
         evidence="\n".join(
-            [f"Rank {first.rank}'s traceback, its end:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
+            [f"End of rank {first.rank}'s traceback:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
         ),
     )
 
@@ -183,4 +183,4 @@ def _stacks(observations: list[Observation]) -> str:
 
 def _stderr(observation: Observation) -> str:
     lines = observation.stderr.strip().splitlines()[-_STDERR_LINES:]
-    return f"Rank {observation.rank}'s stderr, its end:\n" + "\n".join(lines) if lines else ""
+    return f"End of rank {observation.rank}'s stderr:\n" + "\n".join(lines) if lines else ""

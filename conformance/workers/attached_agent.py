@@ -193,7 +193,7 @@ class Agent:
         return Beat(order.number, seen)
 
     def _last_words(self, beat: tuple[Order, Post] | None) -> str:
-        silence = f"nothing was heard of the controller for {LOST_S:g} s: its host is down or the link to it is cut"
+        silence = f"no message from the controller for {LOST_S:g} s: its host is down or the link to it is cut"
         if beat is None:
             return f"{self._host}: {silence}; no scenario was running here"
         order, post = beat
