@@ -1,4 +1,4 @@
-"""`python -m conformance` is `ddp-conformance`: for launchers that start modules."""
+"""`python -m conformance` is `ddp-conformance`, for launchers that start Python modules."""
 
 from conformance.cli import main
 

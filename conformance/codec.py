@@ -22,7 +22,7 @@ _JSON_NAMES = {
 
 
 class MismatchError(ValueError):
-    """A value is not what its field demands; `path` is where, such as `.faults[0].rank`, and grows on the way up."""
+    """A value does not fit its field; `path`, such as `.faults[0].rank`, grows while the error passes up."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ class MismatchError(ValueError):
         return f"{self.path.removeprefix('.')}: {self.args[0]}" if self.path else str(self.args[0])
 
     def below(self, step: str) -> MismatchError:
-        """Return the same error, seen from one step further up."""
+        """Return the same error with `step` before its path."""
         return MismatchError(self.args[0], step + self.path)
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
-    """Return the JSON object in `text`, which is to hold `what`, such as `a report`.
+    """Return the JSON object in `text`; error messages call it `what`, such as `a report`.
 
-    Raises `ValueError` with line and column when the text is truncated or no JSON, or holds something else.
+    Raises `ValueError`, with line and column if the text is truncated or no JSON, and if it holds no JSON object.
     """
     try:
         data = json.loads(text, parse_constant=_no_constant)
@@ -56,13 +56,13 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 def name_of(data: Any) -> str:
-    """Return what JSON calls the type of `data`."""
+    """Return JSON's name for the type of `data`."""
     return _JSON_NAMES.get(type(data), type(data).__name__)
 
 
 @cache
 def required_fields(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass without a default; one with a default is not in data older than itself."""
+    """Return the fields of a dataclass that have no default; data of earlier releases may lack fields with one."""
     without = (dataclasses.MISSING, dataclasses.MISSING)
     return tuple(field.name for field in dataclasses.fields(kind) if (field.default, field.default_factory) == without)
 
@@ -88,9 +88,9 @@ def _no_constant(name: str) -> Any:
 
 
 def decode(data: Any, kind: Any) -> Any:
-    """Return parsed JSON as a value of type `kind`: a frozen dataclass, or what the fields of one may hold.
+    """Return parsed JSON as a value of type `kind`: a frozen dataclass, or any type that its fields may have.
 
-    Raises `MismatchError`, or whatever a dataclass's own checks raise.
+    Raises `MismatchError`, and whatever the `__post_init__` of a dataclass raises.
     """
     origin = typing.get_origin(kind)
     if kind is Any:

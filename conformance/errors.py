@@ -1,22 +1,22 @@
-"""Errors of the harness: each says what was expected, what came, and what to do."""
+"""Errors that the harness shows to its users: each says what was expected, what came, and what to do."""
 
 from __future__ import annotations
 
 
 class ConformanceError(Exception):
-    """Base of every error that a user of the harness can cause and mend. Fronts print it without a traceback."""
+    """Base of every error that a user can cause and correct. The command line prints it without a traceback."""
 
 
 class ScenarioError(ConformanceError, ValueError):
-    """A scenario is malformed or names something that does not exist."""
+    """A scenario is malformed, or names a program, model or requirement that does not exist."""
 
 
 class SubjectError(ConformanceError):
-    """The DDP under test cannot be imported or is not a module wrapper."""
+    """The DDP under test cannot be imported, or does not return an `nn.Module`."""
 
 
 class BackendError(ConformanceError):
-    """The backend is unknown, is not available here, or cannot serve what was asked."""
+    """The backend is unknown, is not available here, or cannot serve the requested world size."""
 
 
 class SpecificationError(ConformanceError, ValueError):

@@ -1,11 +1,11 @@
-"""What happened between the ranks: one value per collective, as every rank saw it."""
+"""`Collective`: one collective as a rank issued it; a rank's history is a tuple of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-#: Between two ranks only: the other ranks of the group know nothing of it.
+#: Operations between two ranks: the other ranks of the group do not take part.
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -17,7 +17,7 @@ class Collective:
     `shapes` and `dtypes` describe the tensors passed in; `reduce_op` is `sum`, `avg`, ... or empty; `root` is the root
     rank or -1; `phase` is what the program was doing (`construct`, `forward`, `backward`, ...); `step` counts the
     program's steps (-1 before the first); `sync` tells whether the program was outside `no_sync`; `finished` whether
-    somebody waited for it and it completed; `members` are the ranks of the group, empty where nobody knows them.
+    the subject or the program waited for it and it completed; `members` are the group's ranks, empty if unknown.
     """
 
     index: int
@@ -37,7 +37,7 @@ class Collective:
 
     @property
     def numel(self) -> int:
-        """Elements passed in, over all tensors."""
+        """The number of elements passed in, over all tensors."""
         total = 0
         for shape in self.shapes:
             product = 1
@@ -48,7 +48,7 @@ class Collective:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What must agree between ranks for the collectives to match each other."""
+        """What ranks must agree in for their collectives to match."""
         return (self.op, self.group, self.numel, self.dtypes, self.reduce_op, self.root)
 
     def describe(self) -> str:
@@ -59,10 +59,10 @@ class Collective:
 
 
 def by_member(histories: Mapping[int, Iterable[Collective]], group: str) -> dict[int, dict[int, Collective]]:
-    """Return, for every rank of `group`, what it issued there by index; point-to-point operations are no collectives.
+    """Return for every rank of `group` the collectives that it issued there, by index; point-to-point ones left out.
 
-    A rank belongs to a group if it has issued anything there, or if one that has issued something names it as a member;
-    all belong to the default group.
+    A rank belongs to a group if it issued anything there, or if a collective of another rank names it as a member. All
+    ranks belong to the default group.
     """
     issued = {rank: [one for one in history if one.group == group] for rank, history in histories.items()}
     named = {rank for history in issued.values() for one in history for rank in one.members}

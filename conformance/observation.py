@@ -1,4 +1,4 @@
-"""What one rank did and saw in one scenario."""
+"""`Observation`: what one rank did and reported in one scenario."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception as a fact: type name, names of all its bases, and message."""
+    """An exception as a fact: its type's name, the names of all base classes, and its message."""
 
     type: str
     bases: tuple[str, ...]
@@ -24,7 +24,7 @@ class Raised:
 
     @staticmethod
     def of(error: BaseException, traceback: str = "") -> Raised:
-        """Describe `error` without keeping it (or its frames) alive."""
+        """Describe `error` without keeping it or its frames alive."""
         bases = tuple(base.__name__ for base in type(error).__mro__)
         return Raised(type(error).__name__, bases, str(error), traceback)
 
@@ -37,7 +37,7 @@ class Raised:
 class Ending:
     """How a rank ended: `returned`, `raised`, `exited`, `killed` (by a signal), `hung` or `abandoned`.
 
-    `abandoned` is a rank that was ended by the harness because another rank died or hung first.
+    `abandoned`: the harness ended the rank because another rank had died or hung.
     """
 
     kind: str
@@ -51,9 +51,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one rank reports; `stack` and `stderr` are filled when the rank failed or hung.
+    """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
 
-    `host` is where it ran, where ranks run on several.
+    `host` is set only if ranks run on several hosts.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Backends and DDPs that installed packages bring, found by entry point and imported only when they are wanted."""
+"""Finds the backends and DDPs that installed packages declare as entry points; imports only the one it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUBJECTS = "ddp_conformance.subjects"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: `name` is what people type, `target` is `module:attr`, `package` the distribution it is from."""
+    """One entry point: `name` is what users type, `target` is `module:attr`, `package` the distribution that has it."""
 
     group: str
     name: str
@@ -20,18 +20,18 @@ class Plugin:
 
 
 def installed(group: str) -> tuple[Plugin, ...]:
-    """Return what installed packages declare in `group`, by name; imports none of it."""
+    """Return the entry points that installed packages declare in `group`, sorted by name; imports none of them."""
     found = {_plugin(group, entry) for entry in entry_points(group=group)}
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.target)))
 
 
 def named(group: str, name: str) -> tuple[Plugin, ...]:
-    """Return the plugins called `name`: more than one where packages disagree about who that is."""
+    """Return the plugins called `name`: several, if several packages declare that name."""
     return tuple(plugin for plugin in installed(group) if plugin.name == name)
 
 
 def disagreement(plugins: tuple[Plugin, ...]) -> str:
-    """Return why none of several plugins of one name can be taken."""
+    """Return an error message for several plugins of one name."""
     candidates = ", ".join(f"{plugin.target} (of {plugin.package})" for plugin in plugins)
     return f"several installed packages call theirs {plugins[0].name!r}: {candidates}; name one as module:attr"
 

@@ -1,8 +1,8 @@
-"""A scenario: everything that decides what a run does, as one frozen value that travels as JSON.
+"""`Scenario`: everything that decides what a run does, as one frozen value that is also a JSON file.
 
-The same value drives pytest, the command line, replay, generated runs and mutants, so a failing scenario is a file that
-somebody else can run. Loading one never executes anything and never half-succeeds: it gives a `Scenario` or raises
-`ScenarioError` with the field that is wrong.
+pytest, the command line, `replay`, `explore` and mutants all run the same value, so a failing scenario is a file that
+anybody can run. Loading a file executes nothing: it returns a `Scenario`, or raises `ScenarioError`, which names the
+wrong field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
 
 def leading_requirement(scenario_id: str, requirements: Sequence[str]) -> str:
-    """Return the requirement that the id of a scenario names, or else the first, or nothing."""
+    """Return the requirement in a scenario's id if `requirements` has it, else the first of them, else nothing."""
     parts = scenario_id.split("/")
     return parts[1] if len(parts) == 3 and parts[1] in requirements else next(iter(requirements), "")
 
@@ -45,7 +45,7 @@ class Step:
     zero_grad: str = "none"
 
     def __post_init__(self) -> None:
-        """Refuse values that no run could mean."""
+        """Raise `ScenarioError` for values that no run can have."""
         if self.local_backwards < 0:
             raise ScenarioError(f"local_backwards must be >= 0, got {self.local_backwards}")
         if self.zero_grad not in ZERO_GRAD:
@@ -54,9 +54,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One injected misfortune: `kind` happens on `rank` when it reaches `at` for the `occurrence`-th time.
+    """One injected failure: the harness does `kind` to `rank` when it reaches `at` for the `occurrence`-th time.
 
-    `at` is a phase that the program announces (`forward`, `backward`, `step`, ...) or `collective`, counted from 0.
+    `at` is a phase that the program announces (`forward`, `backward`, `step`, ...) or `collective`. `occurrence` counts
+    from 0.
     """
 
     kind: str
@@ -65,7 +66,7 @@ class Fault:
     occurrence: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse unknown kinds early: a fault that cannot fire would make a scenario that tests nothing."""
+        """Raise `ScenarioError` for an unknown kind: a scenario whose fault cannot fire would test nothing."""
         if self.kind not in FAULT_KINDS:
             raise ScenarioError(f"fault kind must be one of {', '.join(FAULT_KINDS)}, got {self.kind!r}")
 
@@ -76,11 +77,11 @@ def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run of one program on `world_size` ranks, and the requirements that it gives evidence for.
+    """One run of one program on `world_size` ranks, and the requirements that it tests.
 
-    `options` are keyword arguments of the DDP under test; `arguments` belong to the program. Both hold JSON only.
-    `needs` names capabilities of backend or subject without which the verdict is UNSUPPORTED. A run that records fewer
-    than `min_collectives` collectives on any rank exercised nothing and is a HARNESS_ERROR.
+    `options` are keyword arguments of the DDP under test; `arguments` are read by the program. Both hold JSON only.
+    `needs` names capabilities of backend or subject without which the verdict is UNSUPPORTED. If any rank records fewer
+    than `min_collectives` collectives, the run exercised nothing and the verdict is HARNESS_ERROR.
     """
 
     id: str
@@ -100,7 +101,7 @@ class Scenario:
     recorded: bool = True
 
     def __post_init__(self) -> None:
-        """Normalise containers to immutable ones and refuse values that cannot be run."""
+        """Make containers immutable; raise `ScenarioError` for values that cannot be run."""
         set_field = object.__setattr__
         for name in ("requirements", "schedule", "faults", "needs"):
             set_field(self, name, tuple(getattr(self, name)))
@@ -135,7 +136,7 @@ class Scenario:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything in the scenario: two runs with equal digests ran the same."""
+        """SHA-256 of all fields: two runs with equal digests ran the same scenario."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -149,7 +150,7 @@ class Scenario:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Scenario:
-        """Build a scenario from parsed JSON; raises `ScenarioError` naming the field that is wrong."""
+        """Build a scenario from parsed JSON; raises `ScenarioError`, which names the wrong field."""
         rest = dict(data)
         version = rest.pop("schema_version", None)
         if version != SCHEMA_VERSION:
@@ -167,7 +168,7 @@ class Scenario:
 
     @staticmethod
     def loads(text: str) -> Scenario:
-        """Read JSON text; raises `ScenarioError` with line and column when the text is truncated or no JSON."""
+        """Parse JSON text; raises `ScenarioError`, with line and column if the text is truncated or no JSON."""
         try:
             data = parse_object(text, "a scenario")
         except ValueError as error:

@@ -1,8 +1,8 @@
-"""The suite: the scenarios of all chapters, and the selection of some of them.
+"""The suite: the scenarios of all chapters, and `Selection`, which selects some of them.
 
-A chapter is a folder in `conformance/chapters/` that holds `requirements.toml`, what MUST hold, and `scenarios.py` with
-`def scenarios() -> Iterator[Scenario]`, which scenarios show it. Their ids read `<chapter>/<REQUIREMENT-ID>/<slug>`:
-`gradients/GRAD-01/mlp-world2`.
+A chapter is a folder in `conformance/chapters/`. Its `requirements.toml` states what MUST hold; its `scenarios.py`
+defines `def scenarios() -> Iterator[Scenario]`, which yields the scenarios that test it. Scenario ids have the form
+`<chapter>/<REQUIREMENT-ID>/<slug>`, for example `gradients/GRAD-01/mlp-world2`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def one_per_requirement(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which scenarios to run; every part that is given must match, and within a part any of its values.
+    """Which scenarios to run: a scenario must match every field that is set, and of each field any value.
 
-    `names` are what people type as positional arguments: a chapter, a requirement id, a scenario id or a glob of
+    `names` are the command line's positional arguments: a chapter, a requirement id, a scenario id or a glob of
     scenario ids. `keyword` is a substring of the id, regardless of case.
     """
 
@@ -96,8 +96,8 @@ class Selection:
     def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
         """Return the matching scenarios in their order.
 
-        Raises `SpecificationError` or `ScenarioError` with near misses for a name that does not exist, and
-        `ScenarioError` when nothing matches: a run of nothing must never look green.
+        Raises `SpecificationError` or `ScenarioError`, with similar names, for a name that does not exist, and
+        `ScenarioError` when nothing matches: an empty run must never look green.
         """
         scenarios = tuple(scenarios)
         for chapter in self.chapters:
@@ -111,12 +111,16 @@ class Selection:
             if not any(_is_named(name, scenario) for scenario in scenarios):
                 raise ScenarioError(_unknown_name(name, scenarios, catalogue))
         chosen = tuple(scenario for scenario in scenarios if self.matches(scenario))
+        if not scenarios:
+            raise ScenarioError("there is no scenario to select from: the profile has no requirements")
         if not chosen:
-            raise ScenarioError(f"no scenario matches {self}; `ddp-conformance list` shows all {len(scenarios)}")
+            raise ScenarioError(
+                f"no scenario matches {self}; `ddp-conformance list --scenarios` prints all {len(scenarios)}"
+            )
         return chosen
 
     def matches(self, scenario: Scenario) -> bool:
-        """Whether every given part of the selection matches `scenario`."""
+        """Whether `scenario` matches every field that is set."""
         return (
             (not self.names or any(_is_named(name, scenario) for name in self.names))
             and (not self.chapters or scenario.chapter in self.chapters)
@@ -126,7 +130,7 @@ class Selection:
         )
 
     def __str__(self) -> str:
-        """Return the given parts as they would be typed."""
+        """Return the selection as the user would type it."""
         parts = [repr(name) for name in self.names]
         parts += [f"--chapter {chapter}" for chapter in self.chapters]
         parts += [f"--requirement {requirement_id}" for requirement_id in self.requirements]
@@ -142,6 +146,6 @@ def _is_named(name: str, scenario: Scenario) -> bool:
 def _unknown_name(name: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> str:
     chapters = {chapter.name for chapter in catalogue.chapters}
     if name in chapters or name in catalogue:
-        return f"no scenario gives evidence for {name}"
+        return f"no scenario tests {name}"
     known = chapters | {requirement.id for requirement in catalogue} | {scenario.id for scenario in scenarios}
     return f"{name!r} is no chapter, requirement, scenario or glob of scenarios{hint(name, known)}"

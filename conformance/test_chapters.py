@@ -1,7 +1,7 @@
-"""Every scenario as a pytest test: `pytest --pyargs conformance -n 2 -k buckets`.
+"""Runs every scenario as a pytest test: `pytest --pyargs conformance.test_chapters -n 2 -k buckets`.
 
-Each process (with `-n`, each xdist worker) owns its ranks and meets them in a private folder, so any number of runs may
-share a machine. A failed scenario prints its explanation and how to replay it, not a Python traceback.
+Each process (with `-n`, each xdist worker) starts its own ranks, which rendezvous in a private folder, so any number of
+runs may share a machine. For a failed scenario pytest prints its explanation and the replay command, not a traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verdicts: what a run says about the requirements it exercised. They are never conflated."""
+"""`Verdict`: the outcome of a scenario, one word per kind of outcome."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from conformance.history import Collective
 
 
 class Verdict(Enum):
-    """One word per kind of outcome, from harmless to grave; `worst` relies on this order."""
+    """The kinds of outcome, in increasing severity; `worst` relies on this order."""
 
     PASS = "PASS"
     UNSUPPORTED = "UNSUPPORTED"  # a declared capability is missing; the scenario did not run
-    UNKNOWN = "UNKNOWN"  # a checker's precondition failed: no statement either way
+    UNKNOWN = "UNKNOWN"  # a checker's precondition failed, so it could not decide
     FAIL = "FAIL"
     HANG = "HANG"
     CRASH = "CRASH"
-    HARNESS_ERROR = "HARNESS_ERROR"  # our fault, or a scenario that exercised nothing
+    HARNESS_ERROR = "HARNESS_ERROR"  # a bug in the harness, or a scenario that exercised nothing
 
     @property
     def is_failure(self) -> bool:
@@ -27,14 +27,14 @@ class Verdict(Enum):
 
     @staticmethod
     def worst(verdicts: list[Verdict]) -> Verdict:
-        """Return the gravest; PASS for none."""
+        """Return the most severe verdict; PASS if there are none."""
         order = list(Verdict)
         return max(verdicts, key=order.index, default=Verdict.PASS)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One checker's statement about one scenario: `summary` is a sentence, `explanation` the evidence."""
+    """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence."""
 
     checker: str
     verdict: Verdict
@@ -43,9 +43,9 @@ class Finding:
 
 
 def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that made `verdict` what it is, the gravest and those with evidence first.
+    """Return the findings that led to `verdict`, the most severe and those with evidence first.
 
-    One whose evidence an earlier one gave already is left out.
+    Leaves out a finding whose evidence equals that of an earlier one.
     """
     found = [one for one in findings if one.verdict.is_failure or one.verdict is verdict]
     found.sort(key=lambda one: (one.verdict is not verdict, not one.explanation))

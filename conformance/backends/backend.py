@@ -1,7 +1,7 @@
-"""What the harness must know of a c10d backend, in one small value.
+"""`Backend`: everything that the harness knows of a c10d backend, in one value.
 
-Everything that differs between gloo, NCCL and a vendor's backend is here, so that programs, pools and checkers name
-none of them. A vendor describes theirs as a `Backend` in a module of their own and passes `module:attr`.
+Everything that differs between gloo, NCCL and a vendor's backend is in this value, so programs, pools and checkers name
+no backend. A vendor defines a `Backend` in a module of their own and passes `--backend module:attr`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 from conformance import plugins
 from conformance.errors import BackendError
 
-#: What a backend may declare, and scenarios may list under `needs`, beyond what every DDP lives on: broadcast,
+#: What a backend may declare, and scenarios may list under `needs`. Not listed is what every DDP needs: broadcast,
 #: all_reduce (SUM, MAX and MIN), all_gather, barrier, and new groups.
 CAPABILITIES = frozenset(
     {
@@ -44,11 +44,11 @@ class Backend:
     """A c10d backend together with the devices that it serves.
 
     `capabilities`, of `CAPABILITIES`, are what scenarios may list under `needs`: operations beyond those that every DDP
-    lives on and dtypes beyond float32, float64 and integers. `max_world_size()` is None for no limit; `unavailable()`
-    is empty when the backend can be used here, else the reason; both run in the controller and may touch the device.
-    `device(rank)` and `create(store, rank, world_size, timeout)` run in a rank; every rank must call `create`, which
-    returns the connected group. `source` is the text by which another process finds this value again: ranks look the
-    backend up by it, because functions of a vendor's module need not pickle.
+    needs, and dtypes beyond float32, float64 and integers. `max_world_size()` returns None for no limit.
+    `unavailable()` returns an empty string if the backend can be used here, else the reason. The controller calls both;
+    they may touch the device. Ranks call `device(rank)` and `create(store, rank, world_size, timeout)`; every rank must
+    call `create`, which returns the connected group. `source` is the text by which ranks find this value again in their
+    own process, because functions of a vendor's module need not pickle.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Backend:
 
 
 def get_backend(name: str) -> Backend:
-    """Return the backend called `name`: `gloo`, `nccl`, that of an installed package, or `module:attr` for any other.
+    """Return the backend called `name`: `gloo`, `nccl`, an installed package's name, or `module:attr` for any other.
 
-    Packages declare theirs as entry points of the group `ddp_conformance.backends`; only the one that is asked for is
-    imported. Whether it can be used on this machine is not asked: see `Backend.unavailable`.
+    Packages declare backends as entry points of the group `ddp_conformance.backends`; only the named one is imported.
+    This function does not check whether the machine can use it: see `Backend.unavailable`.
 
     Raises:
-        BackendError: nothing of that name exists, its module cannot be imported, or it is no `Backend`.
+        BackendError: no backend has that name, its module cannot be imported, or the attribute is no `Backend`.
 
     """
     target = BUILT_IN.get(name) or _installed_target(name) or name
@@ -90,7 +90,7 @@ def get_backend(name: str) -> Backend:
 
 
 def _installed_target(name: str) -> str:
-    """Return what the installed backend of that name is; empty where there is none."""
+    """Return `module:attr` of the installed backend of that name; empty if there is none."""
     found = plugins.named(plugins.BACKENDS, name)
     if len(found) > 1:
         raise BackendError(plugins.disagreement(found))

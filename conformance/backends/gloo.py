@@ -1,4 +1,4 @@
-"""gloo on the CPU: the backend that every machine has."""
+"""The gloo backend, on the CPU, which every machine has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import Store
 
 from conformance.backends.backend import CAPABILITIES, Backend
 
-#: Loopback only, unless the ranks are on several hosts: runs must not depend on a host name that resolves, nor be
-#: reachable from outside.
+#: Ranks of one host use loopback only: a run must not depend on a host name that resolves, nor accept connections from
+#: outside.
 LOOPBACK = "lo"
 
 
@@ -22,7 +22,7 @@ def _unavailable() -> str:
 
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # as ranks have it from whoever forked them
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)  # the zygote sets it, for several hosts to theirs
     options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, world_size, options)

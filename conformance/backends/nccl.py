@@ -1,7 +1,7 @@
-"""NCCL on CUDA devices.
+"""The NCCL backend, on CUDA devices.
 
-More ranks than devices are possible, for correctness only: NCCL refuses two ranks on one device when their host hash
-and bus id agree, so such ranks each get a host id of their own and talk over loopback sockets.
+A run may have more ranks than devices, to test correctness, not speed. NCCL refuses two ranks on one device when their
+host hash and bus id agree, so each of these ranks gets a host id of its own, and they talk over loopback sockets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _device(rank: int) -> str:
 
 
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> GroupBackend:
-    if world_size > torch.cuda.device_count():  # before NCCL's first call in this process: it reads these once
+    if world_size > torch.cuda.device_count():  # set before NCCL's first call in this process, which reads them once
         os.environ["NCCL_HOSTID"] = f"rank{rank}"
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.cuda.set_device(_device(rank))

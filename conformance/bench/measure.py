@@ -1,8 +1,8 @@
-"""How fast a DDP is beside torch's own: paired ratios of step times, measured on the same ranks in one run.
+"""Measures step times of a DDP and of torch's DDP on the same ranks in one run, and returns their ratios.
 
-Absolute times say more about the machine than about the DDP, so none is reported. For each workload and set of options
-the subject and torch's DDP take turns; each round gives one ratio, and the median of the ratios is the result, printed
-with its quartiles. Another contestant, torch's DDP a second time, shows how much of a ratio is noise.
+Absolute times depend on the machine more than on the DDP, so this module reports none. For each workload and set of
+options, the subject and torch's DDP take turns. Each round gives one ratio; the result is the median ratio with its
+quartiles. torch's DDP takes part a second time, which shows how much of a ratio is noise.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
 
-#: Options whose step times are compared; the reference is always torch's DDP with its defaults.
+#: The sets of options that the benchmark measures, besides torch's DDP with its defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "bucket view": {"gradient_as_bucket_view": True},
     "find unused": {"find_unused_parameters": True},
     "static graph": {"static_graph": True},
 }
-#: What decides who averages the gradients of a compiled module (`torch._dynamo.config.optimize_ddp`); torch's default
-#: is the first.
+#: Values of `torch._dynamo.config.optimize_ddp`, which selects who averages the gradients of a compiled module; the
+#: first is torch's default.
 REDUCTIONS = ("ddp_optimizer", "python_reducer")
 _AUTO = "auto buckets"
 _WARM_UP_ROUNDS = 5
@@ -39,10 +39,10 @@ def measure(
 ) -> tuple[Ratio, ...]:
     """Compare `subject` with torch's DDP on one workload.
 
-    For each variant: the ratio to torch's DDP with the same options and with its defaults; where the subject chooses
-    bucket caps by itself, the ratio to itself with default caps; last, torch's DDP against itself.
+    Returns for each variant the ratios to torch's DDP with the same options and with its defaults; if the subject can
+    choose bucket caps itself, also its ratio to itself with default caps; last, torch's DDP against itself.
 
-    Raises `ConformanceError` when a rank did not finish.
+    Raises `ConformanceError` when a rank does not finish.
     """
     contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}]]
     for variant, options in VARIANTS.items():
@@ -68,9 +68,9 @@ def measure_compiled(
 ) -> tuple[Ratio, ...]:
     """Compare the compiled `subject` with torch's compiled DDP on one workload of `compiled_step_time`.
 
-    The subject with each of `REDUCTIONS` is compared with torch's DDP with each; last, torch's DDP with itself.
-    `compiler` is the backend of `torch.compile`. Raises `ConformanceError` when a rank did not finish, or when torch's
-    graphs were not split although they had to be: ratios would then be about something else.
+    Returns the ratios of the subject with each of `REDUCTIONS` to torch's DDP with each; last, torch's DDP against
+    itself. `compiler` is the backend of `torch.compile`. Raises `ConformanceError` when a rank does not finish, or when
+    torch's optimiser did not split the graph: the ratios would then not measure what they claim.
     """
     contestants = [
         [f"{name}{reduction}", target, reduction]
@@ -84,7 +84,7 @@ def measure_compiled(
     for rank, seen in facts.items():
         if seen[f"graphs/{default}"] < 2:
             raise ConformanceError(
-                f"bench: {workload!r} was to be split by torch's optimiser, but on rank {rank} it compiled "
+                f"bench: torch's optimiser must split {workload!r} into several graphs, but on rank {rank} it compiled "
                 f"{seen[f'graphs/{default}']} graph(s); choose a larger model"
             )
     steps = _Steps.of(workload, facts, contestants)
@@ -126,7 +126,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Seconds of every contestant's steps on one workload, by the contestant's label."""
+    """The step times of every contestant on one workload in seconds, by the contestant's label."""
 
     workload: str
     world_size: int
@@ -134,7 +134,7 @@ class _Steps:
 
     @staticmethod
     def of(workload: str, facts: Mapping[int, Mapping[str, Any]], contestants: Sequence[Sequence[Any]]) -> _Steps:
-        """Take them from what the ranks observed. A step ends when the slowest rank's does."""
+        """Read the times from the ranks' facts. The time of a step is that of its slowest rank."""
         seconds = {
             str(label): [max(times) for times in zip(*(seen[label] for seen in facts.values()), strict=True)]
             for label, *_ in contestants
@@ -142,7 +142,7 @@ class _Steps:
         return _Steps(workload, len(facts), seconds)
 
     def ratio(self, variant: str, reference: str, ours: str, theirs: str) -> Ratio:
-        """Return the ratio of the contestants labelled `ours` and `theirs`, warm-up left out."""
+        """Return the ratio of contestant `ours` to contestant `theirs`, without the warm-up rounds."""
         pairs = zip(self.seconds[ours][_WARM_UP_ROUNDS:], self.seconds[theirs][_WARM_UP_ROUNDS:], strict=True)
         values = [a / b for a, b in pairs]
         lower, median, upper = statistics.quantiles(values, n=4)
@@ -158,10 +158,10 @@ def run(
     compiler: str | None = None,
     progress: Callable[[str], object] = lambda workload: None,
 ) -> tuple[Ratio, ...]:
-    """Measure every workload, calling `progress(workload)` before each.
+    """Measure every workload; call `progress(workload)` before each.
 
-    With `compiler`, the name of a backend of `torch.compile`, compiled DDPs are compared. Raises `ConformanceError` as
-    `measure` and `measure_compiled` do.
+    `compiler` names a backend of `torch.compile` and selects compiled DDPs. Raises `ConformanceError` as `measure` and
+    `measure_compiled` do.
     """
     from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
     from conformance.bench.programs.step_time import WORKLOADS

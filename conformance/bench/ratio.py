@@ -1,4 +1,4 @@
-"""How fast a DDP is beside torch's own, as reports hold it: ratios of step times, never times."""
+"""`Ratio`: a step time divided by that of torch's DDP, as reports store it; reports never store times."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Step time of a contestant over that of the reference on one workload: median and quartiles over rounds.
+    """Step time of a contestant divided by that of the reference on one workload: median and quartiles over rounds.
 
-    `variant` names the contestant's options. The variant `torch itself`, torch's DDP over a second copy of itself,
-    tells how far from 1 noise alone gets.
+    `variant` names the contestant's options. The variant `torch itself` compares torch's DDP with a second copy of
+    itself: it shows how far noise alone moves a ratio from 1.
     """
 
     workload: str
@@ -25,12 +25,12 @@ class Ratio:
 
     @property
     def compared(self) -> tuple[str, str, str, int]:
-        """What was compared with what."""
+        """The comparison: workload, variant, reference and world size."""
         return self.workload, self.variant, self.reference, self.world_size
 
     @property
     def is_sound(self) -> bool:
-        """Whether the numbers can be what they say they are."""
+        """Whether the numbers are possible: quartiles in order and positive, at least one round and one rank."""
         return 0 < self.lower <= self.median <= self.upper and self.rounds > 0 and self.world_size > 0
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Ratio:
 
 
 def changes(before: Iterable[Ratio], after: Iterable[Ratio]) -> tuple[str, ...]:
-    """Return a sentence for every comparison in both whose quartiles lie apart: what noise does not explain."""
+    """Return a sentence for every comparison in both whose quartile ranges do not overlap, beyond noise."""
     known = {ratio.compared: ratio for ratio in before}
     return tuple(
         f"step time of {new.workload}, {new.variant} over {new.reference}, {new.world_size} ranks: {old} -> {new}"

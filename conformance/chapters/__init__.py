@@ -1,1 +1,1 @@
-"""The scenarios, one module per chapter of the specification."""
+"""The chapters of the specification: one folder each, with requirements, scenarios, programs and mutants."""

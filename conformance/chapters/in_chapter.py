@@ -1,4 +1,4 @@
-"""How chapters name and make their scenarios."""
+"""How a chapter names and makes its scenarios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_chapter(chapter: str) -> ScenarioOf:
     """Return a function that makes scenarios of `chapter`."""
 
     def scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-        # Alone in the world, a DDP may rightly communicate nothing.
+        # With a world size of 1, a DDP may communicate nothing.
         rest.setdefault("min_collectives", 0 if world_size == 1 else 1)
         return Scenario(
             id=f"{chapter}/{requirement}/{slug}-world{world_size}", requirements=(requirement,), program=program,

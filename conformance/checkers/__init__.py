@@ -1,1 +1,1 @@
-"""Pure functions from evidence to findings, registered by name."""
+"""Checkers: pure functions that compare what ranks observed with what is expected, and return findings."""

@@ -1,4 +1,4 @@
-"""Agreement with torch's own DDP, for facts in which a program says that it must be followed."""
+"""Checks that the subject agrees with torch's DDP in the facts for which a program requires it."""
 
 from __future__ import annotations
 

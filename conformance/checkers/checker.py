@@ -1,7 +1,7 @@
 """What a checker is: a pure function from the evidence of one run to a finding, registered by name.
 
-A checker states what it looked for and what it found. Where its precondition fails it says UNKNOWN, never PASS or FAIL;
-where it has nothing to do with the run at all it returns None.
+A finding names what the checker looked for and what it found. If a checker's precondition fails, it returns UNKNOWN,
+never PASS or FAIL; if the checker does not apply to the run at all, it returns None.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from conformance.observation import Facts, Observation
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, Verdict
 
-#: Ends that are death: the process was gone before it could report.
+#: Fates of ranks whose process ended before it could report.
 DEAD = ("killed", "exited")
-#: Ends of ranks whose report is complete.
+#: Fates of ranks that sent a complete report.
 REPORTED = ("returned", "raised")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that is known about one run of one scenario.
+    """Everything that the harness knows about one run of one scenario.
 
     `expected` holds the facts required of each rank, None where the program requires none. `native_facts` are the facts
-    that torch's own DDP observed on each rank, for those names in which it is to be followed, and only if it passed.
+    observed on each rank under torch's own DDP: only those that the subject must equal, and only if torch's DDP passed.
     """
 
     scenario: Scenario
@@ -49,7 +49,7 @@ class Evidence:
 
 Checker = Callable[[Evidence], Finding | None]
 
-#: Every checker whose module has been imported; `registry.get_checker` sees to it that all have.
+#: Every checker whose module has been imported; `registry.get_checker` imports them all first.
 CHECKERS: dict[str, Checker] = {}
 
 

@@ -1,4 +1,4 @@
-"""What a wrong value looks like: known ways to be wrong, recognised from the numbers alone.
+"""Explains a wrong value: recognises known mistakes of a DDP from the numbers alone.
 
 A diagnosis is a hint for the reader and never changes a verdict. Each known way is one small function that returns a
 clause, or nothing; the first that recognises the value speaks. Sums and means are formed in double precision, in which

@@ -1,4 +1,4 @@
-"""Whether a run exercised anything: a scenario that tests nothing must not be green."""
+"""Checks that a run exercised something: a scenario that tests nothing must not be green."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def exercised(evidence: Evidence) -> Finding:
     """
     scenario = evidence.scenario
     if missing := set(range(scenario.world_size)) - set(evidence.observations):
-        return harness_error("exercised", f"nothing is known of {ranks(missing)}; world size {scenario.world_size}")
+        return harness_error("exercised", f"no observation of {ranks(missing)}; world size {scenario.world_size}")
     silent = [observation.rank for observation in evidence.by_rank if _fired_in_vain(scenario.faults, observation)]
     if silent:
         return harness_error("exercised", f"a fault on {ranks(silent)} did not fire")
     if wanted := _fate_that_did_not_come(evidence):
-        return harness_error("exercised", f"the scenario expects a {wanted}, and none came")
+        return harness_error("exercised", f"the scenario expects a {wanted}, but none occurred")
     if evidence.all_returned and not any(observation.facts for observation in evidence.by_rank):
         return harness_error("exercised", "no rank observed any fact")
     if not scenario.recorded:

@@ -1,4 +1,4 @@
-"""The texts that people read when something fails: who differs, where, and how to see it again."""
+"""Formats explanations of failures: which ranks differ, where, and how to reproduce it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts: what every rank must have observed, and what it has."""
+"""Checks facts: compares what every rank observed with what it must observe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conformance.oracles.expected import describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6
-_LABELS = "ABCD"  # one per rank that is shown; the expected value is E
+_LABELS = "ABCD"  # one per rank in the explanation; the expected value is E
 
 
 @dataclass(frozen=True, slots=True)
 class WrongFact:
-    """One expected fact that one rank observed otherwise, or not at all."""
+    """An expected fact for which one rank observed another value, or none."""
 
     name: str
     rank: int
@@ -78,7 +78,9 @@ def facts(evidence: Evidence) -> Finding | None:
             "facts", f"facts are expected of {ranks(expected)}, but {ranks(evidence.observations)} ran"
         )
     if not any(expected.values()):
-        return harness_error("facts", "the program's expectation requires no fact of any rank: nothing can be shown")
+        return harness_error(
+            "facts", "the program's expectation requires no fact of any rank, so there is nothing to compare"
+        )
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
     wrong = wrong_facts(expected, observed)
     num_expected = sum(len(facts) for facts in expected.values())
@@ -95,7 +97,7 @@ def summarise(wrong: list[WrongFact]) -> str:
 
 
 def _others(wrong: list[WrongFact], name: str) -> list[str]:
-    """Return a sentence that names the other wrong facts, so that a pattern can be seen; none where there are none."""
+    """Return a sentence that names the other wrong facts, so that readers can see a pattern; none if there are none."""
     names = list(dict.fromkeys(fact.name for fact in wrong if fact.name != name))
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""How ranks ended: deaths, hangs and exceptions, and who caused them."""
+"""Checks how ranks ended: finds deaths, hangs and exceptions, and the rank that caused them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.verdict import Finding, Verdict
 
 _TAIL_LINES = 8
 _STACK_LINES = 16  # stacks are printed with the most recent call first
-#: Frames of the harness that are on every stack and say nothing about the subject.
+#: Frames of the harness, which are on every stack and tell nothing about the subject.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
 
 
@@ -33,25 +33,26 @@ def no_crash(evidence: Evidence) -> Finding:
 
 @checker("no_hang")
 def no_hang(evidence: Evidence) -> Finding:
-    """Every rank came to its end within the deadline; if not, say who is missing from which collective."""
+    """Every rank finished within the deadline; if not, the finding names the ranks that a collective is missing."""
     hung = evidence.ended("hung")
     if not hung:
         if evidence.ended("abandoned") and not evidence.ended(*DEAD, "raised"):
-            return harness_error("no_hang", f"{ranks(_ranks(evidence.ended('abandoned')))} ended without a cause")
+            abandoned = ranks(_ranks(evidence.ended("abandoned")))
+            return harness_error("no_hang", f"the harness ended {abandoned}, although no rank died or raised")
         return passed("no_hang")
     missing = missing_from(evidence.observations)
     if missing is None:
         where = "; ".join(map(_whereabouts, hung))
-        summary = f"no collective is short of a rank, but {ranks(_ranks(hung))} did not end: {where}"
+        summary = f"no rank is missing from a collective, but {ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
-            summary += f"; {ranks(mute)} did not answer when asked for a stack"
+            summary += f"; {ranks(mute)} did not write a stack when signalled"
         lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
         return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(hung)))
     collective, waiting, absent = missing
     of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
-    # Who is cut off may have issued it without our hearing of that.
+    # A rank behind a cut link may have issued it without the controller knowing.
     unheard = all("unheard" in evidence.observations[rank].fate.detail for rank in absent)
     missing_from_it = "not known to have joined" if unheard else "missing from"
     summary = f"{ranks(absent)} {_is(absent)} {missing_from_it} {collective.describe()}{of_group}; " + "; ".join(
@@ -68,9 +69,9 @@ def no_hang(evidence: Evidence) -> Finding:
 
 @checker("no_exception")
 def no_exception(evidence: Evidence) -> Finding:
-    """No rank raised out of the program.
+    """No exception left the program on any rank.
 
-    Precondition: no rank died; the others' errors then only say that their peer is gone.
+    Precondition: no rank died, because the errors of the others may then only report that their peer is gone.
     """
     raised = evidence.ended("raised")
     if not raised:
@@ -99,7 +100,7 @@ def no_exception(evidence: Evidence) -> Finding:
 
 @checker("leaves_no_trace")
 def leaves_no_trace(evidence: Evidence) -> Finding:
-    """Every rank's process is left as the run found it."""
+    """Every rank's process ends the run in the state in which it began it."""
     traces = {one.rank: one.hygiene for one in evidence.by_rank if one.hygiene}
     if not traces:
         return passed("leaves_no_trace")
@@ -108,10 +109,11 @@ def leaves_no_trace(evidence: Evidence) -> Finding:
 
 
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:
-    """Return the first collective that some rank of its group never issued: it, who issued it, and who did not.
+    """Return the first collective that some rank of its group never issued, the ranks that issued it, and the others.
 
-    Of several groups the one counts whose missing ranks wait in none of the others (who waits for a rank that waits
-    tells nothing of the cause), or else the one whose collective was issued first. None where nobody is missing.
+    If ranks are missing in several groups, return that of a group whose missing ranks wait in no other group: a missing
+    rank that itself waits is not the cause. If there is no such group, return the collective that was issued first.
+    None if no rank is missing.
     """
     found: list[tuple[Collective, list[int], list[int]]] = []
     histories = {rank: seen.history for rank, seen in observations.items()}
@@ -128,7 +130,7 @@ def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, l
 
 
 def _is_ours(raised: Raised | None) -> bool:
-    """Whether an error is the harness's own: anything it raises but that the subject is unusable."""
+    """Whether the harness raised the error, for any other reason than an unusable subject."""
     return raised is not None and "ConformanceError" in raised.bases and "SubjectError" not in raised.bases
 
 
@@ -201,18 +203,18 @@ def _error(observation: Observation) -> str:
 
 
 def _stop_of(observation: Observation) -> str:
-    ended = "was ended for that" if observation.fate.kind == "abandoned" else _predicate(observation)
+    ended = "was then ended by the harness" if observation.fate.kind == "abandoned" else _predicate(observation)
     return f"Rank {observation.rank} {ended}, {_last_words(observation)}."
 
 
 def _tracebacks(raised: list[Observation]) -> list[str]:
-    """Return every different traceback's tail once."""
+    """Return the tail of every distinct traceback once."""
     tails: dict[str, list[int]] = {}
     for one in raised:
         if one.raised is not None and one.raised.traceback:
             tail = one.raised.traceback.strip().splitlines()[-_TAIL_LINES:]
             tails.setdefault(block(tail), []).append(one.rank)
-    return [f"Traceback of {ranks(numbers)}, its end:\n{tail}" for tail, numbers in tails.items()]
+    return [f"End of the traceback of {ranks(numbers)}:\n{tail}" for tail, numbers in tails.items()]
 
 
 def _attachments(observation: Observation) -> list[str]:
@@ -222,7 +224,7 @@ def _attachments(observation: Observation) -> list[str]:
         texts.append(f"Rank {observation.rank}'s stack:\n{block(frames[:_STACK_LINES])}")
     if observation.stderr.strip():
         tail = observation.stderr.strip().splitlines()[-_TAIL_LINES:]
-        texts.append(f"Rank {observation.rank}'s stderr, its end:\n{block(tail)}")
+        texts.append(f"End of rank {observation.rank}'s stderr:\n{block(tail)}")
     return texts
 
 

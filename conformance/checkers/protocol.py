@@ -1,6 +1,6 @@
-"""Invariants of the collective history: what must hold whatever the numbers are.
+"""Checks invariants of the collective history: what must hold whatever the numbers are.
 
-Programs name the invariants that apply to them. All need a recorded run: of an unrecorded one nothing is said.
+Programs name the invariants that apply to them. For an unrecorded run these checkers return no finding.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from conformance.history import Collective, by_member
 from conformance.observation import Observation
 from conformance.verdict import Finding
 
-#: Reductions, which is what gradients are sent by.
+#: The operations by which a DDP may reduce gradients.
 _REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
                "reduce_scatter_tensor_coalesced")  # fmt: skip
 _FLOATING = ("float", "bfloat", "complex", "double", "half")
 
 
 def _recorded(name: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[Evidence], Finding | None]]:
-    """Register an invariant: it says nothing about runs that were not recorded."""
+    """Register an invariant that returns no finding for unrecorded runs."""
 
     def register(check: Callable[[Evidence], Finding]) -> Callable[[Evidence], Finding | None]:
         def applies(evidence: Evidence) -> Finding | None:
@@ -33,7 +33,7 @@ def _recorded(name: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[
 
 
 def is_gradient(collective: Collective) -> bool:
-    """Whether a collective reduces floating or complex numbers in the backward pass, as gradients are reduced."""
+    """Whether a collective reduces gradients: a reduction of floating or complex numbers in the backward pass."""
     return (
         collective.phase == "backward"
         and collective.op in _REDUCTIONS
@@ -46,8 +46,8 @@ def same_collectives(evidence: Evidence) -> Finding:
     """Every rank of a group issues matching collectives in the same order.
 
     Matching means same operation, number of elements, dtypes, reduction and root; ranks may pass different numbers of
-    elements to all_to_all. Point-to-point operations are no collectives. Where a rank did not come to its end, only
-    what all ranks issued is compared: a collective that somebody is missing from is for the hang checker to explain.
+    elements to all_to_all. Point-to-point operations are no collectives. If a rank did not finish, the checker compares
+    only what all ranks issued: the hang checker explains a collective that a rank is missing from.
     """
     name = "same_collectives"
     whole = evidence.all_returned
@@ -81,7 +81,7 @@ def silent_no_sync(evidence: Evidence) -> Finding:
 
 @_recorded("nothing_in_flight")
 def nothing_in_flight(evidence: Evidence) -> Finding:
-    """At the end somebody has waited for every collective, and it is complete.
+    """At the end, the subject or the program has waited for every collective, and every collective is complete.
 
     Precondition: every rank ran the program to its end.
     """
@@ -116,7 +116,7 @@ def same_number_each_step(evidence: Evidence) -> Finding:
 def bucket_order(evidence: Evidence) -> Finding:
     """Every synchronised backward after the first step reduces the same buckets in the same order.
 
-    Buckets are told apart by size and dtype. Precondition: as for `same_number_each_step`.
+    The checker identifies a bucket by its size and dtype. Precondition: as for `same_number_each_step`.
     """
 
     def sizes(collectives: Sequence[Collective]) -> tuple[object, ...]:
@@ -151,7 +151,7 @@ def broadcast_before_forward(evidence: Evidence) -> Finding:
 
 @_recorded("no_broadcast_in_forward")
 def no_broadcast_in_forward(evidence: Evidence) -> Finding:
-    """No forward broadcasts anything: for models without buffers, or with their synchronisation switched off."""
+    """No forward broadcasts anything: for models without buffers, or with `broadcast_buffers=False`."""
     name = "no_broadcast_in_forward"
     for one in evidence.by_rank:
         for collective in one.history:
@@ -186,7 +186,7 @@ def _first_mismatch(
 def _describe_mismatch(
     pair: tuple[Observation, Observation], mine: Collective | None, theirs: Collective | None
 ) -> tuple[str, str]:
-    """Return summary and explanation of two collectives that meet and do not match, or one that meets nothing."""
+    """Return summary and explanation: two collectives meet and do not match, or one has no counterpart."""
     lets = [f"A = {_side(pair[0], mine)}", f"B = {_side(pair[1], theirs)}"]
     present = mine or theirs
     assert present is not None

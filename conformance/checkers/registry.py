@@ -1,4 +1,4 @@
-"""Every checker, by name."""
+"""All checkers, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of one micro-batch: different for every rank, step and micro-batch, the same wherever it is computed."""
+"""The data of one micro-batch: different for every rank, step and micro-batch, and the same in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of every dtype and layout that a module can have, with values that tell who wrote them."""
+"""Buffers of every dtype and layout that a module can have; their values encode the rank that wrote them."""
 
 from __future__ import annotations
 

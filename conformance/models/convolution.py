@@ -1,4 +1,4 @@
-"""Convolutional models on the digit images: batch normalisation's buffers, and memory formats."""
+"""Convolutional models on the digit images, with the buffers of batch normalisation and with memory formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models made of fully connected layers: the plain case, and one peculiarity each."""
+"""Models of fully connected layers: a plain one, and variants with one unusual feature each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models around embedding tables, with dense and with sparse gradients."""
+"""Models with embedding tables, with dense and with sparse gradients."""
 
 from __future__ import annotations
 

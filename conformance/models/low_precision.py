@@ -1,4 +1,4 @@
-"""Mixed precision as part of a scenario, and what it means: the same module, kept in the low precision.
+"""Mixed precision as part of a scenario, and its meaning: the same module, kept in the low precision.
 
 The truth about a forward in mixed precision is a copy of the module whose parameters were converted, run on converted
 inputs. Its gradients are the local gradients; they are rounded so coarsely (`coarsen`) that means over ranks are exact
@@ -77,7 +77,7 @@ def build_coarse(fixture: ModelFixture, scenario: Scenario) -> nn.Module:
 
 
 class LowPrecisionCopy(nn.Module):
-    """A copy of `module` for one forward and backward, converted as `precision` says; buffers are shared with it.
+    """A copy of `module` for one forward and backward, converted to `precision`; it shares the module's buffers.
 
     `ignored` names keep their precision. After backward, `hand_back` adds the gradients to those of `module`.
     """

@@ -1,4 +1,4 @@
-"""How a real training goes: a recipe, and one rank's side of it. Programs and the truth follow the same recipe."""
+"""A recipe for a whole training, and one rank's part in it. Programs and the truth follow the same recipe."""
 
 from __future__ import annotations
 

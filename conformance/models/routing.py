@@ -1,4 +1,4 @@
-"""Models that do not use all their parameters, in the ways that real ones do not."""
+"""Models that do not use all their parameters in every forward, as real models do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models for tensor parallelism: small modules, and how each is spread over the ranks of a mesh dimension.
+"""Models for tensor parallelism: small modules, and how to shard each over the ranks of a mesh dimension.
 
 All are in float64. The parameters' gradients of exact ones are rounded to whole multiples of `_QUANTUM` by hooks, as
 other fixtures do it (`models.exact`): what the order of sums changes is eleven orders of magnitude smaller, so that a
@@ -125,7 +125,7 @@ def _branches_plan() -> Plan:
 
 
 class Heads(nn.Module):
-    """Heads of which an argument says which are used."""
+    """Several heads; an argument of forward selects those that it uses."""
 
     def __init__(self) -> None:
         super().__init__()

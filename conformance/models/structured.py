@@ -1,4 +1,4 @@
-"""Models whose outputs are not a tensor but a structure of tensors."""
+"""Models whose output is a structure of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two real tasks: read handwritten digits, and predict the next character of a text."""
+"""The two training tasks: recognise handwritten digits, and predict the next character of a text."""
 
 from __future__ import annotations
 

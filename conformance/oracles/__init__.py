@@ -1,1 +1,1 @@
-"""What must be observed: the truth without DDP, and how an expectation is written down. Pure."""
+"""Oracles: pure functions that compute what ranks must observe, and how an expectation is written."""

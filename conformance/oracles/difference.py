@@ -1,4 +1,4 @@
-"""Exact comparison of two facts: equal bit for bit, or where and by how much they differ."""
+"""Compares two facts bit for bit, and says where and by how much they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expected fact may be besides an exact value, and how a fact is held against it."""
+"""What an expected fact may be besides an exact value, and how an observed fact is compared with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The truth about single steps: those that a program writes out itself, and those of a schedule."""
+"""The truth about single steps: those that a program writes itself, and those of a schedule."""
 
 from __future__ import annotations
 

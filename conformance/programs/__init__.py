@@ -1,1 +1,1 @@
-"""Programs: what every rank runs (SPMD), and what must come of it."""
+"""Programs that several chapters share: functions that every rank runs, each with what ranks must observe."""

@@ -1,4 +1,4 @@
-"""Whether ranks hold the same bits, asked by the ranks themselves."""
+"""Lets ranks check among themselves whether they hold the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs `autograd_use` and `refusable_use`: what people do with autograd around a DDP, beside the same without DDP.
+"""Programs `autograd_use` and `refusable_use`: what users do with autograd, with a DDP and without one.
 
 A use is a module and the code of one step. The program runs it on the wrapped module, the truth on a replica per rank.
 Where a requirement allows a DDP to refuse instead, the whole run is one fact: the gradients, or the error.
@@ -128,7 +128,7 @@ def _create_graph(model: nn.Module, turn: RankStep) -> None:
 def _retain_graph(model: nn.Module, turn: RankStep) -> None:
     output = turn.forward(model, turn.inputs(5, WIDTH))
     turn.backward(turn.loss(output), retain_graph=True)
-    model.zero_grad(set_to_none=True)  # the first backward is everybody's; it is the second that is judged
+    model.zero_grad(set_to_none=True)  # every DDP handles the first backward; only the second is judged
     turn.backward(turn.loss(output, micro=1))
 
 

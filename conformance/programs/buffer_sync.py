@@ -1,4 +1,4 @@
-"""Programs about buffers: what a forward sees of them, and what synchronising them must not disturb."""
+"""Programs about buffers: which values a forward sees, and what synchronising buffers must not disturb."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _copy_buffers_of_first(modules: Sequence[nn.Module]) -> None:
-    """Give every module the first one's buffers without telling autograd, which may have saved them."""
+    """Copy the first module's buffers into every module, hidden from autograd, which may have saved them."""
     for module in modules[1:]:
         for buffer, source in zip(module.buffers(), modules[0].buffers(), strict=True):
             buffer.data.copy_(source)
@@ -312,7 +312,7 @@ def evaluation(ctx: RankContext) -> None:
 def _evaluation(scenario: Scenario) -> Mapping[int, Facts]:
     fixture = get_fixture(scenario.model)
     with single_threaded():
-        module = fixture.build(scenario)  # rank 0's: nobody's buffers but its own matter
+        module = fixture.build(scenario)  # rank 0's, because only rank 0's buffers matter
         for index in range(2):
             fixture.loss(module, scenario, rank=0, step=index, micro=0, device="cpu")
         module.eval()

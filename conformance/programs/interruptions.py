@@ -1,4 +1,4 @@
-"""Programs in which something goes wrong between construction and the end of backward."""
+"""Programs in which an error occurs between construction and the end of backward."""
 
 from __future__ import annotations
 

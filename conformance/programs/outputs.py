@@ -1,4 +1,4 @@
-"""Program `outputs`: what goes into forward and comes out of it, and whether gradients flow through every structure."""
+"""Program `outputs`: inputs and outputs of forward, and whether gradients flow through every structure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Record:
 
 
 class Opaque:
-    """Two outputs inside an object that nobody but its author knows."""
+    """Two outputs inside an object of a class that no DDP knows."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first = first
@@ -106,7 +106,7 @@ class TwoOutputs(nn.Module):
             self.spare = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, /, *rest: Any, marker: Marker, **options: Any) -> Any:
-        """Return the structure; `seen` keeps what came in."""
+        """Return the structure; `seen` stores the inputs."""
         self.seen = (rest, marker, options)
         return self.structure.build(self.first(inputs), self.second(inputs), marker)
 

@@ -1,4 +1,4 @@
-"""What a program sees of the rank it runs on: the model, the subject, the data, and a place to report facts."""
+"""`RankContext`: a program's view of its rank: the model, the subject, the data, and a place to report facts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Exception):  # noqa: N818 - a signal to the harness, not an error
-    """Raised through `RankContext.unsupported`: the scenario cannot apply here, for a stated reason."""
+    """Raised by `RankContext.unsupported`: the scenario does not apply here; states the reason."""
 
 
 class PhaseListener(Protocol):
-    """Whoever wants to know what the program does: the recorder, the flight record, the fault injector."""
+    """What the context calls when the phase changes: the recorder, the flight record, the fault injector."""
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Note that the rank entered `phase`."""
+        """Handle that the rank has entered `phase`."""
 
 
 class Wrap(Protocol):
@@ -54,7 +54,7 @@ class RankContext:
         listeners: tuple[PhaseListener, ...] = (),
         history: Callable[[], tuple[Collective, ...]] = tuple,
     ) -> None:
-        """Bind a scenario to a rank; called by the harness only. `history` is the recorder's."""
+        """Bind a scenario to a rank; only the harness calls it. `history` is the recorder's."""
         self.scenario = scenario
         self.rank = rank
         self.world_size = scenario.world_size
@@ -85,7 +85,7 @@ class RankContext:
             return self._wrap(module, **{**self.scenario.options, **options})
 
     def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
-        """Return `module` wrapped in the DDP called `subject`, on the same ranks: for comparisons within one run."""
+        """Return `module` wrapped in the DDP called `subject`, on the same ranks, for comparisons within one run."""
         assert self._wrap_named is not None
         return self._wrap_named(subject)(module, **options)
 
@@ -100,9 +100,9 @@ class RankContext:
             loss.backward(**kwargs)
 
     def observe(self, name: str, value: Any) -> None:
-        """Report a fact. Tensors are detached, cloned and moved to the CPU at once, DTensors as their full tensor.
+        """Report a fact. Detaches and copies tensors to the CPU at once; a DTensor becomes its full tensor.
 
-        Of a DTensor with shards all ranks must call it.
+        All ranks must call it for a sharded DTensor.
         """
         assert name not in self.facts, f"fact {name} observed twice"
         self.facts[name] = _snapshot(value)
@@ -144,7 +144,7 @@ class RankContext:
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
-        """Enter the subject's `no_sync` and let the history know."""
+        """Enter the subject's `no_sync`, and mark collectives in the history as issued inside it."""
         self._sync = False
         try:
             with model.no_sync():
@@ -153,11 +153,11 @@ class RankContext:
             self._sync = True
 
     def collectives(self) -> tuple[Collective, ...]:
-        """Return what this rank has issued so far, in the order of issue; nothing when the scenario is not recorded."""
+        """Return the collectives that this rank has issued so far, in order; none if the scenario is not recorded."""
         return self._history()
 
     def unsupported(self, reason: str) -> NoReturn:
-        """Stop here: the scenario cannot apply to this backend or subject. All ranks must come to the same answer."""
+        """End the program with UNSUPPORTED: the scenario does not apply here. All ranks must come to this."""
         raise Unsupported(reason)
 
     def _enter(self, phase: str, step: int) -> None:

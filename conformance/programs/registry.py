@@ -1,9 +1,9 @@
-"""A program: a function that every rank runs, the facts that must come of it, and the invariants that hold meanwhile.
+"""The registry of programs: for each its function, the facts that ranks must observe, and its invariants.
 
-A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports what it sees with
-`ctx.observe(name, value)`. What must be seen is computed from the scenario alone, in the controller, by the function
-given to `expects`; it returns for each rank the facts that are required. Facts without an expectation are reported but
-not judged; an expected fact that was not observed is a failure.
+A program receives a `RankContext` and never names a DDP implementation, backend or device. It reports facts with
+`ctx.observe(name, value)`. The function given to `expects`, the program's expectation, computes the facts that each
+rank must observe, from the scenario alone; the controller calls it. No checker judges a fact that the expectation does
+not return; an expected fact that a rank does not observe is a failure.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     Body = Callable[[RankContext], None]
     Expectation = Callable[[Scenario], Mapping[int, Facts]]
 
-#: Where programs are: shared ones, those of chapters (of any depth), of the benchmark and of the smoke ladder.
+#: Packages with programs: shared ones, those of chapters (at any depth), of the benchmark and of the smoke ladder.
 PACKAGES = ("conformance.programs", "conformance.chapters", "conformance.bench.programs", "conformance.smoke.programs")
 
-#: What else stands in a chapter's folder; a rank needs none of it.
+#: Modules of a chapter's folder that hold no programs, and that no rank needs.
 _NO_PROGRAMS = {"scenarios", "mutants", "oracle"}
 
 _PROGRAMS: dict[str, Program] = {}
@@ -37,7 +37,7 @@ _PROGRAMS: dict[str, Program] = {}
 class Program:
     """A registered program; `invariants` names the checkers of the collective history that apply to it.
 
-    `preload` are modules that take long to import: they are imported once, before ranks are forked.
+    `preload` names modules that take long to import; the zygote imports them once, before it forks ranks.
     """
 
     name: str
@@ -75,7 +75,7 @@ def program(
 
 
 def load_programs() -> Mapping[str, Program]:
-    """Import every module in which programs may be registered and return the programs by name."""
+    """Import every module that may register programs, and return the programs by name."""
     for package in PACKAGES:
         _import_all(package)
     return _PROGRAMS
@@ -92,13 +92,13 @@ def _import_all(package: str) -> None:
 
 
 def preloads_of(scenarios: Iterable[Scenario]) -> tuple[str, ...]:
-    """Return the modules that the programs of `scenarios` want imported before ranks are forked, each once."""
+    """Return the modules that the zygote imports for the programs of `scenarios` before it forks ranks, each once."""
     names = dict.fromkeys(scenario.program for scenario in scenarios)
     return tuple(dict.fromkeys(module for name in names for module in get_program(name).preload))
 
 
 def get_program(name: str) -> Program:
-    """Return the program called `name`; raises `ScenarioError` with near misses."""
+    """Return the program called `name`; raises `ScenarioError`, which suggests similar names."""
     programs = load_programs()
     if name not in programs:
         import difflib

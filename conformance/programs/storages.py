@@ -1,4 +1,4 @@
-"""Where gradients lie, and what that shows of the options that a DDP was given."""
+"""Where gradients are stored, and what that reveals about a DDP's options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def num_storages(module: nn.Module) -> int:
-    """Return in how many pieces of memory the gradients of `module` lie."""
+    """Return how many storages hold the gradients of `module`."""
     present = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     return len({gradient.untyped_storage().data_ptr() for gradient in present})
 

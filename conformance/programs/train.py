@@ -1,4 +1,4 @@
-"""Program `train`: wrap the model and run the schedule with SGD, observing everything that training changes."""
+"""Program `train`: wraps the model, runs the schedule with SGD, and observes everything that training changes."""
 
 from __future__ import annotations
 

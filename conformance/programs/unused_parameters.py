@@ -1,4 +1,4 @@
-"""Programs about parameters that get no gradient: on some ranks, on all, always, or by turns."""
+"""Programs about parameters that get no gradient: on some ranks or on all, always or in some steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BRANCHES = "abcd"
 
 
 class Switched(nn.Module):
-    """Four linear branches of different sizes; each forward uses those that it is told to, in one of several ways.
+    """Four linear branches of different sizes; arguments of forward select the branches and how it uses them.
 
     The output is linear in every parameter, so that gradients stay integers whatever an optimiser does.
     """

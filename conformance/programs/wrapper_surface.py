@@ -1,4 +1,4 @@
-"""Program `wrapper_surface`: what frameworks and people touch of a wrapper besides forward and backward."""
+"""Program `wrapper_surface`: what frameworks and users access on a wrapper besides forward and backward."""
 
 from __future__ import annotations
 

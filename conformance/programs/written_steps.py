@@ -1,4 +1,4 @@
-"""Running steps that a program writes out itself: the counterpart under DDP of `oracles.steps`."""
+"""Runs steps that a program writes itself under the DDP; `oracles.steps` runs the same steps without DDP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from conformance.programs.rank_context import RankContext
 
 
 def rank_step(ctx: RankContext, index: int) -> RankStep:
-    """Return this rank's part in step `index`, announcing its phases to the harness."""
+    """Return this rank's part in step `index`, which announces its phases to the harness."""
     return RankStep(ctx.rank, index, ctx.device, partial(ctx.phase, step=index))
 
 
 def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunction, num_steps: int) -> dict[str, Any]:
     """Run `step` on `model` for steps 0 to `num_steps` - 1 and return what `simulate_steps` returns for a rank.
 
-    `module` is what was wrapped; its gradients are set to None before every step. All ranks must call it.
+    `module` is the module inside `model`. Sets its gradients to None before every step. All ranks must call it.
     """
     facts: dict[str, Any] = {}
     for index in range(num_steps):
@@ -33,7 +33,7 @@ def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunctio
 
 
 def observe_run(ctx: RankContext, run: Callable[[], dict[str, Any]], *, may_refuse: bool = False) -> None:
-    """Observe the facts that `run` returns; with `may_refuse` as one fact `outcome`, which may be an exception."""
+    """Observe the facts that `run` returns; with `may_refuse`, as one fact `outcome`, which may be an exception."""
     if not may_refuse:
         for name, value in run().items():
             ctx.observe(name, value)

@@ -1,1 +1,1 @@
-"""Writes down every collective of a rank, at the process group, and changes nothing about it."""
+"""Records every collective of a rank at the process group, without changing it."""

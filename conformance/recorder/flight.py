@@ -1,4 +1,4 @@
-"""A collective on its way: from the call that issued it until somebody waited for it and it completed."""
+"""One collective in flight: from the call that issues it until a wait completes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.history import Collective
 
 
 class Flight:
-    """One issued collective that may still be on its way. It lands when somebody waited for it and it completed."""
+    """One issued collective. It lands once it has completed and the subject or the program has waited for it."""
 
     __slots__ = ("collective", "ended_ns", "finished", "poll")
 
@@ -22,14 +22,14 @@ class Flight:
         self.poll: Callable[[], bool] | None = None
 
     def land(self) -> None:
-        """Note that somebody waited for the collective and that it completed."""
+        """Record that the collective has completed and that somebody has waited for it."""
         if not self.finished:
             self.ended_ns = time.perf_counter_ns()
             self.finished = True
             self.poll = None  # a future keeps the tensors of its collective alive
 
     def landed(self) -> bool:
-        """Whether the collective is finished by now; asks the future where somebody took it."""
+        """Whether the collective is finished by now; if the subject took its future, asks the future."""
         if self.poll is not None and self.poll():
             self.land()
         return self.finished

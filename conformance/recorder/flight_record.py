@@ -1,10 +1,10 @@
-"""What a rank was doing, readable while the rank cannot answer.
+"""The flight record: what a rank was doing, in a file that the controller can read when the rank does not answer.
 
-A rank that is stopped, or that sits in C code without letting go of the interpreter, will not report; one that was
-killed cannot. So every rank writes where it is into a file that it has mapped into memory, before it goes there: the
-phase, and each collective as it is issued. The controller maps the same file. A write is one `pack_into` (about a
-microsecond, no system call), cheap enough to be always on. There is one writer and the reader comes when the writer
-is at rest, so no lock is needed; a reader who comes too early sees a field half old, half new, and nothing worse.
+A rank that is stopped, or that holds the GIL in C code, does not report; a killed rank cannot. Therefore every rank
+writes each phase before it enters it, and each collective before it issues it, into a file that it has mapped into
+memory. The controller reads the same file. A write is one `pack_into` (about a microsecond, no system call), so the
+record is always on. It needs no lock: there is one writer, and the controller reads when the rank is at rest. If it
+reads too early, the worst result is a field that is half old, half new.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PHASE = struct.Struct("=q32s")  # step, phase
 _COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote
 _SLOT = struct.Struct("=H")  # length of the marshalled collective
 _SLOT_BYTES = 512
-#: The last so many collectives are kept; older ones make room.
+#: How many collectives the record keeps; a new one overwrites the oldest.
 NUM_SLOTS = 256
 _as_tuple = attrgetter(*(field.name for field in fields(Collective)))
 _COUNTS_AT = _PHASE.size
@@ -33,11 +33,11 @@ _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What the record of one rank said.
+    """The content of one rank's record.
 
-    `collectives` are the last `NUM_SLOTS` at most, oldest first, as they were when they were issued: none is marked as
-    finished, since whether somebody waited for one is known to the rank alone. `alive_at` is when the rank last wrote,
-    by the monotonic clock of its host.
+    `collectives` are at most the last `NUM_SLOTS`, oldest first, as the rank issued them: none is marked as finished,
+    because the record does not follow waits. `alive_at` is when the rank last wrote, by the monotonic clock of its
+    host.
     """
 
     phase: str
@@ -54,27 +54,27 @@ class FlightRecord:
     def __init__(self, path: str) -> None:
         """Create the record in this process, which is its only writer."""
         with open(path, "w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, _SIZE)  # on a full disk an error here, and not SIGBUS at some write
+            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a full disk then raises here, instead of SIGBUS at a write
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._num_collectives = self._faults_fired = 0
         self.phase = ""
 
     def start(self) -> None:
-        """Forget everything: a new scenario begins."""
+        """Clear the record for a new scenario."""
         self._num_collectives = self._faults_fired = 0
         self.entered("start", -1, True)
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Note that the rank enters `phase`."""
+        """Record that the rank enters `phase`."""
         self.phase = phase
         _PHASE.pack_into(self._map, 0, step, phase.encode())
         self._write_counts()
 
     def issued(self, collective: Collective) -> None:
-        """Note that the rank is about to issue `collective`."""
+        """Record that the rank is about to issue `collective`."""
         slot = _SLOTS_AT + self._num_collectives % NUM_SLOTS * _SLOT_BYTES
         data = marshal.dumps(_as_tuple(collective))
-        if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors, or ranks: the number of elements must do
+        if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors or ranks: keep only the total number of elements
             dtypes = tuple(dict.fromkeys(collective.dtypes))
             short = replace(collective, shapes=((collective.numel,),), dtypes=dtypes, members=())
             data = marshal.dumps(_as_tuple(short))
@@ -84,7 +84,7 @@ class FlightRecord:
         self._write_counts()
 
     def fault_fires(self) -> None:
-        """Note that an injected fault fires now; afterwards the rank may be gone."""
+        """Record that an injected fault fires now; afterwards the rank may be gone."""
         self._faults_fired += 1
         self._write_counts()
 
@@ -93,7 +93,7 @@ class FlightRecord:
 
 
 def read_flight(path: str) -> LastSeen:
-    """Read another process's record; a rank that did not get as far as creating one gives an empty `LastSeen`."""
+    """Read another process's record; returns an empty `LastSeen` if the rank has not created one."""
     try:
         with open(path, "rb") as file:
             data = file.read(_SIZE)

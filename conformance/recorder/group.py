@@ -1,4 +1,4 @@
-"""Initialises torch.distributed so that the default group and every group made by `new_group` report to a recorder."""
+"""Initialises torch.distributed so that the default group and every `new_group` report to a recorder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
 from conformance.recorder.recorder import Recorder
 
-#: The name under which torch knows our creator. `dist.get_backend` answers with the real backend's name all the same.
+#: The name under which the harness registers its backend with torch. `dist.get_backend` still returns the real name.
 REGISTERED_NAME = "conformance"
 
 
 @dataclass
 class _Installation:
-    """How groups are made in this process from now on."""
+    """How this process creates groups."""
 
     backend: Backend
     recorder: Recorder | None
@@ -35,7 +35,7 @@ class _Installation:
         return group if self.recorder is None else self.recorder.wrap(group, label)
 
     def _check(self, created: object, rank: int, world_size: int) -> None:
-        """Raise `BackendError` unless the backend has made a group that knows its place."""
+        """Raise `BackendError` unless the backend has created a group with this rank and world size."""
         made = f"backend {self.backend.name!r}: create(store, {rank}, {world_size}, timeout) must return"
         if not isinstance(created, dist.ProcessGroup | GroupBackend):
             raise BackendError(f"{made} a c10d Backend or ProcessGroup; on rank {rank} it returned {created!r}")
@@ -59,9 +59,9 @@ def init_process_group(
 ) -> dist.ProcessGroup:
     """Initialise the default group over `backend` and return it; all ranks must call it.
 
-    Groups that `new_group` makes without naming a backend are of the same kind. With `recorder` None they are plain
-    groups, built the same way, that nobody watches: to show that watching changes nothing. After
-    `dist.destroy_process_group` it may be called again.
+    `new_group` without a backend's name creates groups of the same kind. With `recorder` None, groups are built the
+    same way but not recorded; scenarios that run like that show that recording changes no verdict. It may be called
+    again after `dist.destroy_process_group`.
     """
     global _installed
     if _installed is None:
@@ -80,7 +80,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> dis
 
 
 def _answer_honestly() -> None:
-    """Let `dist.get_backend` say the real name for our groups: a DDP may rightly choose its way by it."""
+    """Make `dist.get_backend` return the real backend's name for recorded groups, because a DDP may depend on it."""
     real = distributed_c10d.get_backend
 
     def get_backend(group: dist.ProcessGroup | None = None) -> str:

@@ -1,4 +1,4 @@
-"""A process group that reports every collective and hands it on unchanged.
+"""A process group that reports every collective to the recorder and passes it on unchanged.
 
 torch's C++ code (the DDP reducer, functional collectives, compiled graphs) reaches a Python subclass of `ProcessGroup`
 through torch's trampoline, Python code reaches it directly; both end in the methods made below, and these end in the
@@ -61,7 +61,7 @@ _NUM_KEPT = 64
 
 
 class CollectiveLog(Protocol):
-    """Where a recorded group reports: the `Recorder`."""
+    """What a recorded group reports to: the `Recorder`."""
 
     def issue(
         self,
@@ -77,13 +77,13 @@ class CollectiveLog(Protocol):
 
 
 class RecordedWork(dist.Work):
-    """The real `Work`, which notes when somebody waits for it (or takes its future) and it completes.
+    """The real `Work`; it also records when somebody waits for it (or takes its future) and it completes.
 
     `inner` is None where the backend completed the collective before it returned.
     """
 
     def __init__(self, inner: dist.Work | None, flights: Sequence[Flight]) -> None:
-        """Watch `inner` for `flights`: several when they were coalesced into one."""
+        """Wrap `inner`, the Work of `flights`: several if they were coalesced into one."""
         super().__init__()
         self._inner = inner
         self._flights = flights
@@ -120,7 +120,7 @@ class RecordedWork(dist.Work):
         return done
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return the real future; whoever takes it is taken to wait for it."""
+        """Return the real future; taking it counts as waiting once it is complete."""
         if self._inner is None:
             future: torch.futures.Future[Any] = torch.futures.Future()
             future.set_result([])
@@ -152,7 +152,7 @@ class RecordedGroup(dist.ProcessGroup):
     """Reports every collective to a log and delegates it to `inner`."""
 
     def __init__(self, inner: dist.ProcessGroup, log: CollectiveLog, label: str = "") -> None:
-        """Stand before `inner`; without a `label` the group is called by the name that torch gives it."""
+        """Wrap `inner`; without a `label` the history uses the name that torch gives the group."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self._log = log

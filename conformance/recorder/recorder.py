@@ -1,7 +1,7 @@
-"""The recorder of one rank: what was issued, by whom, in which phase, and whether somebody waited for it.
+"""`Recorder`: a rank's history of collectives: group, phase, and whether the rank waited for each.
 
-A recorder outlives scenarios: the rank's process groups report to it for as long as they live, and `start` begins a new
-history. Nothing here communicates; the groups do (`recorded_group`).
+A rank keeps its recorder over many scenarios: its process groups report to it as long as they live, and `start` begins
+a new history. This module does not communicate; the groups do (`recorded_group`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from conformance.recorder.recorded_group import RecordedGroup, as_process_group
 
 
 class Recorder:
-    """The history of one rank, and a `PhaseListener`: every collective knows the phase in which it was issued.
+    """The history of one rank, and a `PhaseListener`: it records every collective with the phase of its issue.
 
-    `on_collective` is called just before each collective is issued, with the collective as it will be recorded (not
-    finished). It may raise or kill: then the collective was not issued and is not in the history.
+    The recorder calls `on_collective` just before it records a collective, with the collective (not finished). If
+    `on_collective` raises or kills the process, the rank does not issue the collective, and the history lacks it.
     """
 
     def __init__(self, on_collective: Callable[[Collective], None] | None = None) -> None:
@@ -32,21 +32,21 @@ class Recorder:
         self.start()
 
     def start(self) -> None:
-        """Forget everything: a new scenario begins."""
+        """Begin a new, empty history for a new scenario."""
         self._flights: list[Flight] = []
         self._open: list[Flight] = []
         self._indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._phase, self._step, self._sync = "", -1, True
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Note what the program does from here on, and what has landed by now: its tensors can be let go."""
+        """Record the program's phase from here on; drop landed flights, so that their tensors can be freed."""
         self._phase, self._step, self._sync = phase, step, sync
         self._open = [flight for flight in self._open if not flight.landed()]
 
     def wrap(self, group: dist.ProcessGroup | GroupBackend, name: str) -> dist.ProcessGroup:
-        """Return a process group that does what `group` does and reports here under `name`.
+        """Return a process group that delegates to `group` and reports to this recorder under `name`.
 
-        With an empty `name` the group is called what torch calls it, once torch has given it a name. Not collective.
+        With an empty `name`, the history uses torch's name of the group once torch has given it one. Not collective.
         """
         return RecordedGroup(as_process_group(group), self, name)
 
@@ -64,10 +64,10 @@ class Recorder:
         root: int = -1,
         members: tuple[int, ...] = (),
     ) -> Flight:
-        """Record that this rank issues a collective now; called by recorded groups only.
+        """Record that this rank issues a collective now; only recorded groups call it.
 
-        Point-to-point operations are counted apart: the other ranks of the group do not issue them, and the collectives
-        of one index must meet.
+        Point-to-point operations have an index of their own: the other ranks of the group do not issue them, and the
+        collectives of one index must match.
         """
         series = f"{group} point-to-point" if op in ("send", "recv") else group
         collective = Collective(

@@ -1,1 +1,1 @@
-"""The smoke ladder: from an import to one step of training, one small question after the other."""
+"""The smoke ladder: checks a backend's adapter, from its import to one training step."""

@@ -1,4 +1,4 @@
-"""What is wrong with a broken rung, said so that the engineer who wrote the backend knows where to look. Pure."""
+"""Explains a broken rung to the engineer who wrote the backend: what came, on which rank, where to look. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUM_VALUES = 12
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """Why a rung does not hold: a sentence that names ranks, what was expected, what came, what to do, and evidence."""
+    """Why a rung broke: a sentence that names the ranks, what was expected, what came, what to do, and evidence."""
 
     summary: str
     expected: str = ""
@@ -35,7 +35,7 @@ class Breakage:
 def find_breakage(
     observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, *, deadline_s: float, advice: str
 ) -> Breakage | None:
-    """Return what is wrong with a run on all ranks, the gravest thing first; None when everything is as it must be."""
+    """Return the most severe thing that went wrong on any rank; None if every rank observed what it must."""
     seen = [observations[rank] for rank in sorted(observations)]
     if dead := [one for one in seen if one.fate.kind in ("killed", "exited")]:
         return _died(dead, advice)
@@ -72,7 +72,7 @@ def _raised(raised: list[Observation], num_ranks: int, advice: str) -> Breakage:
         came="; ".join(f"rank {one.rank}: {shorten(str(one.raised))}" for one in raised),
         advice=advice,
         evidence="\n".join(
-            [f"Rank {first.rank}'s traceback, its end:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
+            [f"End of rank {first.rank}'s traceback:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
         ),
     )
 
@@ -139,7 +139,7 @@ def _number(number: Any) -> str:
 
 
 def _reading(value: Any, world_size: int) -> str:
-    """Say whose block a wrong tensor holds, where it is one."""
+    """Return whose block a wrong tensor holds, if it holds one; else an empty text."""
     if not isinstance(value, Tensor):
         return ""
     if (value == -1).all():
@@ -153,7 +153,7 @@ def _reading(value: Any, world_size: int) -> str:
 
 
 def _frames(observation: Observation) -> tuple[str, ...]:
-    """Return the innermost frames of the main thread, which faulthandler prints last and with the latest call first."""
+    """Return the innermost frames of the main thread; faulthandler prints it last, with the latest call first."""
     lines = observation.stack.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(("Thread", "Current thread"))]
     frames = [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
@@ -161,7 +161,7 @@ def _frames(observation: Observation) -> tuple[str, ...]:
 
 
 def _odd_one_out(late: list[Observation]) -> str:
-    """Say which rank is in another place than all others, who are in one and the same; empty where there is none."""
+    """Return a phrase that names the one rank whose stack differs from that of all others; empty if there is none."""
     places = [_frames(one) for one in late]
     odd = [one for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
     if len(late) < 3 or len(odd) != 1 or len(set(places)) != 2:
@@ -170,7 +170,7 @@ def _odd_one_out(late: list[Observation]) -> str:
 
 
 def _stacks(observations: list[Observation]) -> str:
-    """Return every different stack once, with whose it is; the rarest comes first."""
+    """Return every distinct stack once, with its ranks; the rarest first."""
     owners: dict[tuple[str, ...], list[int]] = {}
     for one in observations:
         if frames := _frames(one):
@@ -183,4 +183,4 @@ def _stacks(observations: list[Observation]) -> str:
 
 def _stderr(observation: Observation) -> str:
     lines = observation.stderr.strip().splitlines()[-_STDERR_LINES:]
-    return f"Rank {observation.rank}'s stderr, its end:\n" + "\n".join(lines) if lines else ""
+    return f"End of rank {observation.rank}'s stderr:\n" + "\n".join(lines) if lines else ""

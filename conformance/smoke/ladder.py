@@ -1,4 +1,4 @@
-"""Climbs the smoke ladder on a backend and a DDP: one rung after the other, up to the first that breaks."""
+"""Climbs the smoke ladder on a backend and a DDP: tries rung after rung and stops at the first that breaks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
 
 DEFAULT_DEADLINE_S = 30.0
-#: Two ranks cannot tell "my neighbour" from "everybody else".
+#: With two ranks, a rank's neighbour is every other rank, so some bugs stay hidden.
 DEFAULT_WORLD_SIZE = 3
 
-#: Nobody has promised anything: no long wait for it.
+#: Short, because the backend or DDP has not declared that this works.
 _UNDECLARED_DEADLINE_S = 5.0
 
 _CREATE_ADVICE = (
@@ -42,18 +42,18 @@ _TOGETHER = Rung(
 
 
 class Status(Enum):
-    """What became of a rung; only BROKEN ends the climb and fails."""
+    """The result of a rung; only BROKEN ends the climb and fails."""
 
     HOLDS = "ok"
-    UNDECLARED = "undeclared"  # it works, and nothing will be asked of it because the backend does not declare it
-    ABSENT = "absent"  # not declared, and refused with an error
-    UNCLEAN = "unclean"  # not declared, and instead of an error there is a wrong result, a hang or a death
+    UNDECLARED = "undeclared"  # it works, but no scenario will use it because the backend does not declare it
+    ABSENT = "absent"  # not declared, and raises an error
+    UNCLEAN = "unclean"  # not declared, and gives a wrong result, a hang or a crash instead of an error
     BROKEN = "BROKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What was found on one rung. `breakage` says why it does not hold; `duration_ms` is that of all ranks together."""
+    """The result of one rung. `breakage` says why it broke; `duration_ms` is the time until all ranks had ended."""
 
     rung: str
     asks: str
@@ -71,25 +71,26 @@ def climb(
     deadline_s: float = DEFAULT_DEADLINE_S,
     zygote: ZygoteProcess | None = None,
 ) -> Iterator[Footing]:
-    """Yield one footing after the other; after a BROKEN one there is none.
+    """Yield one footing per rung; stop after a BROKEN one.
 
-    Rungs that the backend does not declare are tried as well, and never break. Without `world_size`, three ranks climb,
-    or as many as the backend can serve. A rung may take `deadline_s` seconds. A lent `zygote` saves starting one.
+    Also tries rungs that the backend does not declare; these cannot be BROKEN. Without `world_size`, uses three ranks,
+    or fewer if the backend serves fewer. A rung may take `deadline_s` seconds. Passing a running `zygote` saves
+    starting one.
 
     Raises:
-        BackendError: the backend cannot serve the `world_size` that was asked for.
+        BackendError: the backend cannot serve the given `world_size`.
 
     """
     try:
         backend = get_backend(backend_name)
     except BackendError as error:
-        yield _broken("import", "the backend is found", f"{error}", "Mend the import, or the name after --backend.")
+        yield _broken("import", "the backend is found", f"{error}", "Correct the import, or the name after --backend.")
         return
     yield Footing("import", "the backend is found", Status.HOLDS, backend.source)
     try:
         subject = get_subject(ddp_name)
     except SubjectError as error:
-        yield _broken("import DDP", "the DDP is found", f"{error}", "Mend the import, or the name after --ddp.")
+        yield _broken("import DDP", "the DDP is found", f"{error}", "Correct the import, or the name after --ddp.")
         return
     yield Footing("import DDP", "the DDP is found", Status.HOLDS, subject.target)
     yield (declared := _declaration(backend))
@@ -117,7 +118,7 @@ class _Climber:
         self._deadline_s = deadline_s
 
     def rungs(self, subject: Subject) -> Iterator[tuple[Rung, int, Subject]]:
-        """Yield every rung with its number of ranks and the DDP that takes part: torch's own steps first."""
+        """Yield every rung with its number of ranks and its DDP: torch's own first, then `subject`."""
         torch_ddp = KNOWN["torch"]
         yield _ALONE, 1, torch_ddp
         for rung in (_TOGETHER, *COLLECTIVES):
@@ -139,9 +140,9 @@ class _Climber:
         return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
 
     def try_undeclared(self, capability: str, subject: Subject) -> Iterator[Footing]:
-        """Yield what becomes of the first scenario that needs a capability that `subject` does not declare, if any.
+        """Yield the result of the first scenario that needs `capability`, which `subject` does not declare.
 
-        That a DDP fails where it has promised nothing is right; that it works is worth knowing.
+        A DDP may fail where it declares nothing; if it works, its author should declare the capability.
         """
         claiming = replace(subject, capabilities=subject.capabilities | {capability})
         declared = claiming.capabilities | self._backend.capabilities

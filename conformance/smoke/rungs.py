@@ -1,4 +1,4 @@
-"""The rungs of the smoke ladder, in the order in which they are climbed, each with what to do when it breaks."""
+"""The rungs of the smoke ladder, in order: what each checks, and what to do when it breaks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from conformance.scenario import Scenario, Step
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One question to a backend, answered by one program on every rank.
+    """One check of a backend, by one program that every rank runs.
 
-    `asks` is what must be so, `advice` what to look at when it is not. `capability` is the one that a backend declares
-    for it; without one, every DDP needs the rung.
+    `asks` states what must be true, `advice` what to look at if it is not. `capability` is the one that a backend
+    declares for it; if it is empty, every DDP needs the rung.
     """
 
     name: str
@@ -59,7 +59,7 @@ COLLECTIVES: tuple[Rung, ...] = (
     ),
     Rung(
         "all_reduce max/min",
-        "reductions other than SUM are heeded",
+        "all_reduce honours reductions other than SUM",
         "In allreduce, look at opts.reduceOp: joining uneven inputs needs MAX.",
         "smoke_all_reduce_extrema",
     ),
@@ -80,7 +80,7 @@ COLLECTIVES: tuple[Rung, ...] = (
     Rung(
         "all_gather_into_tensor",
         "the same, into one tensor",
-        "In _allgather_base, the parts lie in the output in the order of the ranks.",
+        "In _allgather_base, write the parts into the output in the order of the ranks.",
         "smoke_all_gather_into_tensor",
         capability="all_gather_into_tensor",
     ),
@@ -109,13 +109,13 @@ COLLECTIVES: tuple[Rung, ...] = (
     Rung(
         "send/recv",
         "a rank receives what its neighbour sends",
-        "send and recv name the peer, not the sender; both must be possible at once on one rank.",
+        "The rank that send and recv take is the peer's; one rank must be able to send and receive at once.",
         "smoke_send_recv",
         capability="send_recv",
     ),
     Rung(
         "barrier",
-        "nobody leaves before everybody has entered",
+        "no rank leaves before every rank has entered",
         "In barrier, wait() must not return before every rank has called barrier.",
         "smoke_barrier",
     ),
@@ -153,8 +153,8 @@ COLLECTIVES: tuple[Rung, ...] = (
     Rung(
         "new_group",
         "some of the ranks form a group of their own",
-        "`create` is called again, with another store, by the members of a new group only; ranks are counted within"
-        " it.",
+        "Only the members of a new group call `create` again, with another store; rank and world size are those within"
+        " the new group.",
         "smoke_new_group",
     ),
 )

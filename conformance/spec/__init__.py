@@ -1,1 +1,1 @@
-"""The requirements, one TOML file per chapter; `catalogue` reads them."""
+"""Reads the specification: the catalogue of requirements, profiles, and the rows of docs/behaviours.md."""

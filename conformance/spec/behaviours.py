@@ -1,4 +1,4 @@
-"""What a complete DDP does, row by row, and which requirements hold it to that."""
+"""The rows of docs/behaviours.md: what a complete DDP does, and the requirements that test it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from conformance.errors import SpecificationError
 
 BEHAVIOURS_FILE = Path(__file__).with_suffix(".toml")
 
-#: Where behaviours come from: what a complete DDP consists of, and what users of torch's DDP reported.
+#: The sections of the page: what a complete DDP consists of, and what users of torch's DDP reported.
 SECTIONS = {"systems": "What a complete DDP consists of", "reports": "What users ran into"}
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One row: what DDP does, in the words of a user, with the discussions that it comes from."""
+    """One row: what a DDP does, in a user's words, with the discussions it comes from and its requirements."""
 
     section: str
     name: str
@@ -26,7 +26,7 @@ class Behaviour:
 
 
 def load_behaviours(file: Path = BEHAVIOURS_FILE) -> tuple[Behaviour, ...]:
-    """Return all rows in their order; raises `SpecificationError` naming the row that is not as it must be."""
+    """Return all rows in their order; raises `SpecificationError`, which names the malformed row."""
     rows = tomllib.loads(file.read_text()).get("behaviour", [])
     found = []
     for number, row in enumerate(rows, start=1):

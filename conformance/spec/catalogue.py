@@ -1,6 +1,6 @@
-"""The catalogue of requirements: `requirements.toml` in every chapter's folder, loaded as frozen values.
+"""The catalogue: reads `requirements.toml` of every chapter into frozen values.
 
-The file looks like this; unknown keys are errors, so that a typing mistake never loses a requirement:
+Unknown keys are errors, so that a typing mistake cannot lose a requirement. The file's format:
 
     [chapter]
     name = "gradients"             # the folder's name and the first part of every scenario id
@@ -49,7 +49,7 @@ _OPTIONAL_KEYS = {"order", "testable", "note"}
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One sentence that a DDP keeps or breaks, and where the sentence comes from."""
+    """One sentence that a DDP keeps or breaks, with the sources of the sentence."""
 
     id: str
     chapter: str
@@ -63,7 +63,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A group of requirements about one subject matter, in the order of their file."""
+    """The requirements on one subject, in the order of their file."""
 
     name: str
     title: str
@@ -74,7 +74,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All chapters, in their order; iterating gives every requirement."""
+    """All chapters, in their order; iterating yields every requirement."""
 
     chapters: tuple[Chapter, ...]
 
@@ -93,13 +93,13 @@ class Catalogue:
         return {requirement.id: requirement for requirement in self}
 
     def requirement(self, requirement_id: str) -> Requirement:
-        """Return the requirement with this id; raises `SpecificationError` with near misses."""
+        """Return the requirement with this id; raises `SpecificationError`, which suggests similar ids."""
         if requirement_id not in self._by_id:
             raise SpecificationError(f"unknown requirement {requirement_id!r}{hint(requirement_id, self._by_id)}")
         return self._by_id[requirement_id]
 
     def chapter(self, name: str) -> Chapter:
-        """Return the chapter called `name`; raises `SpecificationError` with near misses."""
+        """Return the chapter called `name`; raises `SpecificationError`, which suggests similar names."""
         chapters = {chapter.name: chapter for chapter in self.chapters}
         if name not in chapters:
             raise SpecificationError(f"unknown chapter {name!r}{hint(name, chapters)}")
@@ -115,13 +115,13 @@ class Catalogue:
         )
 
     def uncovered(self, scenarios: Iterable[Scenario]) -> tuple[Requirement, ...]:
-        """Return the testable requirements for which no scenario gives evidence."""
+        """Return the testable requirements that no scenario tests."""
         covered = {requirement_id for scenario in scenarios for requirement_id in scenario.requirements}
         return tuple(requirement for requirement in self if requirement.testable and requirement.id not in covered)
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for names close to `name`, otherwise the list of all of them."""
+    """Return `; did you mean ...?` with the known names close to `name`, or a list of known names if none is close."""
     names = sorted(known)
     by_lower = {candidate.lower(): candidate for candidate in names}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
@@ -132,9 +132,9 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def load_catalogue(directory: Path = CHAPTERS_DIR) -> Catalogue:
-    """Read every chapter of `directory`; raises `SpecificationError` naming file and entry of the first mistake.
+    """Read every chapter of `directory`; raises `SpecificationError`, which names file and entry of the first mistake.
 
-    A chapter is a folder with `requirements.toml`, at any depth: chapters about one subject may stand in one folder.
+    A chapter is a folder with `requirements.toml`, at any depth: chapters on one subject may share a parent folder.
     """
     chapters = [_read_chapter(path) for path in _requirements_files(directory)]
     prefixes: dict[str, str] = {}
@@ -199,7 +199,7 @@ def _requirement(where: str, entry: Any, chapter: str, prefix: str) -> Requireme
 
 
 def _checked(where: str, entry: Any, keys: Mapping[str, type]) -> dict[str, Any]:
-    """Return `entry` when it is a table with exactly these keys (optional ones may be missing) of these types."""
+    """Return `entry` if it is a table with exactly these keys (optional ones may be missing) of these types."""
     if not isinstance(entry, dict):
         raise SpecificationError(f"{where}: expected a table, got {type(entry).__name__}")
     if unknown := sorted(set(entry) - set(keys)):

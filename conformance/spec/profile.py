@@ -12,8 +12,8 @@ from conformance.spec.catalogue import LEVELS, Catalogue, hint
 def levels_of(profile: str) -> tuple[str, ...]:
     """Return the levels of the requirements that a profile holds.
 
-    Profile full includes core. The others (compiled, parallel, gpu) are about something that a DDP may well be used
-    without: each holds its own level alone. Raises `SpecificationError` for a profile that does not exist.
+    Profile full includes core. The others (compiled, parallel, gpu) hold their own level alone, because many users of a
+    DDP do not need them. Raises `SpecificationError` for a profile that does not exist.
     """
     if profile not in LEVELS:
         raise SpecificationError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")

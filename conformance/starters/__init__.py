@@ -1,1 +1,1 @@
-"""What `ddp-conformance new` writes: a small package for a backend or a DDP, which passes the smoke ladder at once."""
+"""The templates of `ddp-conformance new`: a small package for a backend or a DDP that passes `smoke` unchanged."""

@@ -1,4 +1,4 @@
-"""Writes a starter: the templates of one kind, filled in with a name."""
+"""Writes a starter: fills the templates of one kind in with a name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from conformance.errors import ConformanceError
 KINDS = ("backend", "subject")
 _TEMPLATES = Path(__file__).parent
 _SUFFIX = ".jinja"
-#: In paths of templates: replaced by the name of the new package.
+#: This part of a template's path stands for the name of the new package.
 _PACKAGE = "package"
 
 
 class StarterError(ConformanceError):
-    """A starter cannot be written: its name is taken or impossible, or its folder exists."""
+    """A starter cannot be written: its name is taken or invalid, or its folder exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A package to be written: `name` is what its owner types, `package` what Python imports."""
+    """A package to be written: `name` is what the user types, `package` what Python imports."""
 
     kind: str
     name: str
@@ -41,10 +41,10 @@ class Starter:
         return "".join(part.capitalize() for part in self.package.split("_"))
 
     def write(self, parent: Path) -> tuple[Path, ...]:
-        """Write the starter into a new folder of `parent`, called like it, and return the files.
+        """Write the starter into the new folder `parent`/`name` and return its files.
 
-        Raises `StarterError`, before anything is written, for a name that is no package name or that is somebody
-        else's, and for a folder that exists.
+        Raises `StarterError`, before it writes anything, for a name that is no package name, for the name of an
+        existing module, and for a folder that exists.
         """
         self._check(parent)
         root = parent / self.name

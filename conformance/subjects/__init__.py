@@ -1,1 +1,1 @@
-"""The implementations under test, by name."""
+"""The DDPs under test, found by name."""

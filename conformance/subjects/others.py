@@ -1,7 +1,7 @@
-"""DDPs of other projects as subjects, each with what it claims: `--ddp conformance.subjects.others:REPLICATE`.
+"""Other projects' DDPs as subjects, with the capabilities they declare: `--ddp conformance.subjects.others:REPLICATE`.
 
-Their libraries are imported by the ranks; those that are not torch's come with the extra `scoreboard`. What an adapter
-adds to a DDP, so that it can be called like torch's, is said in its module.
+Ranks import their libraries; the extra `scoreboard` installs those that are not torch's. The module of each adapter
+documents what it adds to the DDP, so that the DDP can be called like torch's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEEPSPEED = Subject("deepspeed-stage0", f"{_ADAPTERS}.of_deepspeed:stage_0", fro
 
 OTHERS = (REPLICATE, FSDP2_REPLICATE, TORCHFT, TORCHFT_PURE, FAIRSCALE, DEEPSPEED)
 
-#: Subject name -> the distribution that it comes from, where it is neither torch nor this one.
+#: Subject name -> the distribution that contains it, if that is neither torch nor this one.
 DISTRIBUTIONS = {
     TORCHFT.name: "torchft-nightly",
     TORCHFT_PURE.name: "torchft-nightly",

@@ -1,7 +1,7 @@
-"""The DDP under test, by name.
+"""`Subject`: the DDP under test, by name.
 
-This is the only place of the harness that names an implementation, and it names them as text: each rank imports the
-subject for itself, and nothing else of the harness ever holds a reference to one.
+A `Subject` names an implementation as text (`module:attr`), and each rank imports it for itself. The harness therefore
+never holds a reference to a DDP class outside the ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from conformance import plugins
 from conformance.errors import SubjectError
 
-#: What scenarios may list under `needs` of a subject, beyond what every DDP must do.
+#: What a subject may declare, and scenarios may list under `needs`, beyond what every DDP must do.
 CAPABILITIES = frozenset(
     {
         "auto_buckets",
@@ -47,9 +47,9 @@ CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to do.
+    """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to support.
 
-    Everything is claimed unless said otherwise: a claim that is not kept is a finding, and silence would hide it.
+    By default a subject claims every capability: a false claim shows as a FAIL, whereas a missing one would hide it.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Subject:
 
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
-    # Its mixed precision has no such settings: torch's configuration lists them as things to come. A view of
-    # parameters as replicated tensors was proposed for it, and dropped. Its bucket caps are numbers.
+    # torch's mixed precision has no such settings; its configuration lists them as future work. torch has no view of
+    # parameters as replicated tensors: it was proposed and dropped. torch's bucket caps are numbers only.
     "torch": Subject(
         "torch",
         "torch.nn.parallel:DistributedDataParallel",
@@ -70,16 +70,17 @@ KNOWN = {
 
 
 def get_subject(text: str) -> Subject:
-    """Return the subject called `text`, having imported it once.
+    """Return the subject called `text`; imports it here too, so that errors appear before the run, not on every rank.
 
-    That is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or `module:Class`.
-    An entry point and `module:attr` may also name a `Subject`, which says how it is called and what it claims.
+    `text` is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or
+    `module:Class`. An entry point and `module:attr` may also name a `Subject`, which states its name and its
+    capabilities.
 
     Raises:
-        SubjectError: `text` is no name of that form, or see `load`. Better said before the run than by every rank.
+        SubjectError: `text` is no name of that form; also as `load` raises it.
 
     """
-    known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # written the long way: same report
+    known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
     if text in known:
         subject = known[text]
     elif target := _installed_target(text) or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
@@ -109,7 +110,7 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
 
 
 def _installed_target(name: str) -> str:
-    """Return what the installed DDP of that name is; empty where there is none."""
+    """Return `module:attr` of the installed DDP of that name; empty if there is none."""
     found = plugins.named(plugins.SUBJECTS, name)
     if len(found) > 1:
         raise SubjectError(plugins.disagreement(found))

@@ -183,7 +183,7 @@ Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 HANG  GRAD-01  a gradient MUST be the mean
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=2 seed=7
-      no collective is short of a rank, but ranks 0 and 1 did not end: rank 0 is in phase backward, step 0; rank 1 is in phase backward, step 0
+      no rank is missing from a collective, but ranks 0 and 1 did not end: rank 0 is in phase backward, step 0; rank 1 is in phase backward, step 0
 Let   A = rank 0, last collective all_reduce #0 (512 x float32, sum)
       B = rank 1, last collective all_reduce #0 (512 x float32, sum)
 Then  A did not end within 20 s; it is in phase backward, step 0.
@@ -207,8 +207,8 @@ CRASH  GRAD-01  a gradient MUST be the mean
       rank 1 was killed by SIGKILL in phase backward, step 0
 Let   A = rank 1, last collective all_reduce #0 (512 x float32, sum)
 Then  A was killed by SIGKILL in phase backward, step 0.
-Rank 0 was ended for that, last collective all_reduce #1 (4096 x float32, sum).
-Rank 1's stderr, its end:
+Rank 0 was then ended by the harness, last collective all_reduce #1 (4096 x float32, sum).
+End of rank 1's stderr:
       terminate called after throwing
 Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,
@@ -228,11 +228,11 @@ Let   A = rank 0, no collective yet
       B = rank 1, no collective yet
 Then  A raised ValueError: no in phase backward.
       B raised TypeError: yes in phase backward.
-Traceback of rank 0, its end:
+End of the traceback of rank 0:
       Traceback (most recent call last):
         File "ddp.py", line 5, in wrap
       ValueError: no
-Traceback of rank 1, its end:
+End of the traceback of rank 1:
       x
 Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,

@@ -116,8 +116,8 @@ def test_a_rank_that_waits_in_another_group_is_not_the_missing_one() -> None:
 def test_a_hang_in_which_nobody_is_missing() -> None:
     finding = _check("no_hang", ended(0, "hung", gradients(4), stack="wait"), ended(1, "hung", gradients(4)))
     assert finding.verdict is Verdict.HANG
-    assert finding.summary.startswith("no collective is short of a rank, but ranks 0 and 1 did not end")
-    assert finding.summary.endswith("rank 1 did not answer when asked for a stack")
+    assert finding.summary.startswith("no rank is missing from a collective, but ranks 0 and 1 did not end")
+    assert finding.summary.endswith("rank 1 did not write a stack when signalled")
 
 
 def test_ranks_that_end_without_a_cause_are_our_fault() -> None:

@@ -1,5 +1,5 @@
-"""torch's own DDP tests, run with another DDP in the place of torch's.
+"""Runs torch's own DDP tests with another DDP in the place of torch's.
 
-The torch wheel ships the tests of its DistributedDataParallel. They are run twice on the same ranks, over gloo and on
-the CPU: for torch's DDP, and for the DDP under test. What torch's DDP passes, the DDP under test must pass.
+The torch wheel ships the tests of its DistributedDataParallel. `upstream` runs them over gloo on the CPU, once with
+torch's DDP and once with the DDP under test. The DDP under test must pass every test that torch's DDP passes.
 """

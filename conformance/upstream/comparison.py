@@ -1,4 +1,4 @@
-"""What the DDP under test passes of what torch's DDP passes."""
+"""Compares which of torch's DDP tests the DDP under test passes with those that torch's DDP passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.upstream.outcome import TestName, TestOutcome, TestRun
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One test with both DDPs; `exclusion` is why it is not held against the subject, if it is not."""
+    """One test with both DDPs; `exclusion` is the reason why it does not count, if it does not."""
 
     native: TestRun
     subject: TestRun
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the subject passes what torch's DDP does not."""
+        """Whether the subject passes this test and torch's DDP does not."""
         return self.native.outcome is not TestOutcome.PASSED and self.subject.outcome is TestOutcome.PASSED
 
 
@@ -51,22 +51,22 @@ class Comparison:
 
     @property
     def missing(self) -> tuple[Row, ...]:
-        """The tests that it must pass and does not."""
+        """The tests that the subject must pass and does not."""
         return tuple(row for row in self.rows if row.is_missing)
 
     @property
     def ahead(self) -> tuple[Row, ...]:
-        """The tests that it passes and torch's DDP does not."""
+        """The tests that the subject passes and torch's DDP does not."""
         return tuple(row for row in self.rows if row.is_ahead)
 
     @property
     def excluded(self) -> tuple[Row, ...]:
-        """The tests that torch's DDP passes and that are held against nobody."""
+        """The excluded tests that torch's DDP passes."""
         return tuple(row for row in self.rows if row.exclusion and row.native.outcome is TestOutcome.PASSED)
 
     @property
     def conforms(self) -> bool:
-        """Whether the subject passes all it must. A run in which torch's DDP passes nothing shows nothing."""
+        """Whether the subject passes every test that counts. False if there is none: such a run shows nothing."""
         return bool(self.counted) and not self.missing
 
 
@@ -76,7 +76,7 @@ def compare(
     tested: Mapping[TestName, TestRun],
     exclusions: Mapping[TestName, str],
 ) -> Comparison:
-    """Put the runs of the same tests side by side."""
+    """Pair the runs of each test with torch's DDP and with the subject."""
     assert native.keys() == tested.keys(), "both DDPs run the same tests"
     return Comparison(
         subject, tuple(Row(native[name], tested[name], exclusions.get(name, "")) for name in sorted(native))

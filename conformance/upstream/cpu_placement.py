@@ -1,7 +1,7 @@
-"""Tests that place their models on GPUs, run on a machine that has none: every placement on CUDA means the CPU.
+"""Makes CUDA devices mean the CPU, so that tests written for GPUs run on a machine without one.
 
-A shim for the ranks of torch's tests alone, and the same one for every DDP. A test that looks at the device itself
-still fails here, for torch's DDP as well, and is then held against nobody.
+Only the ranks of torch's tests use this shim, with every DDP alike. A test that checks the device itself still fails,
+with torch's DDP as well, and therefore does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 def place_on_cpu(rank: int) -> None:
-    """Make this process take the CPU for its GPU, for as long as it lives."""
+    """Make CUDA devices mean the CPU in this process, until it ends."""
     _redirect_constructors()
     _redirect_moves()
     _redirect_cuda_functions(rank)
@@ -29,7 +29,7 @@ def place_on_cpu(rank: int) -> None:
 
 
 def is_cuda(device: object) -> bool:
-    """Whether `device`, as torch's functions take it, means a CUDA device: an index does, too."""
+    """Whether `device`, as torch's functions take it, is a CUDA device; an integer is one, too."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):
@@ -38,7 +38,7 @@ def is_cuda(device: object) -> bool:
 
 
 def on_cpu(device: Any) -> Any:
-    """Return `device`, and the CPU in the place of a CUDA device."""
+    """Return the CPU if `device` is a CUDA device, else `device`."""
     return _CPU if is_cuda(device) else device
 
 
@@ -75,7 +75,7 @@ def _move_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OnlyStream:
-    """Stands for every stream: on the CPU there is one, and each operation has ended when the next begins."""
+    """A stand-in for every stream: on the CPU there is one, and each operation ends before the next begins."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -97,7 +97,7 @@ class OnlyStream:
 
 
 class PastEvent:
-    """Stands for every event on the only stream: it has always happened already."""
+    """A stand-in for every event on the only stream: it is always complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

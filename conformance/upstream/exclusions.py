@@ -1,4 +1,4 @@
-"""Tests that no DDP but torch's can pass, with the reason for each."""
+"""Reads the tests that only torch's DDP can pass, with a reason for each."""
 
 from __future__ import annotations
 

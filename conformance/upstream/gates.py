@@ -1,8 +1,8 @@
-"""Opening the gates that keep torch's DDP tests from running on a machine without GPUs.
+"""Disables the skip decorators that keep torch's DDP tests from running on a machine without GPUs.
 
-Most of those tests need no GPU for what they test: they were written where there is one. Those that torch keeps in
-quarantine (`unittest.skip` with a link) are let in as well. It costs nothing: what counts is what torch's DDP passes
-here, under the same conditions.
+Most of these tests ask for GPUs but do not need them for what they test. This module also enables tests that torch
+skips with a link to an issue (`unittest.skip`). That is safe, because only tests that torch's DDP passes under the same
+conditions count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unittest import mock
 
 _COMMON = "torch.testing._internal.common_distributed"
 
-#: Decorators of `_COMMON` that take the test itself, and those that are called with the number of GPUs or the like.
+#: Skip decorators of `_COMMON`: those applied to the test directly, and those called with arguments first.
 _GATES = ("skip_if_no_gpu", "skip_if_small_worldsize", "skip_if_rocm_multiprocess")
 _GATES_WITH_ARGUMENTS = ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend")
 _UNITTEST_GATES = ("skip", "skipIf", "skipUnless")
@@ -25,10 +25,10 @@ _UNITTEST_GATES = ("skip", "skipIf", "skipUnless")
 
 @contextlib.contextmanager
 def opened_gates() -> Iterator[None]:
-    """Within the block, let modules that are imported decorate their tests with gates that are open.
+    """Within the block, replace skip decorators by ones that do nothing, for the modules imported in it.
 
-    The gates that only mark a test (`__unittest_skip__`) are none to a launcher that calls the method; `is_gated` reads
-    from their marks what must be respected.
+    A decorator that only marks a test (`__unittest_skip__`) does not stop a launcher that calls the method;
+    `wants_other_world_size` reads the marks that the launcher must respect.
     """
     common = importlib.import_module(_COMMON)
     with contextlib.ExitStack() as stack:
@@ -46,7 +46,7 @@ def opened_gates() -> Iterator[None]:
 
 
 def wants_other_world_size(test: Callable[..., Any]) -> bool:
-    """Whether a test is marked as one that cannot run at the world size its module was imported for."""
+    """Whether a test's mark says that it cannot run at the world size for which its module was imported."""
     return getattr(test, "__unittest_skip__", False) and "world size" in getattr(test, "__unittest_skip_why__", "")
 
 

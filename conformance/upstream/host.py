@@ -1,4 +1,4 @@
-"""The process that ranks of torch's tests are forked from: torch and its tests are imported once, a rank costs a fork.
+"""The process that imports torch and its tests once and forks the ranks of each test.
 
 `python -m conformance.upstream.host FD TARGET` serves the controller at the other end of the file descriptor `FD`, one
 test at a time, with the DDP `TARGET` (`module:attr`). It has one thread whenever it forks. Nothing outlives it: the
@@ -30,15 +30,15 @@ from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
 from conformance.workers.forked import die_with, lead_own_group, signal_group
 
-#: How long ranks may go on after another one has failed: they may have something to say as well, or hang for ever.
+#: How long ranks may go on after another one has failed: they may fail too, or hang for ever.
 _GRACE_S = 3.0
-#: A rank ends itself at its deadline, and says where it was; one that cannot is killed this much later.
+#: A rank writes its stacks and exits at its deadline; the host kills one that does not, this much later.
 _OVERTIME_S = 5.0
 _OUTPUT_BYTES = 8192
 
 
 class ControllerGoneError(Exception):
-    """Nobody is left to run tests for."""
+    """The controller has closed its connection."""
 
 
 class Host:
@@ -68,7 +68,7 @@ class Host:
         os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(world_size)}
         self._suites = []
         for suite in SUITES:
-            with contextlib.suppress(ImportError):  # a build of torch without RPC, say
+            with contextlib.suppress(ImportError):  # for example a build of torch without RPC
                 suite.load()
                 self._suites.append(suite)
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
@@ -103,13 +103,13 @@ class Host:
         lead_own_group(pid)
         if pid == 0:
             for connection in (ours, self._connection, *(elder.connection for elder in elders)):
-                connection.close()  # or this rank would keep open what tells of another's death
+                connection.close()  # else this rank would keep another's connection open, and hide its death
             _become_rank(request, rank, directory, self._subject, theirs, host)
         theirs.close()
         return _Rank(pid, ours)
 
     def _collect(self, request: RunTest, ranks: dict[int, _Rank], directory: Path) -> tuple[RankEnd, ...]:
-        """Wait for all ranks. Those that pass stay until the last one has ended: their connections are in use."""
+        """Wait for all ranks. Ranks that pass stay until the last has ended, because others use their connections."""
         ends: list[RankEnd] = []
         waiting = dict(ranks)
         deadline = time.monotonic() + request.timeout_s + _OVERTIME_S
@@ -119,7 +119,7 @@ class Host:
                 max(0.0, deadline - time.monotonic()),
             )
             if self._connection in ready:
-                raise ControllerGoneError  # it says nothing while it waits for an answer
+                raise ControllerGoneError  # it sends nothing while it waits for an answer, so this is the end of file
             if not ready:
                 break
             for number, rank in list(waiting.items()):
@@ -144,7 +144,7 @@ class _Rank:
     connection: Connection
 
     def exit_cause(self) -> str:
-        """Wait for the end of the process, and return what it was; `kill` buries it."""
+        """Wait for the end of the process and return how it ended; `kill` reaps it."""
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
         if end.si_code == os.CLD_EXITED:
@@ -152,7 +152,7 @@ class _Rank:
         return f"killed by {signal.Signals(end.si_status).name}"
 
     def kill(self) -> None:
-        """End the process, if it lives, and what it started."""
+        """Kill the process, if it lives, and the processes that it started."""
         signal_group(self.pid, signal.SIGKILL)
         self.connection.close()
         os.waitpid(self.pid, 0)
@@ -171,7 +171,7 @@ def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
 
 
 def _innermost_frames(stack: str) -> str:
-    """Return where the main thread was, which `faulthandler` shows last, innermost frame first."""
+    """Return where the main thread was; `faulthandler` writes it last, innermost frame first."""
     *_, main_thread = stack.split("Thread 0x")
     return "\n".join(line.strip() for line in main_thread.splitlines()[1:4])
 
@@ -186,7 +186,7 @@ def _tail(path: Path) -> str:
 def _become_rank(
     request: RunTest, rank: int, directory: Path, subject: Factory, connection: Connection, host: int
 ) -> NoReturn:
-    """Turn the forked child into a rank; never returns into the host's code."""
+    """Run the rank in the forked child, and exit; never returns into the host's code."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with(host)
@@ -212,9 +212,9 @@ def main(arguments: list[str]) -> None:
     """Serve the controller; see the module."""
     connection, target = Connection(int(arguments[0])), arguments[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # by way of `finally`, which clears up
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # so that `finally` cleans up
     try:
-        importlib.import_module("torch._dynamo")  # or DDP's constructor does it, for a second on each rank
+        importlib.import_module("torch._dynamo")  # else DDP's constructor imports it, for a second on each rank
         host = Host(connection, load(Subject(target, target)))
         host.serve()
     except (EOFError, OSError, ControllerGoneError):

@@ -1,4 +1,4 @@
-"""The controller's side: hosts to run torch's tests in, and a way through all of them."""
+"""The controller's side of `upstream`: starts hosts and runs all tests in them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
 from conformance.upstream.requests import ListTests, Refusal, RunTest
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 
-#: Of the world sizes at which a test can run, the smallest of these is taken.
+#: A test gets the smallest of these world sizes at which it can run.
 WORLD_SIZES = (2, 3, 4, 6)
 
-#: What a host may take longer for a test than the test's own deadline, before it is taken for hung itself.
+#: How much longer than a test's deadline a host may take before the launcher takes the host for hung.
 _PATIENCE_S = 60.0
 
 
@@ -44,7 +44,7 @@ class WarmHost:
         return names
 
     def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
-        """Run one test. Whatever it does, it has an end, and the next one finds a host that works."""
+        """Run one test and return its result, also if its host dies; the next call then starts a new host."""
         try:
             run = self._ask(RunTest(name, world_size, timeout_s), START_TIMEOUT_S + timeout_s + _PATIENCE_S)
             assert isinstance(run, TestRun)
@@ -54,7 +54,7 @@ class WarmHost:
             return TestRun(name, world_size, (RankEnd(0, TestOutcome.CRASHED, f"the host of the ranks died: {death}"),))
 
     def abandon(self) -> None:
-        """Let the process end its ranks and itself; from another thread than the one that waits for its answer."""
+        """Make the process end its ranks and itself; call it from another thread than the one that waits in `run`."""
         process = self._process  # the other thread may reset it
         if process is not None:
             process.terminate()
@@ -82,7 +82,7 @@ class WarmHost:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             assert self._process is not None
-            self._process.kill()  # or it has only closed its end, and may linger
+            self._process.kill()  # it may have closed only its connection
             raise _HostDiedError(f"exit status {self._process.wait()}") from error
         if isinstance(answer, Refusal):
             raise ConformanceError(f"cannot run torch's tests with {self._subject.name}:\n{answer.reason}")
@@ -102,7 +102,7 @@ class _HostDiedError(Exception):
 
 @contextlib.contextmanager
 def warm_hosts(subject: Subject, num_hosts: int) -> Iterator[list[WarmHost]]:
-    """Provide hosts for one DDP; none of them, and nothing that they started, is left afterwards."""
+    """Provide hosts for one DDP; at the end, close them and every process that they started."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(WarmHost(subject))) for _ in range(num_hosts)]
 
@@ -131,14 +131,14 @@ def run_tests(
     timeout_s: float,
     on_end: Callable[[TestRun], None] = lambda run: None,
 ) -> dict[TestName, TestRun]:
-    """Run `tests` on `hosts`, each with at most `timeout_s`; `on_end` hears of every end.
+    """Run `tests` on `hosts`, each for at most `timeout_s` seconds; calls `on_end` after every test.
 
     Raises:
         ConformanceError: the DDP of the hosts cannot be imported there.
 
     """
     left: queue.SimpleQueue[tuple[TestName, int]] = queue.SimpleQueue()
-    for item in sorted(tests.items(), key=lambda item: item[1]):  # a host imports the tests anew for each world size
+    for item in sorted(tests.items(), key=lambda item: item[1]):  # a host imports the tests again for each world size
         left.put(item)
     runs: dict[TestName, TestRun] = {}
     stopped = threading.Event()

@@ -13,13 +13,13 @@ class TestOutcome(StrEnum):
 
     PASSED = "passed"
     SKIPPED = "skipped"
-    #: It passed without ever constructing the DDP, and so says nothing about it. Tests end like this, ranks never.
+    #: The test passed without constructing a DDP, and so does not test it. An outcome of tests, never of ranks.
     IDLE = "idle"
     FAILED = "failed"
-    #: The process ended without a word: a signal, or an exit that no test asks for.
+    #: The process ended without reporting: by a signal, or by an exit that no test asks for.
     CRASHED = "crashed"
     HUNG = "hung"
-    #: Ended by the launcher, because another rank had failed. Ranks end like this, tests never.
+    #: The host ended the rank because another rank had failed. An outcome of ranks, never of tests.
     STOPPED = "stopped"
 
     @property
@@ -74,7 +74,7 @@ class TestRun:
 
     @property
     def culprit(self) -> RankEnd | None:
-        """The rank that failed first: what happened on the others later is likely its doing. None without failure."""
+        """The rank that failed first, because it probably caused the later failures; None if no rank failed."""
         return next((end for end in self.ends if end.outcome.is_failure), None)
 
     @property

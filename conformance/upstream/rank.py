@@ -1,4 +1,4 @@
-"""One rank of one of torch's tests, in a process forked for it."""
+"""Runs one rank of one of torch's tests, in a process forked for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_rank(name: TestName, rank: int, world_size: int, directory: Path, subjec
 
 
 def prepare_environment(rank: int, world_size: int, directory: Path, timeout_s: float) -> Callable[[], None]:
-    """Set what torch's tests read from the environment, and let the process end itself when its time is up.
+    """Set the environment variables that torch's tests read, and make the process end itself at its deadline.
 
     The stacks of all threads are then in `stack<rank>`, which tells this end from other exits. Returns what calls the
     deadline off.
@@ -103,7 +103,7 @@ def _join_default_group(suite: Suite, name: TestName, file_name: str, rank: int,
 
 
 def _cause(error: BaseException) -> str:
-    """Return the line of torch's tests that failed, and the beginning of what it said."""
+    """Return the line of torch's tests that failed, and the beginning of its error message."""
     frames = traceback.extract_tb(error.__traceback__)
     here = next((frame for frame in reversed(frames) if _TESTS_FOLDER in frame.filename), frames[-1])
     return "\n".join([f"{Path(here.filename).name}:{here.lineno} {here.line}", *_message(error)])
@@ -115,7 +115,7 @@ def _message(error: BaseException) -> list[str]:
 
 
 def _end_of_exit(rank: int, code: object, num_constructed: int) -> RankEnd:
-    """Tell torch's way of skipping in a rank, an exit with a code of its list, from any other exit."""
+    """Return SKIPPED for an exit code by which torch's tests skip in a rank, and FAILED for any other."""
     for skip in common_distributed.TEST_SKIPS.values():
         if code == skip.exit_code:
             return RankEnd(rank, TestOutcome.SKIPPED, skip.message, num_constructed=num_constructed)

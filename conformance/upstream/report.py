@@ -1,4 +1,4 @@
-"""A comparison for people, on the terminal, and for machines, as JSON."""
+"""Prints a comparison for people, and writes it as JSON for machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def prepare_report(path: Path) -> None:
-    """Show that `path` can be written, before a run is spent on it, and empty it: nothing old passes for this run's.
+    """Check that `path` can be written before the run starts, and empty it, so that an old report cannot be mistaken.
 
     Raises:
         ReportError: it cannot.
@@ -57,7 +57,7 @@ def prepare_report(path: Path) -> None:
 
 
 def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write everything that is known of every test to `path`; raises `ReportError`."""
+    """Write all results of every test to `path`; raises `ReportError`."""
     data = {
         "schema_version": SCHEMA_VERSION,
         "environment": capture_environment(),

@@ -1,4 +1,4 @@
-"""What controller and host say to each other, as pickles over a pipe."""
+"""The messages between controller and host, as pickles over a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites that the torch wheel ships, and which of their tests concern DDP."""
+"""The test suites that the torch wheel ships, and which of their tests concern DDP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Suite:
     world_size: int = 0
 
     def load(self) -> ModuleType:
-        """Import the module anew, with its gates open: it reads the world size from the environment as it is imported.
+        """Import the module again, without skip decorators; at import it reads the world size from the environment.
 
         Raises:
             ImportError: this build of torch has not what the suite needs.
@@ -53,7 +53,7 @@ class Suite:
 
 
 class _SmallerImages:
-    """Inputs that a GPU convolves in no time and a CPU core in minutes, cropped."""
+    """Crops images that a GPU convolves at once and a CPU core in minutes."""
 
     def _run_uneven_inputs_test(self, test_case: Any, *args: Any, **kwargs: Any) -> None:
         if getattr(test_case.inp, "ndim", 0) == 4:
@@ -96,7 +96,7 @@ def get_suite(name: str) -> Suite:
 
 
 def ddp_tests(suite: Suite) -> Iterator[str]:
-    """Yield the names of the tests that mention DDP, themselves or in what they call, and can run at this world size.
+    """Yield the tests whose code, or code that it calls, mentions DDP, and that can run at this world size.
 
     Found in their compiled code, so that a newer torch's tests are found without a list of ours.
     """

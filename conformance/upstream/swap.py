@@ -1,4 +1,4 @@
-"""Putting the DDP under test in the place of torch's."""
+"""Replaces torch's DDP class by the DDP under test, in every imported module."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ Factory = Callable[..., Any]
 
 
 class Constructions:
-    """How often a rank has asked for a DDP. A test that never does shows nothing about it."""
+    """Counts how often a rank constructs a DDP. A test that never does so does not test it."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 def swap_in(subject: Factory) -> Constructions:
-    """Let every module that knows torch's DDP know `subject` instead; returns the count of its constructions.
+    """Replace torch's DDP by `subject` in every imported module, until the process ends; returns a counter of its uses.
 
-    For the rest of this process's life. `isinstance` against torch's name then asks for the subject's class, in torch's
-    own modules as well (its optimizers and its compiler do ask). The package of the subject keeps what it has, because
-    it may build upon torch's DDP.
+    `isinstance` checks against torch's name then check for the subject's class, also in torch's optimizers and
+    compiler. The package of the subject keeps torch's class, because it may subclass it.
 
-    The arguments that place a module on a device are dropped, because the tests' modules are on the CPU (see
-    `cpu_placement`), where a DDP refuses them.
+    Constructors ignore `device_ids` and `output_device`: the tests' modules are on the CPU (see `cpu_placement`), where
+    a DDP refuses these arguments.
     """
     constructions = Constructions()
     native = torch.nn.parallel.DistributedDataParallel

@@ -1,1 +1,1 @@
-"""The processes that play the ranks, and the controller that watches them."""
+"""The processes that run as ranks, and the controller that starts, watches and replaces them."""

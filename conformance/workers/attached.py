@@ -1,4 +1,4 @@
-"""Runs scenarios on ranks that torchrun, srun or mpirun has placed, on one host or several."""
+"""Runs scenarios in processes that torchrun, srun or mpirun has started, on one host or several."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Lead = Callable[[AttachedController], int]
 
 
 def attach(place: Place, backend: Backend, preload: tuple[str, ...], lead: Lead) -> int:
-    """Hold this process's rank until the run is over; in the leading process, call `lead` beside that.
+    """Run this process's agent until the run is over; the first process also calls `lead` with the controller.
 
-    Every process that the launcher has started must call it. Returns what `lead` returns, and 0 in the other processes.
+    Every process that the launcher has started must call it. Returns `lead`'s result, and 0 in the other processes.
 
     Raises:
-        ConformanceError: the processes did not find each other, or the controller was lost.
+        ConformanceError: the processes did not find each other, or an agent lost its controller.
 
     """
     store = meet(place)

@@ -1,8 +1,8 @@
-"""Holds one rank on the host where torchrun, srun or mpirun has started it.
+"""The agent: runs in a process that torchrun, srun or mpirun has started, and forks one rank there.
 
-The agent is not the rank: it forks one from a zygote of its own, as the controller of a single machine does, so that it
-survives whatever becomes of the rank and can say what that was. It does what the controller says and nothing else; when
-the controller is silent for too long the agent says what its rank was doing, and ends.
+The agent is not the rank: it forks one from a zygote of its own, as the controller of a single machine does, so it
+survives the rank and can report how the rank ended. It only carries out the controller's orders. When the controller is
+silent for too long, the agent raises an error that says what its rank was doing, and ends.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from conformance.workers.messages import FromRank, Seat, receive, send
 from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, prolonged
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: What a rank does is said sooner than that the agent is there: a link may be cut in the next moment.
+#: While a rank works, its agent beats more often than an idle one, so that the controller knows the rank's state if the
+#: link is cut.
 _BUSY_BEAT_S = 0.05
-#: Of a rank's collectives so many travel with every beat; the controller needs them only when the link is cut.
+#: How many of a rank's collectives a beat carries; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
 
 class Dismissed(Exception):  # noqa: N818 - how an agent ends, not an error
-    """The controller has said goodbye, or is gone."""
+    """The controller has sent `Goodbye`, or is gone."""
 
 
 class Post:
@@ -54,7 +55,7 @@ class Post:
         number, directory = zygote.new_pool()
         self.seat = replace(seat, pool=number, directory=str(directory))
         (self.pid,), (self.connection,) = zygote.fork((self.seat,))
-        self.open = True  # whether more can be read from the rank
+        self.open = True  # whether the rank may still send something
         self.ready = False
 
 
@@ -68,7 +69,7 @@ class Agent:
         preload: tuple[str, ...],
         environment: Mapping[str, str],
     ) -> None:
-        """Start the zygote and say hello; ranks use the device of `place` and get `environment`."""
+        """Start the zygote and send `Hello`; ranks use the device of `place` and get `environment`."""
         self._connection = connection
         self._host = place.host
         self._local_index = place.local_index
@@ -81,10 +82,10 @@ class Agent:
         send(connection, Hello(place.index, place.host))
 
     def serve(self) -> None:
-        """Do what the controller says until it says goodbye.
+        """Carry out the controller's orders until it sends `Goodbye`.
 
         Raises:
-            ConformanceError: nothing was heard of the controller for too long.
+            ConformanceError: the controller has sent nothing for `LOST_S` seconds.
 
         """
         try:
@@ -109,7 +110,7 @@ class Agent:
             observation = self._start(order, post)
         if observation is None:
             started = time.monotonic()
-            with contextlib.suppress(OSError):  # it has just died; waiting will find out of what
+            with contextlib.suppress(OSError):  # the rank has just died; `_await` finds out how
                 send(post.connection, order.job)
             message = self._await(order, post, order.deadline_s)
             assert isinstance(message, Observation)
@@ -119,7 +120,7 @@ class Agent:
         send(self._connection, Reply(order.number, replace(observation, host=self._host), post.ready))
 
     def _start(self, order: RunOrder, post: Post) -> Observation | None:
-        """Wait until the rank is connected to the others; returns why it is not."""
+        """Wait until the rank is connected to the others; returns an observation of why it is not, else None."""
         message = self._await(order, post, START_TIMEOUT_S)
         if isinstance(message, Observation):
             return message
@@ -163,7 +164,7 @@ class Agent:
                     deadline = min(deadline, time.monotonic() + hurry.patience_s)
 
     def _listen(self, *sources: Connection, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
-        """Wait until one of `sources` has something, put orders aside, and say that this agent is there."""
+        """Wait until one of `sources` has something, queue orders, and send a beat when it is due."""
         wait(sources, timeout_s)
         hurries = []
         while self._connection.poll(0):
@@ -192,7 +193,7 @@ class Agent:
         return Beat(order.number, seen)
 
     def _last_words(self, beat: tuple[RunOrder, Post] | None) -> str:
-        silence = f"nothing was heard of the controller for {LOST_S:g} s: its host is down or the link to it is cut"
+        silence = f"no message from the controller for {LOST_S:g} s: its host is down or the link to it is cut"
         if beat is None:
             return f"{self._host}: {silence}; no scenario was running here"
         order, post = beat

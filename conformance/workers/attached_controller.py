@@ -1,7 +1,7 @@
-"""The controller of ranks that are already placed: one agent for each, on this host and others.
+"""The controller of `--attach`: runs scenarios through one agent per process, on this host and others.
 
-It answers what the controller of a single machine answers. What it cannot do is look at a rank: it hears of it from the
-rank's agent, and of a host that is cut off it knows what was heard last.
+It has the interface of the controller of a single machine. But it cannot examine a rank itself: the rank's agent
+reports on it, and of a host that is cut off the controller knows only the last report.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from conformance.workers.pool import (
     nothing_left_behind,
 )
 
-#: What an agent may take beyond the deadline: it makes its rank write a stack first.
+#: How much later than the deadline an agent may answer: it makes its rank write a stack first.
 _MARGIN_S = 2.0
-#: An agent that has not been heard of for so long when its answer is due will not give one.
+#: The controller gives up an agent whose answer is due and that has sent nothing for so long.
 _SILENCE_S = 8 * BEAT_S
 
 
@@ -63,7 +63,7 @@ class Reached:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, message: ToAgent) -> None:
-        """Send `message`; an agent that is gone is found out by listening."""
+        """Send `message`; ignores errors, because `_gather` notices an agent that is gone."""
         with self.lock, contextlib.suppress(OSError):
             self.connection.send_bytes(dumps(message))
 
@@ -72,7 +72,7 @@ class AttachedController:
     """Hands scenarios to the agents behind `connections`; a context manager, for one thread."""
 
     def __init__(self, backend: Backend, connections: Sequence[Connection], address: str) -> None:
-        """Hear who is there. Ranks rendezvous through a store on this host's `address`."""
+        """Receive every agent's `Hello`. Ranks rendezvous through a store on this host's `address`."""
         self._backend = backend
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
@@ -85,11 +85,11 @@ class AttachedController:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks a scenario may have: one for each process that has joined, whatever has become of it."""
+        """How many ranks a scenario may have: one for each process that has joined, also if it has been lost since."""
         return len(self._agents)
 
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Run the scenario on as many agents as it has ranks, spread over them; returns what every rank observed.
+        """Run the scenario on as many agents as it has ranks, spread over the hosts; returns each rank's observation.
 
         Raises:
             ConformanceError: too few agents are left.
@@ -120,7 +120,7 @@ class AttachedController:
         return dict(sorted(observations.items()))
 
     def close(self) -> None:
-        """Send the agents home."""
+        """Send every agent `Goodbye` and close the connections."""
         self._closed.set()
         self._pinging.join()
         for agent in self._agents:
@@ -132,11 +132,11 @@ class AttachedController:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close, whatever happened."""
+        """Close the controller."""
         self.close()
 
     def _spread(self, world_size: int) -> list[Reached]:
-        """Return agents at equal distances, so that few ranks still are on several hosts."""
+        """Return agents at equal distances in the list, so that even two ranks run on two hosts."""
         living = [agent for agent in self._agents if not agent.lost]
         if world_size > len(living):
             lost = "; ".join(dict.fromkeys(f"{agent.host} {agent.lost}" for agent in self._agents if agent.lost))
@@ -148,7 +148,7 @@ class AttachedController:
     def _gather(
         self, number: int, chosen: list[Reached], deadline_s: float, patience_s: float
     ) -> tuple[dict[int, Observation], list[bool]]:
-        """Wait for every agent's answer, or until it is clear that there will be none."""
+        """Wait until every agent has answered or the controller has given it up."""
         now = time.monotonic()
         due, end = now + deadline_s + _MARGIN_S, now + patience_s + _MARGIN_S + LOST_S
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
@@ -216,7 +216,7 @@ def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen]
 
 
 def _patience_s(observation: Observation) -> float | None:
-    """Return how long it is worth waiting for the other ranks after this one's end; None for as long as ever."""
+    """Return how long to wait for the other ranks after this one's end; None for their own deadline."""
     if observation.fate.kind in ("exited", "killed"):
         return DEATH_GRACE_S
     return RAISE_GRACE_S if observation.raised is not None else None

@@ -1,4 +1,4 @@
-"""What the controller says to the agents that hold a rank each on some host, and they to it."""
+"""The messages between the controller and the agents of `--attach`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from conformance.observation import Observation
 from conformance.recorder.flight_record import LastSeen
 from conformance.workers.messages import Job, Seat
 
-#: Both sides say something at least so often ...
+#: Both sides send a message at least this often ...
 BEAT_S = 0.25
-#: ... and when nothing was heard for so long, the other side is lost: its host is down or the link is cut.
+#: ... and a side that receives nothing for this long takes the other for lost: its host is down or the link is cut.
 LOST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Agent to controller, once: who it is."""
+    """Agent to controller, once: its index and its host."""
 
     index: int
     host: str
@@ -24,9 +24,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """Controller to agent: run this in the seat; a new rank is forked where the agent has none of that pool.
+    """Controller to agent: run `job` on the rank of `seat`. The agent forks a new rank if it has none of that pool.
 
-    The agent fills in the parts of the seat that are its own: number of the pool in its zygote, and directory.
+    The agent fills in its own parts of the seat: the pool's number in its zygote, the directory and the device index.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Hurry:
-    """Controller to agent: another rank has failed in this order; wait for yours no longer than so many seconds."""
+    """Controller to agent: another rank has failed in this order; wait for yours at most `patience_s` seconds."""
 
     number: int
     patience_s: float
@@ -53,7 +53,7 @@ class Hurry:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Controller to agent: I am there."""
+    """Controller to agent: the controller is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Agent to controller: I am there; and what my rank was doing, if that has changed."""
+    """Agent to controller: the agent is alive; `last_seen` is what its rank was doing, if that has changed."""
 
     number: int = -1
     last_seen: LastSeen | None = None
@@ -71,7 +71,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Agent to controller: what became of an order; `ready` tells whether the rank can take another one."""
+    """Agent to controller: the result of an order; `ready` tells whether the rank can take another one."""
 
     number: int
     observation: Observation

@@ -1,4 +1,4 @@
-"""Where a process stands that torchrun, srun or mpirun has started, and how all of them find the one that leads."""
+"""Reads a launcher's environment variables, and connects its processes with the one that leads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance.errors import ConformanceError
 
 #: How long processes wait for each other at the start; a cluster may start them minutes apart.
 MEETING_TIMEOUT_S = 300.0
-#: Whoever knocks has so many seconds to say the secret: port scanners say nothing, and others must be let in.
+#: How long a new connection may take to prove the secret: a port scanner that sends nothing must not block the agents.
 _ANSWER_TIMEOUT_S = 10
 _KEY = "ddp_conformance/controller"
 _SIOCGIFADDR = 0x8915
@@ -36,7 +36,7 @@ _LAUNCHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of `num_processes` processes, and where they meet."""
+    """One of `num_processes` processes of a launcher, and the address (`master`) at which they meet."""
 
     index: int
     num_processes: int
@@ -49,7 +49,7 @@ def place_of(variables: Mapping[str, str]) -> Place:
     """Read this process's place from the launcher's environment variables.
 
     Raises:
-        ConformanceError: no launcher has set its variables, or nobody has said where to meet.
+        ConformanceError: no launcher has set its variables, or MASTER_ADDR or MASTER_PORT is not set.
 
     """
     for names in _LAUNCHERS.values():
@@ -67,18 +67,18 @@ def place_of(variables: Mapping[str, str]) -> Place:
 
 
 def meet(place: Place) -> Store:
-    """Return the c10d store that all processes share; every one of them must call it."""
-    os.environ.update(RANK=str(place.index), WORLD_SIZE=str(place.num_processes))  # as torchrun would have
+    """Return the c10d store that all processes share; every process must call it."""
+    os.environ.update(RANK=str(place.index), WORLD_SIZE=str(place.num_processes))  # as torchrun sets them
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_TIMEOUT_S)))
     assert isinstance(store, Store)
     return store
 
 
 class Door:
-    """Where the controller listens: a socket for the agents' connections, and the secret that lets them in."""
+    """The controller's listening socket, and the secret that agents must prove to connect."""
 
     def __init__(self, place: Place, store: Store) -> None:
-        """Listen on the leading host's address and tell everybody through `store`."""
+        """Listen on the first host's address; publish the address and the secret in `store`."""
         self._secret = secrets.token_bytes(32)
         self._socket = socket.create_server((place.master, 0))
         self._socket.settimeout(MEETING_TIMEOUT_S)
@@ -87,7 +87,7 @@ class Door:
         store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
 
     def admit(self) -> Connection:
-        """Wait for one agent; raises `ConformanceError` when none comes. Strangers are sent away."""
+        """Return the next agent's connection; close others. Raises `ConformanceError` if no agent comes in time."""
         while True:
             try:
                 accepted, _ = self._socket.accept()
@@ -106,17 +106,17 @@ class Door:
                 return connection
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop listening."""
         self._socket.close()
 
 
 def _limit_waiting(joined: socket.socket, seconds: int) -> None:
-    """Let whoever reads wait no longer than so many seconds (0: for ever), also through another descriptor."""
+    """Limit how long a read from the socket waits, in seconds (0: no limit), also through another descriptor of it."""
     joined.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def knock(store: Store) -> tuple[Connection, str]:
-    """Connect to the controller; returns the connection and this host's address on the way to it."""
+    """Connect to the controller; returns the connection and this host's own address in it."""
     address, port, secret = json.loads(store.get(_KEY))
     joined = socket.create_connection((address, port), timeout=MEETING_TIMEOUT_S)
     joined.settimeout(None)
@@ -134,7 +134,7 @@ def interface_of(address: str) -> str:
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has no address
+                continue  # the interface has no address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return "lo"

@@ -1,4 +1,4 @@
-"""What can be found out about a rank that does not answer: from the kernel, from its files, and by making it speak."""
+"""Finds out why a rank does not answer: from its exit status, its files, and the stack it writes on a signal."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension mo
 
 
 def death(status: int) -> Ending:
-    """Describe the end of a rank by its exit status, negative for a signal."""
+    """Return the fate of a rank with this exit status, which is negative for a signal."""
     if status < 0:
         return Ending("killed", -status, f"killed by {signal.Signals(-status).name}")
     return Ending("exited", status, f"exited {status}")
 
 
 def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -> dict[int, Observation]:
-    """Observe ranks that live but do not answer, as `hung` or `abandoned`. They are of no use afterwards.
+    """Observe ranks that live but do not answer, as `hung` or `abandoned`. They cannot be used afterwards.
 
-    A stopped rank is noted as such and continued, since it cannot write its stack otherwise; the signal that asks for
-    the stack is delivered first, so it shows where the rank was stopped.
+    A stopped rank cannot write its stack, so this function notes that it was stopped and continues it. The signal that
+    asks for the stack arrives first, so the stack shows where the rank was stopped.
     """
     seen = {seat: (read_flight(seat.file("flight")), _is_stopped(pid)) for seat, pid in pids.items()}
     for seat, (_, stopped) in seen.items():
@@ -49,7 +49,7 @@ def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -
 
 
 def describe(seat: Seat, fate: Ending, last_seen: LastSeen | None = None) -> Observation:
-    """Observe a rank that will not answer, from its files."""
+    """Return an observation of a rank that will not answer, read from its files."""
     last_seen = last_seen or read_flight(seat.file("flight"))
     return Observation(
         seat.rank,
@@ -68,7 +68,7 @@ def tail(seat: Seat) -> str:
 
 
 def _stack(seat: Seat) -> str:
-    """Return the Python stacks that the rank wrote, down to the program and without what is the same for every rank."""
+    """Return the Python stacks that the rank wrote, without the lines that are the same for every rank."""
     lines = _text(seat.file("stack")).splitlines(keepends=True)
     return "".join(line for line in lines if not any(noise in line for noise in _STACK_NOISE))
 
@@ -83,16 +83,16 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _await_stacks(files: list[Path]) -> None:
-    """Wait until every file ends as a whole stack does."""
+    """Wait until every file holds a complete stack."""
     deadline = time.monotonic() + _STACK_TIMEOUT_S
     while not all(_is_whole(_text(str(file))) for file in files) and time.monotonic() < deadline:
         time.sleep(_STACK_POLL_S)
 
 
 def _is_whole(stack: str) -> bool:
-    """Whether the main thread, which faulthandler writes last, is written down to its outermost frame or to the limit.
+    """Whether the file holds the main thread, which faulthandler writes last, to its outermost frame or to the limit.
 
-    Writing takes many system calls, between which a busy machine may let a rank wait for any time.
+    faulthandler needs many system calls for a stack, and a busy machine may suspend the rank between any two of them.
     """
     last = stack.rstrip("\n").rpartition("\n")[2]
     return stack.endswith("\n") and (last.endswith(_OUTERMOST) or last == "  ...")

@@ -1,4 +1,4 @@
-"""The one door to the ranks: give it a scenario and a subject, get what every rank saw."""
+"""`Controller`: runs a scenario on a subject and returns what every rank observed. All users of ranks call it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 
 class Controller:
-    """Owns one zygote and, for each world size that was asked for, one warm pool of ranks. A context manager.
+    """Owns one zygote and one pool of warm ranks per world size that scenarios use. A context manager.
 
-    Unrecorded scenarios have pools of their own, whose default group is not recorded. Any number of controllers may
-    live side by side, in one process or many: they share no port, no file and no name. One controller serves one
-    thread.
+    Unrecorded scenarios have separate pools, whose default group no recorder wraps. Any number of controllers may exist
+    at once, in one process or many: they share no port, no file and no name. Use a controller in one thread only.
     """
 
     def __init__(
@@ -29,11 +28,11 @@ class Controller:
         start_timeout_s: float = START_TIMEOUT_S,
         zygote: ZygoteProcess | None = None,
     ) -> None:
-        """Start the zygote in the background, unless one is lent: that one stays open.
+        """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
-        `work_dir` is where the private directory is made (the system's temporary directory by default). `preload` are
-        modules that the ranks should find imported, such as those that register further programs. Ranks may take
-        `start_timeout_s` seconds to connect.
+        The controller creates its private directory in `work_dir` (default: the system's temporary directory). The
+        zygote imports the modules in `preload` before it forks ranks. Ranks may take `start_timeout_s` seconds to
+        connect.
         """
         self._backend = backend
         self._work_dir = work_dir
@@ -46,12 +45,12 @@ class Controller:
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do.
 
-        Returns when no rank has moved for the scenario's deadline, and after a few deadlines in any case, plus what it
-        takes to explain a hang (and, on the first call, to start). When anything went wrong, the next scenario gets new
-        ranks.
+        Returns at the latest when no rank has made progress for the scenario's deadline, and after five deadlines in
+        any case, plus the time to explain a hang (and, on the first call, to start). If anything failed, the next
+        scenario gets new ranks.
 
         Raises:
-            ConformanceError: ranks cannot be made at all, because what they share cannot be imported.
+            ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
         key = (scenario.world_size, scenario.recorded)
@@ -63,14 +62,14 @@ class Controller:
             pool = self._new_pool(*key)
         try:
             return pool.start() or pool.run(scenario, subject)
-        finally:  # also when interrupted: an answer may still come, and must not be taken for the next scenario's
+        finally:  # also after an interrupt: a late answer must not count as the next scenario's
             if pool.reusable:
                 self._pools[key] = pool
             else:
                 pool.close()
 
     def close(self) -> None:
-        """End all ranks and the zygote, if it is this controller's. None of them is left when this returns."""
+        """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
         if self._zygote is self._lent:
             for pool in self._pools.values():
                 pool.close()
@@ -83,13 +82,13 @@ class Controller:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Close, whatever happened."""
+        """Close the controller."""
         self.close()
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:
             return self._fork_pool(world_size, recorded)
-        except ZygoteGoneError:  # somebody killed it; its pools died with it
+        except ZygoteGoneError:  # its pools died with it
             self.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload)
             return self._fork_pool(world_size, recorded)

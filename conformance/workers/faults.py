@@ -1,4 +1,4 @@
-"""Misfortunes on purpose: what a scenario's faults do to a rank, at a counted place and never by the clock."""
+"""Injects a scenario's faults into a rank, at a counted place and never by the clock."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ EXIT_CODE = 3
 
 
 class InjectedError(RuntimeError):
-    """What a fault of kind `raise` raises: no program expects it."""
+    """The exception of a fault of kind `raise`; no program expects it."""
 
 
 class FaultInjector:
     """Fires one rank's faults; a `PhaseListener`.
 
-    A place is reached when the program enters a phase, not when it comes back to one from within: the listener hears of
-    both, so the phases entered and not yet left are kept as a stack. `before_firing` is called first, since of most
-    faults nobody in this process lives to tell.
+    A rank reaches a place when the program enters a phase, not when it returns to one from an inner phase. The listener
+    is called for both, so it keeps a stack of phases. It calls `before_firing` before the fault, because this process
+    does not survive most faults.
     """
 
     def __init__(self, faults: Iterable[Fault], before_firing: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ def _raise(fault: Fault) -> NoReturn:
 
 
 def _loop(fault: Fault) -> NoReturn:
-    while True:  # a rank that is busy, not stopped: it can be asked for its stack, and uses a processor
+    while True:  # the rank is busy, not stopped: it uses a processor and can still write its stack
         pass
 
 

@@ -1,4 +1,4 @@
-"""What a process that forks others owes them: that each can be signalled as a whole, and that none outlives it."""
+"""What a process does for those it forks: lets others signal each as a whole, and lets none outlive it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_own_group(pid: int) -> None:
-    """Put a forked process into a process group of its own; in both processes: nobody then sees it otherwise."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has done so itself, and may be gone already
+    """Put a forked process into its own process group. Parent and child both call it, to be sure."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the child did so first, and may have ended
         os.setpgid(pid, pid)
 
 
 def signal_group(pid: int, signum: int) -> None:
-    """Send a signal to a process and whatever it has started, if it still lives."""
+    """Send a signal to a process and the processes that it has started, if it still lives."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signum)
 
 
 def signal_main_thread(pid: int, signum: int) -> None:
-    """Send a signal that the main thread of a process must handle, if it still lives.
+    """Send a signal to the main thread of a process, if it still lives.
 
-    Of a process that is stopped, a signal to the whole may fall to any thread, which then handles it while the main
-    thread goes on.
+    The kernel may deliver a signal to a stopped process to any thread; the main thread would then go on while another
+    thread handles the signal.
     """
     try:
         tgkill = ctypes.CDLL(None).tgkill
@@ -37,7 +37,7 @@ def signal_main_thread(pid: int, signum: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process, which `parent` has forked, when that one ends."""
+    """Have the kernel kill this process when its parent, the process `parent`, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)

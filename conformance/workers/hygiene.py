@@ -1,8 +1,8 @@
-"""What a scenario must leave as it found it, so that the next one on the same rank means the same as on a fresh one.
+"""Checks that a scenario leaves a rank's global state unchanged, so that the next scenario runs as on a fresh rank.
 
-The process-wide state that a DDP (or a program) can reach is written down before a scenario and compared after it. A
-difference is evidence about the subject and the end of the pool: nothing is put back by hand, because what has leaked
-once may have leaked elsewhere too. Random state is no part of this: every scenario begins with the same seeds.
+The rank records the process-wide state that a DDP or a program can change before a scenario and compares it afterwards.
+A difference is a FAIL of the subject, and the controller replaces the pool: it does not restore state, because a
+subject that leaks one thing may have leaked others. Random state is not compared, because every scenario sets its seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import get_debug_level
 from torch.nn.modules import module as nn_module
 
-#: Name of a piece of state -> its value, or its items where it is a collection.
+#: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]
 
 _GLOBAL_HOOKS = tuple(
@@ -36,7 +36,7 @@ def seed_everything(seed: int) -> None:
 
 
 def surroundings() -> Surroundings:
-    """Describe this process's global state; about 50 microseconds."""
+    """Return this process's global state; takes about 50 microseconds."""
     return {
         "environment": dict(os.environ),
         "thread": {

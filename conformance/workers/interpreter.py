@@ -1,4 +1,4 @@
-"""Starts the processes that ranks are forked from: Python interpreters of our own, each at the other end of a pipe."""
+"""Starts Python interpreters from which ranks are forked, each connected by a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 #: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
 START_TIMEOUT_S = 300.0
 
-#: One thread a rank (the ranks are the parallelism, and sums must not depend on the machine), loopback, no surprises.
+#: One thread per rank, because sums must not depend on the machine's cores; loopback; no variation between runs.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -22,7 +22,7 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
 }
-#: Left by torchrun or a cluster's launcher, or set by a person who debugs: what a rank does must not depend on it.
+#: Set by torchrun or a cluster's launcher, or by a user who debugs: what a rank does must not depend on them.
 _UNWANTED_VARIABLES = frozenset(
     {
         "RANK",
@@ -41,13 +41,14 @@ _FIRST_HANDLE = 3
 def start_interpreter(
     module: str, *arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None
 ) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Run `python -m <module> <fd> <arguments>`; returns the process and the pipe whose other end is that descriptor.
+    """Run `python -m <module> <fd> <arguments>`; returns the process, and our end of a pipe whose other end is `<fd>`.
 
-    It finds the modules that this process finds. `environment` takes precedence over what ranks usually get. Without
-    `output`, what it prints goes nowhere, and its errors to where ours go. The terminal's Ctrl-C is not for it.
+    The interpreter gets this process's module search path. `environment` overrides the usual variables of ranks.
+    Without `output`, its stdout is discarded and its stderr is ours. It has its own session, so the terminal's Ctrl-C
+    does not reach it.
     """
     ours, theirs = Pipe()
-    # Not one of the standard streams, which it gets others for: this process may have none of its own.
+    # The handle must not be 0, 1 or 2, which become the interpreter's standard streams: this process may lack its own.
     handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
     theirs.close()
     inherited = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}

@@ -1,8 +1,8 @@
-"""What controller, zygote and ranks say to each other, and how it becomes bytes.
+"""The messages between controller, zygote and ranks, and how they are pickled.
 
-`multiprocessing.connection` frames the messages; the pickling is ours. Its own would send every tensor through shared
-memory that dies with the rank that observed it, and plain pickle would write a whole zip-like archive per tensor; a
-fact is a few numbers, so it travels as its bytes, with dtype, shape and strides.
+`multiprocessing.connection` frames the messages; this module pickles them. torch's own pickling would send every tensor
+through shared memory, which disappears with the rank that observed it, and plain pickle would write a zip-like archive
+per tensor. A fact is a few numbers, so this module sends a tensor as its bytes, with dtype, shape and strides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.subjects.subject import Subject
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Controller to rank: run this. The scenario travels as its JSON data, which is what defines it."""
+    """Controller to rank: run this scenario on this subject. The scenario is sent as its JSON data."""
 
     scenario: dict[str, Any]
     subject: Subject
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Rank to controller, once: the default group is connected (`error` None), or why it is not."""
+    """Rank to controller, once: the default group is connected (`error` is None), or the error that prevented it."""
 
     error: Raised | None = None
 
@@ -42,8 +42,8 @@ class Ready:
 #: Rank to controller: `Ready` once, then an `Observation` per `Job`.
 FromRank = Ready | Observation
 
-#: Makes a rank print every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
-#: programs and subjects may have their own ideas about SIGUSR1.
+#: Makes a rank write every thread's Python stack into its stack file, whatever it is doing. A real-time signal, because
+#: programs and subjects may use SIGUSR1 themselves.
 STACK_SIGNAL = signal.SIGRTMIN + 3
 
 # -------------------------------------------------------------------------------------------- controller <-> zygote
@@ -51,11 +51,11 @@ STACK_SIGNAL = signal.SIGRTMIN + 3
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The place of one rank: all that a forked process must know to become it.
+    """Everything that a forked process must know to become a rank.
 
-    `backend` is what `get_backend` is asked for; `directory` is private to the pool and holds the rendezvous file and
-    the ranks' files; without `recorded` the default group is the backend's own, with nothing in between. Ranks of
-    several hosts meet in a TCP store, at `meeting` (host, port, prefix); `device_index` counts within a host.
+    `backend` is the argument of `get_backend`. `directory` is private to the pool and holds the rendezvous file and the
+    ranks' files. Without `recorded`, the default group is the backend's own, without a recorder. Ranks of several hosts
+    rendezvous through a TCP store at `meeting` (host, port, prefix); `device_index` counts within a host.
     """
 
     pool: int
@@ -68,20 +68,20 @@ class Seat:
     device_index: int | None = None
 
     def file(self, kind: str) -> str:
-        """Path of this rank's file of that kind: `flight`, `stack` or `output`."""
+        """Return the path of this rank's file of that kind: `flight`, `stack` or `output`."""
         return f"{self.directory}/rank{self.rank}.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPool:
-    """Controller to zygote: fork these ranks; one end of each rank's connection follows as a handle."""
+    """Controller to zygote: fork these ranks; the rank's end of each connection follows as a handle."""
 
     seats: tuple[Seat, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRank:
-    """Controller to zygote: send `signum` to a rank and whatever it started, if it still lives."""
+    """Controller to zygote: send `signum` to a rank and the processes that it has started, if it still lives."""
 
     pool: int
     rank: int
@@ -90,7 +90,7 @@ class SignalRank:
 
 @dataclass(frozen=True, slots=True)
 class Preloaded:
-    """Zygote to controller, once: everything is imported, or the text of why it is not."""
+    """Zygote to controller, once: all imports are done (`error` is empty), or the traceback of the one that failed."""
 
     error: str = ""
 
@@ -105,7 +105,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Zygote to controller: a rank is gone; `status` as `os.waitstatus_to_exitcode` gives it (negative: a signal)."""
+    """Zygote to controller: a rank has ended; `status` is from `os.waitstatus_to_exitcode` (negative: a signal)."""
 
     pool: int
     rank: int

@@ -1,4 +1,4 @@
-"""The warm ranks of one world size, and what becomes of them in one scenario."""
+"""The warm ranks of one world size: runs one scenario at a time on them, and decides whether to reuse them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.messages import FromRank, Job, Ready, Seat, dumps, receive
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: What the other ranks may still do when one has died. gloo notices a broken connection at once and raises by itself;
-#: whatever takes longer waits in vain.
+#: How long the other ranks may go on after one has died. gloo raises at once when a connection breaks; a rank that
+#: takes longer would wait for ever.
 DEATH_GRACE_S = 0.3
-#: The same when one has raised: it lives, so nobody notices, and the others may be on the way to the same end on a busy
-#: machine.
+#: The same after one has raised. Its process lives, so the others get no error from the backend; on a busy machine they
+#: may be about to raise the same exception.
 RAISE_GRACE_S = 1.0
-#: A rank that closed its connection is about to be reported dead, as soon as the zygote gets a processor.
+#: How long the zygote may take to report the death of a rank that has closed its connection, on a busy machine.
 EOF_GRACE_S = 10.0
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
 START_TIMEOUT_S = 60.0
-#: How a rank ended whose zygote is gone.
+#: The fate of a rank whose zygote is gone.
 LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
-#: A deadline is meant for ranks that do nothing more. On a slow machine they get so many times as much, while one of
-#: them enters a phase or issues a collective now and then.
+#: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
+#: the machine may be slow.
 MOST_DEADLINES = 5
 
 
 class Pool:
-    """`world_size` ranks with a connected default group, reused until something has gone wrong with them."""
+    """`world_size` ranks with a connected default group; scenarios reuse them until one leaves them in doubt."""
 
     def __init__(
         self, zygote: ZygoteProcess, backend: Backend, world_size: int, *, recorded: bool, start_timeout_s: float
     ) -> None:
-        """Fork the ranks; `start` waits for them, for `start_timeout_s` seconds. Raises `ZygoteGoneError`."""
+        """Fork the ranks; `start` waits for them, at most `start_timeout_s` seconds. Raises `ZygoteGoneError`."""
         self._zygote = zygote
         self._start_timeout_s = start_timeout_s
         number, self._directory = zygote.new_pool()
@@ -56,7 +56,10 @@ class Pool:
         self._started = self._reusable = False
 
     def start(self) -> dict[int, Observation]:
-        """Wait until the ranks are connected to each other; returns why, if they are not. Repeated, it does nothing."""
+        """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
+
+        Later calls return at once.
+        """
         if self._started:
             return {}
         messages, observations = self._gather(self._start_timeout_s)
@@ -72,12 +75,12 @@ class Pool:
         return dict(sorted(observations.items()))
 
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Run one scenario; every rank gets an observation, by its own account or by ours. At most one at a time."""
-        self._reusable = False  # until all is known to be well, also if this is interrupted
+        """Run one scenario and return an observation for every rank: its own, or the controller's if it sent none."""
+        self._reusable = False  # until the checks below pass; also if this call is interrupted
         job = dumps(Job(scenario.to_json(), subject))
         started = time.monotonic()
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # it has just died; `_gather` will find out of what
+            with contextlib.suppress(OSError):  # the rank has just died; `_gather` finds out how
                 connection.send_bytes(job)
         messages, observations = self._gather(scenario.deadline_s)
         elapsed_ns = int((time.monotonic() - started) * 1e9)
@@ -93,14 +96,14 @@ class Pool:
 
     @property
     def reusable(self) -> bool:
-        """Whether another scenario can run here and mean the same as on new ranks.
+        """Whether another scenario can run here with the same result as on new ranks.
 
-        An idle rank has nothing to say: if its connection is readable, it has ended.
+        An idle rank sends nothing: if its connection is readable, the rank has ended.
         """
         return self._reusable and not any(connection.poll(0) for connection in self._connections)
 
     def close(self) -> None:
-        """Have the ranks killed, in whatever state they are."""
+        """Kill the ranks."""
         for seat in self._seats:
             self._zygote.signal(seat, signal.SIGKILL)
         for connection in self._connections:
@@ -108,10 +111,10 @@ class Pool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _gather(self, deadline_s: float) -> tuple[dict[int, FromRank], dict[int, Observation]]:
-        """Wait for one message of each rank; returns those, and observations of the ranks that did not answer.
+        """Wait for one message of each rank; returns those, and observations of the ranks that sent none.
 
-        The wait ends when no rank has shown a sign of life for `deadline_s` seconds. It is cut short when a rank has
-        died or failed, since others may then wait for it for ever.
+        The wait ends when no rank has made progress for `deadline_s` seconds. It ends earlier when a rank has died or
+        failed, because the others may then wait for it for ever.
         """
         messages: dict[int, FromRank] = {}
         listening = dict(zip(self._connections, self._seats, strict=True))
@@ -140,16 +143,16 @@ class Pool:
         return messages, self._examine(messages, listening, "hung" if math.isinf(patience_s) else "abandoned")
 
     def _dead(self, messages: Collection[int], listening: Mapping[Connection, Seat]) -> dict[Seat, Ending]:
-        """Return the ranks that have died without an answer; what they sent before dying is read first."""
+        """Return the ranks that have died without an answer; a rank with an unread message is not among them."""
         unread = {seat for connection, seat in listening.items() if connection.poll(0)}
         silent = [seat for seat in self._seats if seat.rank not in messages and seat not in unread]
         dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
-        if self._zygote.gone:  # nobody is left to say how
+        if self._zygote.gone:  # the zygote would have reported how they ended
             dead |= {seat: LOST for seat in silent if seat not in listening.values()}
         return dead
 
     def _patience_s(self, messages: Mapping[int, FromRank], listening: Mapping[Connection, Seat]) -> float:
-        """Return how long it is worth waiting for the other ranks, given what has come of some."""
+        """Return how long to wait for the remaining ranks, given how the others ended."""
         if self._dead(messages, listening):
             return DEATH_GRACE_S
         if len(messages) + len(listening) < len(self._seats):
@@ -170,35 +173,35 @@ class Pool:
 
 
 def prolonged(started: float, deadline_s: float, *flights: str) -> float:
-    """Return when to give up ranks that were given a deadline at `started`, going by their flight records."""
+    """Return when to give up ranks that started at `started`, extended by the progress in their flight records."""
     alive_at = max(read_flight(path).alive_at for path in flights)
     return min(max(started, alive_at) + deadline_s, started + MOST_DEADLINES * deadline_s)
 
 
 def answer(connection: Connection, rank: int) -> FromRank:
-    """Receive what a rank says; raises `EOFError` or `OSError` when it will say nothing more."""
+    """Receive a rank's message; raises `EOFError` or `OSError` when it will send nothing more."""
     try:
         message: FromRank = receive(connection)
     except (EOFError, OSError):
         raise
-    except Exception as error:  # what a rank observed may be of types that only it can import
+    except Exception as error:  # a rank may have observed types that this process cannot import
         return Observation(rank, Ending("raised", detail=str(error)), raised=Raised.of(error))
     return message
 
 
 def _failed(message: FromRank) -> bool:
-    """Whether the rank will take no further part in what the others do."""
+    """Whether the message says that the rank has raised and takes no further part."""
     if isinstance(message, Ready):
         return message.error is not None
     return message.raised is not None
 
 
 def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
-    """Whether ranks that all answered came to the same end, with clean hands and no collective short of a rank.
+    """Whether ranks that all answered ended alike, left no global state changed, and miss no collective.
 
-    A collective that nobody waited for does no harm once all ranks have issued it: it will complete, and cannot be
-    mistaken for a later one. A rank that raised may have done so between a collective and its counterpart; if all
-    issued equally many, none did. Without a record nobody can tell.
+    A collective that no rank waited for does no harm once all ranks have issued it: it will complete, and cannot match
+    a later one. A rank may have raised after the others issued a collective that it did not issue; if all ranks issued
+    equally many, that did not happen. In an unrecorded run the harness cannot tell, so only a plain return counts.
     """
     seen = list(observations.values())
     outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}

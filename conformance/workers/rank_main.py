@@ -1,9 +1,9 @@
-"""What a rank does: connect once, then run one scenario after another until told otherwise.
+"""The main function of a rank: connects once, then runs scenarios until the controller ends it.
 
-A rank is a process forked from the zygote. Its default process group is created once and is recorded, so that
-whatever a program or a subject communicates over it is part of the history; making one per scenario would cost ten
-times as much as running one. What it prints goes to a file of its own, which the controller quotes when the rank
-fails.
+A rank is a process forked from the zygote. It creates its default process group once, wrapped by the recorder, so that
+the history contains everything that a program or a subject communicates over it. Creating a group per scenario would
+take ten times as long as running the scenario. The rank prints into a file of its own, which the controller quotes if
+the rank fails.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
 from conformance.workers.messages import STACK_SIGNAL, Job, Ready, Seat, dumps, receive, send
 
-#: The backend's own timeout. The controller's deadline must come first: it knows all ranks, a backend only its own.
+#: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
 
 
 def rank_main(seat: Seat, connection: Connection) -> None:
-    """Be the rank of `seat` until the controller closes `connection`; every rank of the pool must be started."""
+    """Run as the rank of `seat` until the controller closes `connection`. Every rank of the pool must run it."""
     try:
         rank = Rank(seat, _arrange_process(seat))
     except Exception as error:
@@ -60,14 +60,14 @@ def rank_main(seat: Seat, connection: Connection) -> None:
         except EOFError:
             break
         connection.send_bytes(_as_bytes(rank.run(job)))
-        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze what was there before
+        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze all earlier objects
 
 
 class Rank:
-    """One rank's process groups and instruments, which outlive scenarios."""
+    """One rank's process group, recorder, flight record and fault injector, which several scenarios share."""
 
     def __init__(self, seat: Seat, flight: FlightRecord) -> None:
-        """Connect the default group. Collective."""
+        """Connect the default group. All ranks must call it."""
         self._seat = seat
         self._flight = flight
         self._faults = FaultInjector((), self._flight.fault_fires)
@@ -85,7 +85,10 @@ class Rank:
         )
 
     def run(self, job: Job) -> Observation:
-        """Run one scenario; whatever it raises is part of what is observed. Collective, as far as the program is."""
+        """Run one scenario and return the observation, which contains any exception that the program raises.
+
+        All ranks must call it.
+        """
         os.ftruncate(sys.stderr.fileno(), 0)
         self._flight.start()
         self._recorder.start()
@@ -128,7 +131,7 @@ class Rank:
             fixture=get_fixture(scenario.model),
             wrap=self._wrapper(subject),
             wrap_named=lambda name: self._wrapper(get_subject(name)),
-            listeners=(self._recorder, self._flight, self._faults),  # a fault fires last: by then the place is noted
+            listeners=(self._recorder, self._flight, self._faults),  # faults last, so that the others record the phase
             history=self._recorder.history,
         )
 
@@ -156,7 +159,7 @@ class Rank:
 def _as_bytes(observation: Observation) -> bytes:
     try:
         return dumps(observation)
-    except Exception as error:  # a fact of a type that cannot travel, such as a tensor that knows its process group
+    except Exception as error:  # a fact cannot be pickled, such as a tensor that holds its process group
         raised = Raised.of(error, traceback.format_exc())
         return dumps(replace(observation, fate=Ending("raised", detail=f"raised {raised}"), raised=raised, facts={}))
 
@@ -169,15 +172,15 @@ def _meeting_place(seat: Seat) -> Store:
 
 
 def _arrange_process(seat: Seat) -> FlightRecord:
-    """Give the process its files and limits; returns one of the files. Raises `ConformanceError` where it cannot."""
+    """Set up the process's files and limits; returns its flight record. Raises `ConformanceError` if a file fails."""
     try:
         output = os.open(seat.file("output"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         stack = os.open(seat.file("stack"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         flight = FlightRecord(seat.file("flight"))
     except OSError as error:
         raise ConformanceError(
-            f"rank {seat.rank} cannot write its files: {error.strerror}: {seat.directory}; make room there, or let"
-            " TMPDIR name another place"
+            f"rank {seat.rank} cannot write its files: {error.strerror}: {seat.directory}; make room there, or set"
+            " TMPDIR to another folder"
         ) from error
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -185,12 +188,12 @@ def _arrange_process(seat: Seat) -> FlightRecord:
     faulthandler.enable(stack)
     signal.signal(STACK_SIGNAL, _stay)
     faulthandler.register(STACK_SIGNAL, stack, all_threads=True, chain=True)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing one takes seconds, in which the death goes unnoticed
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would delay the report of a death by seconds
     torch.set_num_threads(1)
     return flight
 
 
 def _stay(_: int, __: object) -> None:
-    """Go no further, now that the stack is written: the other ranks are to be found where they waited for this one."""
+    """Stop here once the stack is written, so that the other ranks' stacks show where they waited for this one."""
     while True:
         signal.pause()

@@ -1,13 +1,13 @@
-"""The process that ranks are forked from: torch is imported once, a rank costs a fork.
+"""The zygote: imports torch once and forks ranks, so that a rank costs a fork.
 
-`python -m conformance.workers.zygote` is started by a controller in an interpreter of its own, because a rank must
-inherit nothing of the controller's: no threads, no CUDA context, no open files. It imports what ranks need, never
-runs any of it, and has a single thread whenever it forks. From then on it is a parent and nothing else: it forks,
-signals and buries ranks as it is told, and reports their deaths at once, which only a parent can do.
+The controller starts `python -m conformance.workers.zygote` in a separate interpreter, because a rank must inherit
+nothing from the controller: no threads, no CUDA context, no open files. The zygote imports what ranks need, runs none
+of it, and has a single thread whenever it forks. Afterwards it only forks, signals and reaps ranks on the controller's
+orders, and reports every death at once, which only a parent process can do.
 
-Nothing outlives the controller, however it ends. The controller's end of the connection closes with it: then the zygote
-kills its ranks and whatever they started, removes the private directory, and goes. The kernel kills the ranks
-(`PR_SET_PDEATHSIG`) should the zygote itself be killed.
+No process outlives the controller, however the controller ends. Its end of the connection closes with it; the zygote
+then kills the ranks and the processes that they started, removes the private directory, and exits. If the zygote itself
+is killed, the kernel kills the ranks (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PR_SET_NAME = 15
 
 
 def preload(modules: tuple[str, ...]) -> None:
-    """Import all that ranks share. Raises what a module raises, and `RuntimeError` when one leaves a thread behind."""
+    """Import everything that ranks share. Raises what an import raises, and `RuntimeError` if one starts a thread."""
     from conformance.models.catalogue import load_fixtures
     from conformance.programs.registry import load_programs
 
@@ -56,14 +56,14 @@ def preload(modules: tuple[str, ...]) -> None:
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
     gc.collect()
-    gc.freeze()  # ranks collect after every scenario: without this each would walk, and copy, all of torch
+    gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
 
 
 class Nursery:
-    """The ranks that were forked and not yet buried."""
+    """The ranks that have been forked and not yet reaped."""
 
     def __init__(self, connection: Connection) -> None:
-        """Begin with none; `connection` leads to the controller."""
+        """Start without ranks; `connection` leads to the controller."""
         self._connection = connection
         self._seats: dict[int, Seat] = {}
         self._wakeup, self._wakeup_writer = os.pipe()
@@ -73,7 +73,7 @@ class Nursery:
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Do what the controller says until it is gone."""
+        """Carry out the controller's orders until it is gone."""
         while True:
             ready = wait([self._connection, self._wakeup])
             if self._wakeup in ready:
@@ -90,7 +90,7 @@ class Nursery:
                     self._signal(message)
 
     def kill_all(self) -> None:
-        """Kill every rank and what it started, and wait until they are gone."""
+        """Kill every rank and the processes that it started, and wait until they are gone."""
         for pid in self._seats:
             signal_group(pid, signal.SIGKILL)
         for pid in list(self._seats):
@@ -106,7 +106,7 @@ class Nursery:
             if pid == 0:
                 for other in (*handles, self._wakeup, self._wakeup_writer, self._connection.fileno()):
                     if other != handle:
-                        os.close(other)  # or this rank would keep a dead one's connection, or the zygote's, open
+                        os.close(other)  # else this rank would keep another rank's connection, or the zygote's, open
                 _become_rank(seat, Connection(handle), zygote)
             self._seats[pid] = seat
             pids.append(pid)
@@ -115,7 +115,7 @@ class Nursery:
         send(self._connection, Forked(seats[0].pool, tuple(pids)))
 
     def _signal(self, message: SignalRank) -> None:
-        for pid, seat in self._seats.items():  # only the living: a buried one's id may belong to somebody else
+        for pid, seat in self._seats.items():  # only ranks not yet reaped: another process may reuse a reaped one's pid
             if (seat.pool, seat.rank) == (message.pool, message.rank):
                 send_signal = signal_main_thread if message.signum == STACK_SIGNAL else signal_group
                 send_signal(pid, message.signum)
@@ -127,13 +127,13 @@ class Nursery:
                 return
             seat = self._seats.pop(pid, None)
             if seat is None:
-                continue  # something that a preloaded module has started
-            signal_group(pid, signal.SIGKILL)  # what a dead rank started must not live on
+                continue  # a process that a preloaded module has started
+            signal_group(pid, signal.SIGKILL)  # processes that a dead rank started must not live on
             send(self._connection, Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)))
 
 
 def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
-    """Turn the forked child into a rank; never returns into the zygote's code."""
+    """Run the rank in the forked child, and exit; never returns into the zygote's code."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -142,7 +142,7 @@ def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
         rank_main(seat, connection)
         status = 0
-    except SystemExit as end:  # a program may call sys.exit: that is how the rank ends, not a harness error
+    except SystemExit as end:  # a program called sys.exit: the rank exits with that code, which is no harness error
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
@@ -155,9 +155,9 @@ def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
 def main(arguments: list[str]) -> None:
     """Serve the controller at the other end of the file descriptor `arguments[0]`.
 
-    `arguments[1]` is the private directory, which is removed at the end; the rest are modules to import.
+    `arguments[1]` is the private directory, which `main` removes at the end; the rest are modules to import.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the controller's parent blocked is inherited
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a child inherits the signals that the controller's parent blocked
     connection, directory = Connection(int(arguments[0])), arguments[1]
     nursery = Nursery(connection)
     try:

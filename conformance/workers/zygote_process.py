@@ -1,4 +1,4 @@
-"""The controller's side of the zygote: starting it, asking it for ranks, and hearing of their ends."""
+"""The controller's handle of the zygote: starts it, asks it for ranks, and records how they ended."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from conformance.workers.messages import Ended, Forked, ForkPool, Preloaded, Sea
 
 _CLOSE_TIMEOUT_S = 5.0
 
-#: Says of a process, in /proc/<pid>/environ, whose it is.
+#: The environment variable by which /proc/<pid>/environ shows which zygote a process belongs to.
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
 
 
 class ZygoteGoneError(Exception):
-    """The zygote ended by itself, and its ranks with it."""
+    """The zygote has ended unexpectedly, and its ranks with it."""
 
 
 class ZygoteProcess:
@@ -35,7 +35,7 @@ class ZygoteProcess:
     ) -> None:
         """Start the zygote and return at once; the first `new_pool` waits until it has imported everything.
 
-        `environment` has variables for the ranks that take precedence over the usual ones.
+        `environment` overrides the usual environment variables of ranks.
         """
         try:
             self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
@@ -60,7 +60,7 @@ class ZygoteProcess:
         """Return the number and the directory of a new pool, once the zygote has imported everything.
 
         Raises:
-            ConformanceError: it could not.
+            ConformanceError: the zygote could not import everything.
 
         """
         self.await_ready()
@@ -93,7 +93,7 @@ class ZygoteProcess:
         return self._forked.pop(pool), ours
 
     def signal(self, seat: Seat, signum: int) -> None:
-        """Send a signal to a rank and its children, if it lives. Without the zygote it does not."""
+        """Send a signal to a rank and its children, if it lives; a rank does not outlive the zygote."""
         try:
             send(self._connection, SignalRank(seat.pool, seat.rank, signum))
         except OSError:
@@ -101,11 +101,11 @@ class ZygoteProcess:
 
     @property
     def sources(self) -> tuple[Connection, ...]:
-        """What to wait on besides the ranks: when it is readable there is something for `update`."""
+        """The connections to wait on besides the ranks'; when one is readable, call `update`."""
         return () if self.gone else (self._connection,)
 
     def update(self) -> None:
-        """Take note of everything that the zygote has reported so far, its own end included. Does not wait."""
+        """Record everything that the zygote has reported so far, including its own end. Does not wait."""
         with contextlib.suppress(ZygoteGoneError):
             while not self.gone and self._connection.poll(0):
                 self._receive()
@@ -118,7 +118,7 @@ class ZygoteProcess:
         """End the zygote and its ranks; none of them is left when this returns."""
         self._connection.close()
         if not self._ready:
-            self._process.kill()  # it has no ranks yet and would only notice after its imports
+            self._process.kill()  # it has no ranks yet, and would notice the closed connection only after its imports
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -127,7 +127,7 @@ class ZygoteProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def await_ready(self) -> None:
-        """Wait until everything is imported; raises `ConformanceError` when it could not be."""
+        """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._ready or self._failure):
             if not self._connection.poll(max(0.0, deadline - time.monotonic())):

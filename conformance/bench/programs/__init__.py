@@ -1,1 +1,1 @@
-"""What every rank runs to measure step times."""
+"""The programs that measure step times."""

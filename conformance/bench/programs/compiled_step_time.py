@@ -1,4 +1,4 @@
-"""The program of `ddp-conformance bench --compiled`: step times of compiled DDPs, interleaved on the same ranks.
+"""The program of `ddp-conformance bench --compiled`: ranks time compiled DDPs in turn.
 
 What decides how torch's class reduces under `torch.compile` is global configuration, read when a module is wrapped,
 compiled and called. So every contestant has its own, in force only while it is at work, and `torch.compiler` is reset

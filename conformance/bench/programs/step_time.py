@@ -1,4 +1,4 @@
-"""The program of `ddp-conformance bench`: step times of several DDPs, interleaved on the same ranks."""
+"""The program of `ddp-conformance bench`: ranks time the steps of several DDPs in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `accumulation`: micro-batches inside and outside `no_sync`, in every way in which people arrange them."""
+"""Program `accumulation`: micro-batches inside and outside `no_sync`, in every arrangement that users write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS: Mapping[str, bool] = {
 
 
 class Branches(nn.Module):
-    """A trunk and two branches, of which a forward uses those that it is told to."""
+    """A trunk and two branches; an argument of forward selects the branches that it uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scenarios of chapter accumulation: `no_sync`, from the plain use to the twisted ones."""
+"""Scenarios of chapter accumulation: `no_sync`, from its plain use to unusual ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `auto_caps`: the caps that ranks choose from measurements, whether they choose the same, and what they do."""
+"""Program `auto_caps`: whether ranks choose equal bucket caps from measurements, and whether the DDP uses them."""
 
 from __future__ import annotations
 

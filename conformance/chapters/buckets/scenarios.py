@@ -1,4 +1,4 @@
-"""Scenarios of chapter buckets: what a step communicates, in which pieces, when and in which order."""
+"""Scenarios of chapter buckets: which collectives a step issues, how large, when and in which order."""
 
 from __future__ import annotations
 

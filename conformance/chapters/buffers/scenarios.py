@@ -1,4 +1,4 @@
-"""Scenarios of chapter buffers: rank 0's, at the beginning of every synchronised forward, without side effects."""
+"""Scenarios of chapter buffers: every synchronised forward starts with rank 0's buffers, without side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `hook_calls`: what a comm hook is given, when it is called, and what becomes of its answer."""
+"""Program `hook_calls`: when the DDP calls a comm hook, what it passes, and what it does with the result."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Journal:
     raw: dict[str, Tensor] = field(default_factory=dict)
 
     def note(self, bucket: Any) -> None:
-        """Write down what `bucket` says of itself."""
+        """Record the attributes of `bucket`."""
         buffer, parameters, views = bucket.buffer(), bucket.parameters(), bucket.gradients()
         names = [self.names[id(parameter)] for parameter in parameters]
         surface = {
@@ -146,7 +146,7 @@ def _through_views(_: Journal, bucket: Any) -> Future[Any]:
 
 
 def _several_collectives(journal: Journal, bucket: Any) -> Future[Any]:
-    """Gather everybody's buffer, and take the sum with that of a second collective."""
+    """Gather the buffers of all ranks, and return their sum plus that of a second collective."""
     buffer = bucket.buffer()
     gathered = [torch.empty_like(buffer) for _ in range(dist.get_world_size(journal.group))]
     dist.all_gather(gathered, buffer.clone(), group=journal.group)
@@ -347,7 +347,7 @@ class _Truth:
     def _judged(self, prefix: str, raw: Mapping[str, Tensor]) -> dict[str, Any]:
         possible: dict[str, dict[str, Any]] = {
             "raw": {"raw": raw},
-            # A bucket of which nobody uses anything may be left out.
+            # The DDP may leave out a bucket whose parameters no rank uses.
             "order": {"indices": _ASCENDING if self.unused else _FROM_0, "is_last": _LAST_ONCE},
             "once": {"parameters": sorted(raw), "calls_in_no_sync": 0},
             "surface": {"surface": _ALL_TRUE},

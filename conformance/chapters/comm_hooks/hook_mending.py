@@ -1,4 +1,4 @@
-"""What torch's ready-made hooks need to run at all: mended from outside, so that a DDP can be tried with them."""
+"""Works around bugs in torch's ready-made comm hooks from outside, so that programs can run a DDP with them."""
 
 from __future__ import annotations
 

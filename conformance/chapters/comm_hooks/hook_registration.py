@@ -1,4 +1,4 @@
-"""Programs about registering comm hooks: what is refused, what goes wrong inside one, and what copies do with it."""
+"""Programs about registering comm hooks: invalid hooks, errors inside a hook, and copies of a DDP with a hook."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def hook_copy(ctx: RankContext) -> None:
     number = ctx.arguments["after_steps"]
     twin = None
     with ctx.catching("refused"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a copy is attached to the default group may well be said
+        warnings.simplefilter("ignore")  # a DDP may warn that the copy uses the default group
         twin = _COPIES[ctx.arguments["copy"]](model)
     refusal = ctx.facts.pop("refused")
     module.zero_grad()

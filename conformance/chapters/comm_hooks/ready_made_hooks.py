@@ -1,4 +1,4 @@
-"""Programs about the comm hooks that come with torch: the numbers they give, and what goes over the wire."""
+"""Programs about the comm hooks that torch ships: the gradients they give and the collectives they issue."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def subgroup_of(world_size: int, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """How a hook is registered, who takes part in its average at a step, and the dtypes of gradients on the wire."""
+    """How to register a hook, the ranks that it averages over at a step, and the dtypes in which it reduces."""
 
     register: Callable[[Any, Any, Any], None]
     ranks: Callable[[int, int, int], Sequence[int]] = lambda world_size, rank, step: range(world_size)

@@ -1,4 +1,4 @@
-"""Scenarios of chapter comm_hooks: the user's function in place of the all-reduce, and torch's ready-made ones."""
+"""Scenarios of chapter comm_hooks: user functions that replace the all-reduce, and torch's ready-made ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter compatibility: what backends may leave out, and what users and frameworks reach for."""
+"""Scenarios of chapter compatibility: optional backend features, and names that users and frameworks access."""
 
 from __future__ import annotations
 

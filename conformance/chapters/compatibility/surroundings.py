@@ -1,4 +1,4 @@
-"""Programs about what lies around a DDP: backends that promise less, users and frameworks that reach further in."""
+"""Programs about a DDP's surroundings: backends with fewer features, and users and frameworks that access internals."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _Referring(nn.Module):
 
 @contextmanager
 def _alone_in_rpc() -> Iterator[None]:
-    """Make this process the only one of an RPC world of its own: references need an owner and nobody else."""
+    """Initialise RPC with this process as the only worker: an RRef needs an owner, and no other worker."""
     with tempfile.TemporaryDirectory() as directory:
         meeting = f"file://{Path(directory) / 'rpc'}"
         options = dist.rpc.TensorPipeRpcBackendOptions(init_method=meeting)

@@ -1,4 +1,4 @@
-"""Program `compiled`: any other program, with everything that it wraps compiled."""
+"""Program `compiled`: runs any other program, and compiles every module that it wraps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.scenario import Scenario
 
 @program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
 def compiled(ctx: RankContext) -> None:
-    """Run the program that argument `program` names, compiling as argument `compile` says (`CompileOrder`).
+    """Run the program that argument `program` names; argument `compile` (`CompileOrder`) says how to compile.
 
     Observes what that program observes, and `compiled/num_captured`, how many graphs Dynamo captured, and
     `compiled/num_in_graphs`, how many reductions are nodes of the graphs that code was generated for. Arguments:

@@ -1,4 +1,4 @@
-"""Program `compiled_case`: what graphs are made of besides layers in a row."""
+"""Program `compiled_case`: compiled modules whose graphs are more than a sequence of layers."""
 
 from __future__ import annotations
 

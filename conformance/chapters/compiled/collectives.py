@@ -1,4 +1,4 @@
-"""Program `compiled_collectives`: the all-reduces of a compiled backward, counted as issued and as nodes of graphs."""
+"""Program `compiled_collectives`: counts the all-reduces of a compiled backward, as issued and as graph nodes."""
 
 from __future__ import annotations
 

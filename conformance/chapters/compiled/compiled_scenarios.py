@@ -1,4 +1,4 @@
-"""How the chapters about compiled modules make their scenarios."""
+"""How the chapters on compiled modules make their scenarios."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from conformance.chapters.in_chapter import ScenarioOf, in_chapter
 from conformance.scenario import Scenario
 
-#: Compiling is slow where nothing is cached; a rank that hangs is noticed by this all the same.
+#: Long, because compiling is slow without a cache; short enough to detect a rank that hangs.
 _DEADLINE_S = 60.0
 #: Generating and compiling C++ for the first time on a machine takes longer.
 _INDUCTOR_DEADLINE_S = 150.0
@@ -25,7 +25,7 @@ class CompiledScenarios:
     """Makes the scenarios of one chapter; `reduction` is what its scenarios order unless they say otherwise."""
 
     def __init__(self, chapter: str, reduction: str, backend: str) -> None:
-        """Take the chapter's name, who averages, and the backend that most scenarios use."""
+        """Set the chapter's name, who averages gradients, and the compiler backend that most scenarios use."""
         self._of_chapter: ScenarioOf = in_chapter(chapter)
         self._defaults = {"reduction": reduction, "backend": backend}
 

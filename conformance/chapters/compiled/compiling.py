@@ -1,4 +1,4 @@
-"""How a scenario compiles what it wraps: read from its arguments, and done through what torch offers everybody.
+"""How a scenario compiles what it wraps: its arguments say how, and torch's public functions do it.
 
 Any program runs compiled in a `CompilingContext`, whose `wrap` returns the wrapped module under `torch.compile`. The
 truth stays what it was: compilation changes no number.
@@ -40,7 +40,7 @@ BACKENDS = ("eager", "aot_eager", "inductor", "callable", "watched")
 
 @dataclass(frozen=True)
 class CompileOrder:
-    """What argument `compile` of a scenario says.
+    """The content of a scenario's argument `compile`.
 
     `backend`: the name of one of torch's, "callable" (a function of the user's that runs graphs as they are) or
     "watched" (one built by `aot_autograd`). `way`: `torch.compile(ddp)` ("wrapper"), `ddp.compile()` ("in_place"),
@@ -113,7 +113,7 @@ class GraphWatch:
 
 
 class OwnSequence(nn.Sequential):
-    """A sequence of layers as people write one: Dynamo does not begin to capture in frames of torch's own classes."""
+    """A sequence of layers in a class of ours: Dynamo does not start a capture in frames of torch's own classes."""
 
     def forward(self, hidden: Any) -> Any:
         """Run the layers one after the other."""
@@ -137,7 +137,7 @@ class _CompiledFunction:
 
 
 class CompilingContext(RankContext):
-    """A rank's view in which whatever is wrapped is compiled as an order says; facts and phases are those of `ctx`."""
+    """A `RankContext` that compiles every module it wraps, as an order says; facts and phases are those of `ctx`."""
 
     def __init__(self, ctx: RankContext, order: CompileOrder, watch: GraphWatch) -> None:
         """Stand before `ctx`."""
@@ -173,7 +173,7 @@ class CompilingContext(RankContext):
 
     @contextlib.contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
-        """Announce what the rank is doing; a backward is compiled if the order says so."""
+        """Announce the phase; compile a backward if the order says so."""
         with super().phase(name, step), self._compiled_autograd() if name == "backward" else contextlib.nullcontext():
             yield
 
@@ -222,7 +222,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Keep torch's bars, which are not even shown, from starting a thread that watches them for ever."""
+    """Keep torch's progress bars, which are not displayed here, from starting a monitor thread that never ends."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:

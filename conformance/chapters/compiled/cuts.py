@@ -1,4 +1,4 @@
-"""Program `compiled_cuts`: where the graph of a compiled module is cut, and what its backward does at the cuts."""
+"""Program `compiled_cuts`: where the compiler splits the graph of a module, and what its backward does there."""
 
 from __future__ import annotations
 

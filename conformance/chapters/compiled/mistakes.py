@@ -1,4 +1,4 @@
-"""Program `compiled_mistake`: mistakes that must be answered with what to change, and that must leave no damage."""
+"""Program `compiled_mistake`: user errors under torch.compile, which must raise with a remedy and do no damage."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _local_too_late(ctx: CompilingContext) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Mistake:
-    """What is done, and the error that must come of it on every rank.
+    """A user's mistake, and the error that it must raise on every rank.
 
     Some things a DDP may be able to do: then `make` returns the module, and `truth` runs on a replica what must have
     been averaged in it.

@@ -1,4 +1,4 @@
-"""Program `compiled_pair`: two wrapped modules of two process groups and two dtypes in one compiled step."""
+"""Program `compiled_pair`: one compiled step with two wrapped modules, of two process groups and two dtypes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _halves(scenario: Scenario) -> list[Half]:
 
 
 def _partition(scenario: Scenario, place: int) -> list[list[int]]:
-    """Return the groups of ranks that average module `place`; argument `groups` says how large they are."""
+    """Return the groups of ranks that average module `place`; argument `groups` gives their sizes."""
     size = scenario.arguments["groups"][place]
     return [list(range(start, start + size)) for start in range(0, scenario.world_size, size)]
 

@@ -1,4 +1,4 @@
-"""Program `compiled_neighbours`: what compiling a wrapped module changes for everybody else in the process."""
+"""Program `compiled_neighbours`: what compiling a wrapped module must not change in the rest of the process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compiled_neighbours(ctx: RankContext) -> None:
         ctx.observe("settings", sorted(name for name, value in after.items() if before[name] != value))
         other = module if ctx.arguments.get("bare") else neighbour
         so_far, issued = len(watch.captured), len(ctx.collectives())
-        # The bare module's parameters keep their hooks: inside no_sync they are nobody's business.
+        # The bare module's parameters keep the DDP's hooks; inside no_sync these do nothing.
         with model.no_sync(), inside.phase("backward", 2):
             inside.compile(other)(torch.ones(5, 3, device=ctx.device)).sum().backward()
         ctx.observe("graphs", len(watch.captured) - so_far)

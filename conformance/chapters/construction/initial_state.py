@@ -1,4 +1,4 @@
-"""Program `initial_state`: what the constructor does to parameters and buffers that differ from rank to rank."""
+"""Program `initial_state`: what the constructor does with parameters and buffers that differ between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter construction: the constructor, and the wrapper that it gives."""
+"""Scenarios of chapter construction: the constructor, and the wrapper that it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `subgroups`: two DDPs side by side in groups of their own."""
+"""Program `subgroups`: two DDPs at once, each in its own process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `construction_error`: mistakes that a constructor must refuse on every rank, and survive."""
+"""Program `construction_error`: arguments that the constructor must reject on every rank, without damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERROR = ("RuntimeError", "ValueError", "TypeError")
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrapped on a rank, with which options, and the error that must come of it."""
+    """What a rank wraps, with which options, and the error that the constructor must raise."""
 
     module: Callable[[RankContext], Any]
     raises: Raises

@@ -1,4 +1,4 @@
-"""Programs about copies of a wrapper: pickled, deep-copied, saved; and about the bare module inside it."""
+"""Programs about copies of a wrapper (pickled, deep-copied, saved) and about using its bare module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter copies: what is left of a wrapper in a pickle, a copy, a checkpoint, or in its module."""
+"""Scenarios of chapter copies: pickles, deep copies and checkpoints of a wrapper, and its bare module."""
 
 from __future__ import annotations
 

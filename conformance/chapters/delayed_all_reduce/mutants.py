@@ -1,4 +1,4 @@
-"""Mutants of chapter delayed_all_reduce: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+"""Mutants of chapter delayed_all_reduce: DDPs with one bug each; `mutants.toml` names what detects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter delayed_all_reduce: some gradients are sent only after a chosen one is there."""
+"""Scenarios of chapter delayed_all_reduce: the DDP reduces some gradients only after a chosen one is ready."""
 
 from __future__ import annotations
 

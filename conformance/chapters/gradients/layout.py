@@ -1,4 +1,4 @@
-"""Program `gradient_layout`: how gradients lie in memory, and whether training stays silent."""
+"""Program `gradient_layout`: the memory layout of gradients, and whether training emits warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of chapter gradients: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+"""Mutants of chapter gradients: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter gradients: the mean, on every rank, in the right place, whatever people do with autograd."""
+"""Scenarios of chapter gradients: every rank holds the mean in `.grad`, whatever users do with autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about the values of gradients where means are not exact, not finite, or about to overflow."""
+"""Programs about gradients whose mean is inexact, not finite, or close to overflow."""
 
 from __future__ import annotations
 

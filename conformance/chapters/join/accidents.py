@@ -1,4 +1,4 @@
-"""Programs about what goes wrong inside join contexts, and about contexts that must change nothing."""
+"""Programs about errors inside join contexts, and about contexts that must change nothing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _terminated(scenario: Scenario) -> Mapping[int, Facts]:
 
 @dataclass(frozen=True)
 class Case:
-    """What every rank does, and the facts that must come of it besides those that `truth` computes."""
+    """What every rank does, and the facts that it must observe besides those that `truth` computes."""
 
     body: Callable[[RankContext], None]
     expected: Callable[[Scenario, int], Facts]
@@ -167,7 +167,7 @@ def _copied(ctx: RankContext) -> None:
             _step(model, rank_step(ctx, index))
             if index == 0:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that the copy is outside of the context may well be said
+                    warnings.simplefilter("ignore")  # a DDP may warn that the copy is outside of the context
                     copies.append(_COPIES[ctx.arguments["copy"]](model))
     before = len(ctx.collectives())
     for number in (3, 4):
@@ -186,7 +186,7 @@ _COPIES: Mapping[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickl
 
 
 def is_joining(collective: Collective) -> bool:
-    """Whether a collective is one by which a forward tells a join context of itself: a reduction of one number."""
+    """Whether a collective is the one by which a forward notifies a join context: a reduction of one number."""
     return collective.phase == "forward" and collective.op == "all_reduce" and collective.numel == 1
 
 

@@ -1,4 +1,4 @@
-"""Programs about join contexts: what becomes of buffers, and several joinables in one context."""
+"""Programs about join contexts: their effect on buffers, and several joinables in one context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INVARIANTS = ("same_collectives", "leaves_no_trace")
 
 
 class Marked(nn.Module):
-    """A vector, and a buffer in which each forward leaves who ran it and when."""
+    """A vector, and a buffer in which each forward stores its rank and its step."""
 
     mark: Tensor
 
@@ -46,7 +46,7 @@ class Marked(nn.Module):
 
 @program("uneven_buffers", invariants=_INVARIANTS)
 def uneven_buffers(ctx: RankContext) -> None:
-    """Train `Marked` as an `UnevenPlan` of one context says. All ranks run it.
+    """Train `Marked` by an `UnevenPlan` with one context. All ranks run it.
 
     Observes for each step `found`, the (rank, step) that the buffer came from; `final/mark`, and for both whether all
     ranks hold the same.

@@ -1,4 +1,4 @@
-"""The truth about ranks that run out of data at different times: data-parallel training over those that have some.
+"""The truth where ranks run out of data at different times: data-parallel training over the ranks that still have some.
 
 Nothing is shadowed here, because nothing communicates: a step happens on the ranks that have data for it, and its
 gradients are the sum of theirs over the divisor that the join context was asked for.

@@ -1,4 +1,4 @@
-"""Scenarios of chapter join: training goes on for the ranks that have data, and ends with one model."""
+"""Scenarios of chapter join: ranks with data go on training, and all ranks end with one model."""
 
 from __future__ import annotations
 

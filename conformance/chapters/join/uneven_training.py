@@ -25,7 +25,7 @@ from conformance.scenario import Scenario
 
 @program("uneven_training", invariants=("same_collectives", "silent_no_sync", "leaves_no_trace"))
 def uneven_training(ctx: RankContext) -> None:
-    """Train as an `UnevenPlan` says. All ranks run it, each with its own number of inputs.
+    """Train by an `UnevenPlan`. All ranks run it, each with its own number of inputs.
 
     Argument `optimizer`: "sgd" or "zero" (torch's `ZeroRedundancyOptimizer`, which joins as well).
 

@@ -1,4 +1,4 @@
-"""Programs about a wrapper that goes on with other ranks: `_update_process_group` and what belongs to it."""
+"""Programs about a wrapper that continues with other ranks: `_update_process_group` and related methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter membership: ranks that leave and come, and a wrapper that outlives accidents."""
+"""Scenarios of chapter membership: ranks leave and join, and a wrapper continues after a failure."""
 
 from __future__ import annotations
 

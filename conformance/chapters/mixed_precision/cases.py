@@ -1,4 +1,4 @@
-"""Program `mixed_precision_case`: what is cast, checkpointed, shared, ignored or unused in mixed precision.
+"""Program `mixed_precision_case`: modules with cast, checkpointed, shared, ignored or unused parameters.
 
 A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
 integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever
@@ -33,13 +33,13 @@ NUM_STEPS = 3
 
 #: Too little for a low precision to notice beside 1; a whole number of the smallest steps of float32.
 _LITTLE = 2.0**-13
-#: Small enough that no update is seen by a low precision either, within these few steps.
+#: Small enough that no update changes the low-precision value of a parameter within these few steps.
 _LEARNING_RATE = 2.0**-20
 
 
 @dataclass(frozen=True)
 class Case:
-    """A module, the code of one step, and names that DDP is told to ignore."""
+    """A module, the code of one step, and the names that the DDP must ignore."""
 
     build: Callable[[], nn.Module]
     step: Callable[[Any, RankStep], Mapping[str, Any] | None]

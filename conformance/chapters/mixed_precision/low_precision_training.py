@@ -1,4 +1,4 @@
-"""Program `mixed_precision_training`: program `train` with DDP's own mixed precision, and a look at the wire."""
+"""Program `mixed_precision_training`: `train` with DDP's mixed precision, observing the dtypes it communicates."""
 
 from __future__ import annotations
 

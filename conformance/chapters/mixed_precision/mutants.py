@@ -1,4 +1,4 @@
-"""Mutants of chapter mixed_precision: DDPs that are wrong in one way each; `mutants.toml` says what tells them."""
+"""Mutants of chapter mixed_precision: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
 from __future__ import annotations
 

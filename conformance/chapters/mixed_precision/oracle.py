@@ -1,4 +1,4 @@
-"""The truth about training in mixed precision: a low-precision copy per forward, means in the wire's dtype."""
+"""The truth about mixed precision: one low-precision copy per forward, means in the dtype that the DDP reduces in."""
 
 from __future__ import annotations
 

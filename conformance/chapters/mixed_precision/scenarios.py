@@ -1,4 +1,4 @@
-"""Scenarios of chapter mixed_precision: computing and reducing in a lower precision than parameters are kept in."""
+"""Scenarios of chapter mixed_precision: computing and reducing in a lower precision than that of the parameters."""
 
 from __future__ import annotations
 

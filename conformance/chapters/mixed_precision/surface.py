@@ -1,4 +1,4 @@
-"""Programs `mixed_precision_surface` and `mixed_precision_refusal`: outside forward and backward, and misuse."""
+"""Programs `mixed_precision_surface` and `mixed_precision_refusal`: the wrapper between steps, and misuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of chapter optimizer_in_backward: DDPs that are wrong in one way each; `mutants.toml` says what tells."""
+"""Mutants of chapter optimizer_in_backward: DDPs with one bug each; `mutants.toml` names what detects it."""
 
 from __future__ import annotations
 

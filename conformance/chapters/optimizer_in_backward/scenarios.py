@@ -1,4 +1,4 @@
-"""Scenarios of chapter optimizer_in_backward: parameters are stepped as soon as their averaged gradient is there."""
+"""Scenarios of chapter optimizer_in_backward: an optimizer steps each parameter once its gradient is averaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about optimizers that step inside backward, parameter by parameter, as soon as a mean is there.
+"""Programs about optimizers that step each parameter inside backward, as soon as its averaged gradient is ready.
 
 Modules are linear in every parameter: gradients stay integers whatever an optimizer does. The truth averages and then
 steps the same optimizers, parameter by parameter.

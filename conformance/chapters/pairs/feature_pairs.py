@@ -1,4 +1,4 @@
-"""Program `feature_pair`: two features of a DDP in one training, which must go right or be refused with a reason.
+"""Program `feature_pair`: two DDP features in one training, which must work or raise an error with a reason.
 
 The module is put together of what the two features need. Its output is linear in every parameter, so that gradients are
 small integers whatever the optimizer does and whatever the precision: the truth is the same for all pairs but for who
@@ -118,7 +118,7 @@ class Course:
 
 
 class Ignored(nn.Module):
-    """A module with one parameter, which DDP is told to leave alone."""
+    """A module with one parameter that the DDP must ignore."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scenarios of chapter pairs: every feature with every other one, and each alone."""
+"""Scenarios of chapter pairs: every feature alone and with every other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about `static_graph`: what only a promised graph makes possible, and what becomes of a broken promise."""
+"""Programs about `static_graph`: what only a static graph makes possible, and what happens when the graph changes."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _switched_step(scenario: Scenario) -> StepFunction:
 
 @program("changing_graph", invariants=("leaves_no_trace",))
 def changing_graph(ctx: RankContext) -> None:
-    """Train `Switched` under `static_graph`, using in each step what argument `uses` says: the promise is broken.
+    """Train `Switched` under `static_graph`; argument `uses` changes the used branches, which breaks the promise.
 
     `changed` are the branches concerned; `freezes` names a parameter that is frozen before the third step. Observes
     `outcome`: the gradients of all steps, or the exception that a broken step or the one after it raised. All ranks run
@@ -234,7 +234,7 @@ def _changing_graph(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _names_one_of(branches: Sequence[str]) -> Satisfies:
-    """Return a matcher of an error that names a parameter of these branches of `Switched`, or says its index."""
+    """Return a matcher of an error that names a parameter of these branches of `Switched`, or its index."""
     places = [name for name, _ in Switched().named_parameters()]
     names = [name for name in places if name.startswith(tuple(branches))]
 
@@ -258,7 +258,7 @@ def static_promise(ctx: RankContext) -> None:
     if ctx.arguments["when"] == "too_late":
         _ordinary(model, rank_step(ctx, 0))
     with ctx.catching("raised"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it was promised already may well be said
+        warnings.simplefilter("ignore")  # a DDP may warn that the graph is static already
         model._set_static_graph()
     if ctx.arguments["when"] == "twice":
         observe_run(ctx, lambda: run_steps(ctx, module, model, _ordinary, NUM_STEPS))

@@ -1,4 +1,4 @@
-"""Scenarios of chapter static_graph: the graph is promised to stay the same, and more is possible than without."""
+"""Scenarios of chapter static_graph: the user promises that the graph stays the same, and the DDP may rely on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs under torch.distributed's debug levels, which must explain more and change nothing."""
+"""Programs under torch.distributed's debug levels, which must add explanations and change no result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs about logged times: held against the program's own clock, never against a bound of the machine."""
+"""Programs that compare logged times with their own clock, never with a bound that depends on the machine."""
 
 from __future__ import annotations
 

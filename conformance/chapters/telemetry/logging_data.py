@@ -1,4 +1,4 @@
-"""Programs about `_get_ddp_logging_data`: what a wrapper says about its configuration, buckets and errors."""
+"""Programs about `_get_ddp_logging_data`: a wrapper's report on its configuration, buckets and errors."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _error(ctx: RankContext) -> Mapping[str, Any]:
     data: Data = model._get_ddp_logging_data()
     facts["raised"] = bool(raised)
     facts["after"] = data.get("has_error", 0)
-    # Whoever reads the data instead of the traceback must find the same complaint.
+    # The logging data must contain the same error as the traceback.
     facts["same_complaint"] = "reduction" in str(data.get("error", "")) and "reduction" in raised
     return facts
 
@@ -231,7 +231,7 @@ _ASPECTS: Mapping[str, Callable[[RankContext], Mapping[str, Any]]] = {
 
 @program("logging_data", invariants=("leaves_no_trace",))
 def logging_data(ctx: RankContext) -> None:
-    """Observe what argument `aspect` of a wrapper's logging data says. All ranks run it."""
+    """Observe the part of a wrapper's logging data that argument `aspect` names. All ranks run it."""
     for name, value in _ASPECTS[ctx.arguments["aspect"]](ctx).items():
         ctx.observe(name, value)
 

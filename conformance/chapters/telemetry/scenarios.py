@@ -1,4 +1,4 @@
-"""Scenarios of chapter telemetry: what a wrapper says about itself, and torch.distributed's debug levels."""
+"""Scenarios of chapter telemetry: a wrapper's logging data, and torch.distributed's debug levels."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ShardedPlan:
         return not self.num_inputs or step < self.num_inputs[row]
 
     def keywords(self, row: int, step: int) -> dict[str, Any]:
-        """Return what the row's forward is told."""
+        """Return the arguments of the row's forward."""
         return {"use": self.uses[min(step, len(self.uses) - 1)][row]} if self.uses else {}
 
     def make_optimizer(self, module: nn.Module) -> optim.Optimizer:
@@ -97,7 +97,7 @@ class ShardedPlan:
 
 
 class UnshardedRows:
-    """One whole module and one optimizer per row, trained as a plan says."""
+    """One whole module and one optimizer per row, trained by a plan."""
 
     def __init__(self, plan: ShardedPlan, options: Mapping[str, Any]) -> None:
         """Build a replica per row, all with row 0's weights; `options` are those of the DDP."""

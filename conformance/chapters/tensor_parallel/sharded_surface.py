@@ -95,7 +95,7 @@ def _look(tensor: Tensor) -> list[object]:
 
 
 def _placed_like(parameter: Tensor, value: Tensor | None) -> bool:
-    """Whether a gradient or an optimizer's state lies as the parameter does; a frozen parameter has none."""
+    """Whether a gradient or an optimizer's state has the parameter's placement; a frozen parameter has none."""
     if value is None:
         return not parameter.requires_grad
     return _look(value)[:4] == _look(parameter)[:4]
@@ -230,7 +230,7 @@ def _local_only(scenario: Scenario) -> Mapping[int, Facts]:
 
 @dataclass(frozen=True)
 class _Mistake:
-    """How a module is spread and wrapped wrongly, and the error that must come of it on every rank."""
+    """A wrong way to shard and wrap a module, and the error that it must raise on every rank."""
 
     options: Callable[[RankContext, Grid], dict[str, Any]]
     raises: Raises

@@ -90,7 +90,7 @@ def sharded_module(ctx: RankContext, plan: ShardedPlan, on: Grid, variant: int =
 
 @program("sharded_training", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sharded_training(ctx: RankContext) -> None:
-    """Train as a `ShardedPlan` says. All ranks run it.
+    """Train by a `ShardedPlan`. All ranks run it.
 
     Observes for each step that the rank's row has data for `loss<m>`, `grad/<name>` (put together from shards), `norm`
     before clipping, and `rows_under_no_sync`, how many collectives a backward under `no_sync` brought about over the

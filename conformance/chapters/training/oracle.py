@@ -1,4 +1,4 @@
-"""The truth about a whole training: the same recipe followed on all ranks' replicas without DDP."""
+"""The truth about a whole training: the same recipe, without DDP, on a replica for every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of the chapter on training: whole trainings, held against the same trainings without DDP."""
+"""Scenarios of chapter training: whole trainings, compared with the same trainings without DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program `training`: a whole training as people write it, with sampler, epochs, evaluation and checkpoints."""
+"""Program `training`: a whole training as users write it, with sampler, epochs, evaluation and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter unused: parameters that get no gradient, found by `find_unused_parameters`."""
+"""Scenarios of chapter unused: parameters that get no gradient, with `find_unused_parameters`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every rank runs on the rungs of the smoke ladder."""
+"""The programs that ranks run on the rungs of the smoke ladder."""

@@ -1,4 +1,4 @@
-"""Programs of the smoke ladder that issue one collective each, with data that say where every number came from."""
+"""Programs of the smoke ladder that issue one collective each, with data that encode sender and receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of the smoke ladder about the handles of collectives and about groups."""
+"""Programs of the smoke ladder about Works, their futures, and new groups."""
 
 from __future__ import annotations
 

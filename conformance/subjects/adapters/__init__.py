@@ -1,1 +1,1 @@
-"""DDPs of other projects, each called the way torch's own is called; a library is imported when it is wanted."""
+"""Adapters that let other projects' DDPs be called like torch's; each imports its library when a rank needs it."""

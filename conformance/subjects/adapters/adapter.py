@@ -1,4 +1,4 @@
-"""What the adapters of other people's DDPs share.
+"""What the adapters of other projects' DDPs share.
 
 An adapter gives a DDP the call that every subject has, and nothing that the DDP does not do. An option that the DDP
 does not have is refused as unsupported unless it asks for what happens anyway.

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine at ZeRO stage 0, where every rank keeps everything."""
+"""Adapter of DeepSpeed's engine at ZeRO stage 0, which keeps all state on every rank."""
 
 from __future__ import annotations
 

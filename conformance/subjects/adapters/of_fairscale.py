@@ -1,4 +1,4 @@
-"""FairScale's `ShardedDataParallel`.
+"""Adapter of FairScale's `ShardedDataParallel`.
 
 It reduces each gradient to one rank, its owner, and leaves none on the others. For the comparison with other DDPs the
 owners broadcast theirs after every backward that reduces; what they broadcast is FairScale's.

@@ -1,4 +1,4 @@
-"""torch's other ways to train replicas: `replicate`, and its successor on FSDP2's machinery."""
+"""Adapters of torch's other data parallelism: `replicate`, and its successor on FSDP2."""
 
 from __future__ import annotations
 

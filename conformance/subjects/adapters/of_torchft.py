@@ -1,4 +1,4 @@
-"""torchft's two DDPs, with a manager that knows of no failure.
+"""Adapters of torchft's two DDPs, with a manager that never sees a failure.
 
 torchft's own `Manager` starts servers, and finds out which replicas are there before every step. What is judged here is
 the DDPs; so a stand-in reduces over the process group that the scenario gives, as the manager does while nobody fails.

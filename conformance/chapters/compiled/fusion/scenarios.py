@@ -1,4 +1,4 @@
-"""Scenarios of chapter fusion: few reductions for many gradients, and never for those that do not belong together."""
+"""Scenarios of chapter fusion: one reduction for many gradients, but never for gradients that must stay separate."""
 
 from __future__ import annotations
 

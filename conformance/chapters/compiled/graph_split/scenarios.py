@@ -1,4 +1,4 @@
-"""Scenarios of chapter graph_split: compiled modules whose graphs are cut where buckets end."""
+"""Scenarios of chapter graph_split: compiled modules whose graphs are split where buckets end."""
 
 from __future__ import annotations
 

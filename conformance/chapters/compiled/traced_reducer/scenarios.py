@@ -1,4 +1,4 @@
-"""Scenarios of chapter traced_reducer: gradients that a compiled backward averages by itself."""
+"""Scenarios of chapter traced_reducer: the compiled backward averages gradients itself."""
 
 from __future__ import annotations
 
