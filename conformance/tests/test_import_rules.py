@@ -42,7 +42,8 @@ def modules() -> list[Path]:
     return [
         path
         for path in found
-        if "tests" not in path.parts and not any(path.is_relative_to(folder) for folder in packages_for_others)
+        if "tests" not in path.relative_to(ROOT).parts
+        and not any(path.is_relative_to(folder) for folder in packages_for_others)
     ]
 
 

@@ -45,7 +45,7 @@ PRIVATE_NAMES_ELSEWHERE = {
 
 
 def modules() -> list[Path]:
-    return [path for path in sorted(ROOT.rglob("*.py")) if "tests" not in path.parts]
+    return [path for path in sorted(ROOT.rglob("*.py")) if "tests" not in path.relative_to(ROOT).parts]
 
 
 def module_name(path: Path) -> str:
