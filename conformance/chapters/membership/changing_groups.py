@@ -77,7 +77,7 @@ def _word(text: str) -> tuple[str, str]:
 
 @program("membership", invariants=("nothing_in_flight", "leaves_no_trace"))
 def membership(ctx: RankContext) -> None:
-    """Train phase by phase, each with the ranks that it names; a rank constructs its wrapper once, on the default group.
+    """Train phase by phase, each with the ranks that it names; each rank wraps once, in the default group.
 
     At the beginning of a phase every member updates its wrapper, unless it is the first phase and has all ranks. With
     `outsiders`, the other ranks update theirs as well, with the placeholder that torch returned to them. Argument

@@ -393,7 +393,7 @@ class _Truth:
                     parameter.grad = None
 
     def _broadcast_buffers(self, members: Sequence[int], in_join: bool) -> None:
-        """Copy the buffer of one member to all: in a join context of the last rank with data, elsewhere of the first."""
+        """Copy the buffer of one member to all others: in a join context the last rank with data, else the first."""
         root = self.kits[members[-1] if in_join else members[0]].seen
         if root is None or not self.buffers_due:
             return
