@@ -1,7 +1,7 @@
 """Programs `autograd_use` and `refusable_use`: what users do with autograd, with a DDP and without one.
 
 A use is a module and the code of one step. The program runs it on the wrapped module, the truth on a replica per rank.
-Where a requirement allows a DDP to refuse instead, the whole run is one fact: the gradients, or the error.
+Where a requirement lets a DDP raise an error instead, the whole run is one fact: the gradients, or the error.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WIDTH = 4
 class Use:
     """A module, the code of one step, and how the module is wrapped (as a whole unless `wrap` says otherwise).
 
-    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not. `ignored` are names
-    of parameters that DDP is told to leave alone.
+    `refusal` is the error that a DDP may raise instead of giving right gradients; None: it may not raise. `ignored` are
+    names of parameters that the DDP must ignore.
     """
 
     build: Callable[[], nn.Module]
@@ -296,9 +296,9 @@ def autograd_use(ctx: RankContext) -> None:
 
 @program("refusable_use", invariants=("leaves_no_trace",))
 def refusable_use(ctx: RankContext) -> None:
-    """Run the use that argument `use` names, which a DDP may refuse on every rank.
+    """Run the use that argument `use` names; a DDP may raise an error instead, on every rank.
 
-    Observes `outcome`: all that `autograd_use` would observe, or the exception if one was raised. All ranks run it.
+    Observes `outcome`: everything that `autograd_use` would observe, or the exception. All ranks run it.
     """
     _run(ctx, USES[ctx.arguments["use"]])
 

@@ -66,7 +66,7 @@ def _order(scenario: Scenario, rank: int) -> list[int]:
 
 
 def _left_out(scenario: Scenario) -> set[int]:
-    """Return the positions of vectors that are not reduced."""
+    """Return the positions of vectors that the DDP must not reduce."""
     return {*scenario.arguments.get("frozen", ()), *scenario.arguments.get("ignored", ())}
 
 
@@ -134,7 +134,7 @@ def _traffic(collectives: Sequence[Collective]) -> dict[str, Any]:
 
 
 def caps_of(options: Mapping[str, Any]) -> list[int]:
-    """Return the caps in bytes of the first, second, ... bucket that `options` ask for; the last serves all others."""
+    """Return the caps in bytes of the first, second, ... bucket for `options`; the last holds for all further ones."""
     if caps := options.get("bucket_cap_mb_list"):
         return [int(cap * _MIB) for cap in caps]
     if (cap := options.get("bucket_cap_mb")) is not None:
@@ -143,7 +143,7 @@ def caps_of(options: Mapping[str, Any]) -> list[int]:
 
 
 def filled_buckets(sizes_bytes: Iterable[int], caps_bytes: Sequence[int]) -> list[int]:
-    """Return the bytes of each bucket when gradients come in this order: a bucket is closed once it reaches its cap."""
+    """Return each bucket's bytes for gradients that become ready in this order: a bucket closes at its cap."""
     buckets: list[int] = []
     filled = 0
     for size in sizes_bytes:

@@ -28,9 +28,9 @@ _IN_ROOT = ("table", "count")
 
 
 class Drifting(nn.Module):
-    """A layer, and buffers of every kind that drift apart: each forward notes what it sees and writes its own values.
+    """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
-    With `replaces`, a forward puts new tensors in the place of its buffers instead of writing into them.
+    With `replaces`, a forward replaces its buffers by new tensors instead of writing into them.
     """
 
     def __init__(self, rank: int, *, replaces: bool) -> None:
@@ -80,8 +80,8 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 def buffer_sync(ctx: RankContext) -> None:
     """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
-    Observes gradients and, for each step, `seen/<name>`, what its forward saw, and with argument `asks` `will_sync`,
-    what the wrapper said before; and `final/buffer/<name>`. All ranks run it.
+    Observes gradients, for each step `seen/<name>`, the values that its forward found, and with argument `asks`
+    `will_sync`, what the wrapper announced before it; and `final/buffer/<name>`. All ranks run it.
     """
     module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
     if ignored := ctx.arguments.get("ignored"):
@@ -141,10 +141,10 @@ _DUE = (True, True, False, False, True)
 
 @program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def announced_buffers(ctx: RankContext) -> None:
-    """Ask before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
+    """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
 
-    With argument `none` the module has no buffer. Observes `says`, the answers, and `does`, whether anything was
-    broadcast in the forward. All ranks run it.
+    With argument `none` the module has no buffer. Observes `says`, the answers, and `does`, whether the forward
+    broadcast anything. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if not ctx.arguments.get("none"):
@@ -268,8 +268,8 @@ def _copy_buffers_of_first(modules: Sequence[nn.Module]) -> None:
 def silent_forward(ctx: RankContext) -> None:
     """Train a module that has nothing to synchronise in forward; argument `kind`: "no_buffers", "ignored" or "off".
 
-    Observes `step<k>/in_forward`, the collectives of each step's forward, but for step 1, before which the order of
-    buckets is agreed on. All ranks run it.
+    Observes `step<k>/in_forward`, the collectives of each step's forward, except in step 1, where a DDP may agree on
+    the order of its buckets. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if ctx.arguments["kind"] != "no_buffers":

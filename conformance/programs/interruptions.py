@@ -21,7 +21,7 @@ from conformance.scenario import Scenario
 
 
 class Minefield(nn.Module):
-    """Two layers, with a bomb between them where `armed`: the last layer's gradients are there when it goes off."""
+    """Two layers; if `armed`, backward raises between them, when the last layer's gradients are ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def _named(name: str) -> Satisfies:
 def replaced_parameter(ctx: RankContext) -> None:
     """Replace a weight by a new Parameter after wrapping, on every rank, and train two more steps.
 
-    Observes `answers`: texts of the warnings and the exception that came of it. All ranks run it.
+    Observes `answers`: the texts of the warnings and of the exception. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).to(ctx.device)
     model = ctx.wrap(module)

@@ -12,9 +12,10 @@ from conformance.programs.rank_context import RankContext
 
 @contextlib.contextmanager
 def joining(ctx: RankContext, context: Any) -> Iterator[None]:
-    """Enter a join context as phase `join`: forward and backward are announced inside, the rest is the context's own.
+    """Enter a join context as phase `join`; collectives outside forward and backward are then the context's own.
 
-    torch's `Join` changes the process's warning filters when it is left. That is not what is judged: they are put back.
+    torch's `Join` changes the process's warning filters on exit. No scenario is about that, so this function restores
+    them.
     """
     with warnings.catch_warnings(), ctx.phase("join"), context:
         yield

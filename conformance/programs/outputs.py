@@ -47,12 +47,12 @@ class Opaque:
 
 
 class Marker:
-    """Something that is no tensor and must come out as the object that went in."""
+    """An object that is no tensor; forward must return the very object that it received."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How two tensors and a marker are put together, and how they are found again."""
+    """How to build a structure from two tensors and a marker, and how to find them in it."""
 
     build: Callable[[Tensor, Tensor, Marker], Any]
     parts: Callable[[Any], tuple[Tensor, ...]]
@@ -135,7 +135,7 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, 
 
 @program("opaque_output", invariants=("leaves_no_trace",))
 def opaque_output(ctx: RankContext) -> None:
-    """Do what `outputs` does with structure "opaque", which a DDP may refuse: all in one fact `outcome`, or the error.
+    """Run `outputs` with structure "opaque", for which a DDP may raise: observe one fact `outcome`, or the error.
 
     All ranks run it.
     """
@@ -146,8 +146,8 @@ def opaque_output(ctx: RankContext) -> None:
 def outputs(ctx: RankContext) -> None:
     """Train two steps of a module that returns the structure that argument `structure` names.
 
-    `spare` adds a layer that no output uses; `loss` = "first" uses the first output only. Observes what forward got and
-    returned, and the gradients. All ranks run it.
+    `spare` adds a layer that no output uses; `loss` = "first" uses the first output only. Observes forward's inputs and
+    outputs, and the gradients. All ranks run it.
     """
     _run(ctx, may_refuse=False)
 

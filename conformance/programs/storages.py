@@ -15,7 +15,7 @@ def num_storages(module: nn.Module) -> int:
 
 
 def marks_of_options(options: Mapping[str, Any], num_gradients: int, world_size: int) -> dict[str, int]:
-    """Return what shows that `options` are obeyed, for a module that fits one bucket unless each gradient has its own.
+    """Return the facts that show whether a DDP obeys `options`, for a module that fits one bucket of the default size.
 
     `num_buckets`, collectives of `num_gradients` gradients in a step (left out for one rank, which may communicate
     nothing), and `num_storages`, as the function of that name counts them.

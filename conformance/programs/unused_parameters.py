@@ -129,8 +129,8 @@ def _fewer_than(num_elements: int) -> Satisfies:
 def forgotten_parameter(ctx: RankContext) -> None:
     """Train two steps in which branch c gets no gradient, without `find_unused_parameters`.
 
-    Argument `uses` is what forward uses; `partial_loss`: the last output does not reach the loss. Observes `answer`,
-    the exception that came of it. All ranks run it.
+    Argument `uses` selects the branches of forward; `partial_loss`: the last output does not reach the loss. Observes
+    `answer`, the exception that the DDP raises. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)

@@ -52,7 +52,7 @@ class Branches(nn.Module):
 
 
 class Interrupted(Exception):  # noqa: N818 - raised on purpose, to leave a block
-    """Leaves `no_sync` in the middle."""
+    """Raised to leave `no_sync` in the middle."""
 
 
 def _build(scenario: Scenario) -> nn.Module:
@@ -105,7 +105,7 @@ def accumulation(ctx: RankContext) -> None:
 
 
 class _Phases:
-    """Announces phases of one step; an object, because a partial of a generator function has no such type."""
+    """Announces the phases of one step; a class, because the type checker knows no partial of a generator function."""
 
     def __init__(self, ctx: RankContext, step: int) -> None:
         self._ctx = ctx

@@ -86,7 +86,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _means(facts: Facts) -> dict[str, Any]:
-    """Return the averaged gradients as `_step` tells them; what it told the truth were local ones."""
+    """Return the facts of `_step` for the averaged gradients; the truth ran `_step` on local ones."""
     return {
         f"step{index}/extremes/{place}": facts[f"step{index}/grad/vectors.{place}"].expand(2)
         for index in range(NUM_STEPS)

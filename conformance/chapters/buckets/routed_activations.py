@@ -1,9 +1,9 @@
 """Program `routed_activations`: a module that communicates in its own forward and backward, as sharded embeddings do.
 
-This is the debug story of pytorch/pytorch#72843. Layers run in the order a, b, c, all-to-all, d; layer b runs on some
-ranks only. A DDP that fills buckets in an order in which gradients do not come may issue an all-reduce before the
-backward's all-to-all on a rank where b is unused and is ready at once, and after it on the others: then an all-reduce
-meets an all-to-all.
+This reproduces pytorch/pytorch#72843. Layers run in the order a, b, c, all-to-all, d; only some ranks run layer b.
+Suppose a DDP fills its buckets in another order than that in which gradients become ready. On a rank where b is unused,
+and therefore ready at once, it may issue an all-reduce before the backward's all-to-all, and on the others after it:
+then an all-reduce meets an all-to-all.
 """
 
 from __future__ import annotations

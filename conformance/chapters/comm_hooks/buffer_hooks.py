@@ -71,9 +71,9 @@ def buffer_hooks(ctx: RankContext) -> None:
 
     Arguments: `location`, "PRE_FORWARD", "POST_FORWARD" or "" (the default, which is POST_FORWARD); `futures`, whether
     the hook returns futures instead of waiting; `local_backwards`, under no_sync before each synchronised one; `length`
-    of the summed buffer, 2 unless it is to take its time. Observes for each step what the forwards `found`, what the
-    buffers hold `after` backward, gradients, the names that each call of the hook was given, and `num_broadcasts` in
-    forward. All ranks run it.
+    of the summed buffer, 2, or more if its reduction must take time. Observes for each step what the forwards `found`,
+    what the buffers hold `after` backward, gradients, the names that each call of the hook received, and
+    `num_broadcasts` in forward. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model: Any = ctx.wrap(module)
@@ -160,7 +160,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _combine(modules: list[Any]) -> None:
-    """Do what the hook does."""
+    """Compute what the hook computes."""
     total = torch.stack([module.total for module in modules]).sum(0)
     largest = torch.stack([module.largest for module in modules]).amax(0)
     for module in modules:

@@ -62,7 +62,7 @@ def _build(scenario: Scenario) -> nn.Module:
 
 
 def _is_unused(scenario: Scenario, place: int, rank: int) -> bool:
-    """Whether a rank leaves out a weight: with argument `unused`, the third on odd ranks and the fifth everywhere."""
+    """Whether a rank does not use a weight: with argument `unused`, the third on odd ranks and the fifth on all."""
     return bool(scenario.arguments.get("unused")) and (place == 4 or (place == 2 and rank % 2 == 1))
 
 
@@ -79,7 +79,7 @@ def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) ->
 
 @dataclass
 class Journal:
-    """The state of the hook: what it saw in this step."""
+    """The state of the hook: what the DDP passed to it in this step."""
 
     group: Any
     names: Mapping[int, str]
@@ -102,14 +102,14 @@ class Journal:
         self.raw |= {name: view.clone() for name, view in zip(names, views, strict=True)}
 
     def clear(self) -> None:
-        """Forget the step."""
+        """Clear the record for the next step."""
         self.calls.clear()
         self.raw.clear()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a hook does, and what a gradient is afterwards, given every rank's local one."""
+    """What a hook does, and the gradient that must result from every rank's local one."""
 
     hook: Callable[[Journal, Any], Future[Any]]
     truth: Callable[[Sequence[Tensor], int], Tensor]
@@ -122,7 +122,7 @@ def _done(tensor: Tensor) -> Future[Any]:
 
 
 def _summed(journal: Journal, tensor: Tensor) -> Future[Any]:
-    """Return a future of the sum of `tensor` over the ranks, on its way."""
+    """Start an all-reduce of `tensor` and return the future of the sum."""
     work = dist.all_reduce(tensor, group=journal.group, async_op=True)
     assert work is not None
     total: Future[Any] = work.get_future().then(lambda _: tensor)
@@ -178,7 +178,7 @@ _Respond = Callable[[Any, Any], Any]
 
 
 class _Callable:
-    """A hook as a bound method and as an object that can be called."""
+    """A hook as a bound method and as a callable object."""
 
     def __init__(self, respond: _Respond) -> None:
         self.respond = respond
@@ -209,14 +209,14 @@ def _star(respond: _Respond) -> Any:
 
 
 def _annotated(respond: _Respond) -> Any:
-    """Return a hook that is annotated as torch documents it."""
+    """Return a hook with the annotations that torch documents."""
     hook: Any = lambda state, bucket: respond(state, bucket)  # noqa: E731
     hook.__annotations__ = {"state": object, "bucket": GradBucket, "return": Future[Tensor]}
     return hook
 
 
 def _postponed(respond: _Respond) -> Any:
-    """Return a hook whose annotations are texts, as in any module that begins like this one."""
+    """Return a hook whose annotations are strings, as with `from __future__ import annotations`."""
 
     def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
         answer: Future[Tensor] = respond(state, bucket)
@@ -241,7 +241,7 @@ CALLABLES: Mapping[str, Callable[[_Respond], Any]] = {
 
 @program("hook_calls", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def hook_calls(ctx: RankContext) -> None:
-    """Train `Factors` with a comm hook that writes down what it sees. All ranks run it.
+    """Train `Factors` with a comm hook that records its calls. All ranks run it.
 
     Arguments: `answer`, one of `ANSWERS`; `callable`, one of `CALLABLES`; `judge`, which of `ASPECTS` are required;
     `dtypes` of the weights, in turn; `frozen`, positions of weights without gradients; `unused`, to leave two weights
@@ -313,7 +313,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Truth:
-    """Every rank's local gradients, and what the answer makes of them."""
+    """Every rank's local gradients, and the gradients that the hook's answer makes of them."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario

@@ -16,7 +16,7 @@ from torch.futures import Future
 
 @contextlib.contextmanager
 def orthogonalising_single_matrices() -> Iterator[None]:
-    """Let torch's batched PowerSGD run: torch 2.13 hands one matrix to a function that takes a batch of them."""
+    """Make torch's batched PowerSGD run: torch 2.13 passes one matrix to a function that takes a batch of matrices."""
     of_batch = power_sgd._orthogonalize
 
     def orthogonalize(matrices: Tensor, epsilon: float = 0) -> None:
@@ -28,23 +28,23 @@ def orthogonalising_single_matrices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_backend() -> Iterator[None]:
-    """Let torch's `hook_with_zero_step` be made over gloo, which it refuses because others of its kind may hang there.
+    """Allow torch's `hook_with_zero_step` over gloo, which torch rejects because similar hooks may hang there.
 
-    This one does not: it waits and broadcasts inside the hook, in the same order on every rank.
+    This hook does not hang: it waits and broadcasts inside the hook, in the same order on every rank.
     """
     with mock.patch.object(dist, "get_backend", return_value="any"):
         yield
 
 
 class StackingGroup(dist.ProcessGroup):
-    """Hands all_gather on to a group and gives futures of the form that NCCL's have.
+    """Delegates all_gather to a group and returns futures of NCCL's form.
 
-    torch's quantisation hooks read what was gathered as `future.wait()[0]`. That holds for NCCL, whose futures hold one
-    tensor with the ranks in its first dimension; gloo's hold a tensor per rank.
+    torch's quantisation hooks read the gathered tensor as `future.wait()[0]`. That works for NCCL, whose futures hold
+    one tensor with the ranks in its first dimension; gloo's futures hold one tensor per rank.
     """
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        """Stand before `inner`; not collective."""
+        """Wrap `inner`; not collective."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
 

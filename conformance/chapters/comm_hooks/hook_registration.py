@@ -84,7 +84,7 @@ def _registering(hook: Any) -> Callable[[Any, Any], None]:
 
 @dataclass(frozen=True)
 class Misuse:
-    """A registration that must be refused, or a hook that must fail its first backward; `raised` is the error."""
+    """A registration that must raise, or a hook that must make its first backward raise; `raised` is the error."""
 
     register: Callable[[Any, Any], None]
     raised: Raises
@@ -118,9 +118,9 @@ MISUSES: Mapping[str, Misuse] = {
 
 @program("hook_misuse", invariants=("leaves_no_trace",))
 def hook_misuse(ctx: RankContext) -> None:
-    """Do what argument `misuse` names (see `MISUSES`). All ranks run it and must get the same answer.
+    """Do what argument `misuse` names (see `MISUSES`). All ranks run it and must get the same error.
 
-    Observes `raised`; after a refused registration also the gradients of a step, which must be averaged all the same.
+    Observes `raised`; after a failed registration also the gradients of a step, which the DDP must still average.
     """
     misuse = MISUSES[ctx.arguments["misuse"]]
     module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
@@ -153,7 +153,7 @@ class Doubling:
 
 
 def doubling_hook(state, bucket):  # type: ignore[no-untyped-def]
-    """Average over the default group and double: whether the hook was at work shows in the gradients."""
+    """Average over the default group and double, so that gradients show whether the DDP used the hook."""
     state.num_calls += 1
     buffer = bucket.buffer().mul_(2).div_(dist.get_world_size())
     work = dist.all_reduce(buffer, async_op=True)
@@ -230,7 +230,7 @@ def _copied(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("hook_in_logging", invariants=("same_collectives", "leaves_no_trace"))
 def hook_in_logging(ctx: RankContext) -> None:
-    """Ask the logging data for the comm hook, without one and with one. All ranks run it."""
+    """Read the comm hook's name in the logging data, without a hook and with one. All ranks run it."""
     for kind in ("none", "hook", "builtin"):
         model: Any = ctx.wrap(with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device))
         if kind == "hook":

@@ -53,7 +53,7 @@ _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
 
 
 class Weights(nn.Module):
-    """Vectors whose gradients are the factors that they are multiplied by."""
+    """Vectors that forward multiplies by factors, which are therefore their gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,8 @@ def power_sgd(ctx: RankContext) -> None:
     `state` are arguments of torch's `PowerSGDState`; `gradients` are "low_rank", which PowerSGD transmits without loss
     when its rank is the world size or more, or "full"; `half`: inside torch's fp16 wrapper. Observes
     `step<k>/grad/<name>`, `same_everywhere`, whether all ranks got the same bits, and `saved`, whether the steps that
-    compress communicate fewer elements than the gradients have. Where torch's own DDP passes, its numbers are followed.
+    compress communicate fewer elements than the gradients have. Where torch's own DDP passes, the numbers must equal
+    its.
     """
     state = PowerSGDState(ctx.process_group, start_powerSGD_iter=NUM_AVERAGED, **ctx.arguments["state"])
     hook: Any = batched_powerSGD_hook if ctx.arguments.get("batched") else powerSGD_hook

@@ -68,7 +68,7 @@ def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
 
 @contextmanager
 def _without_results() -> Iterator[None]:
-    """Have every Work refuse `result`, as backends may that do not override it."""
+    """Make every Work raise in `result`, as backends may that do not override it."""
 
     def result(work: Any) -> Any:
         raise NotImplementedError("this backend's Work has no result()")
@@ -102,7 +102,7 @@ def _counted(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("moved_arguments", invariants=("leaves_no_trace",))
 def moved_arguments(ctx: RankContext) -> None:
-    """Call `to_kwargs`; observe what comes, where its tensors are, and which methods there are. All ranks run it."""
+    """Call `to_kwargs`; observe its result, the device of its tensors, and which methods exist. All ranks run it."""
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
     inputs = (torch.ones(2), [torch.zeros(1), "text"], 3)
     moved_inputs, moved_keywords = model.to_kwargs(inputs, {"more": torch.ones(1), "flag": True}, ctx.device.index or 0)
@@ -127,7 +127,7 @@ def _moved_arguments(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Referring(nn.Module):
-    """Gives what its module gives, as a reference to it."""
+    """Returns the output of its module as an RRef."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def _documented(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Looking(Counting):
-    """Notes what its weights are while forward runs."""
+    """Records the types of its weights while forward runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Looking(Counting):
 
 @program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
 def replicated_views(ctx: RankContext) -> None:
-    """Train in a block of replicated parameters; observe gradients, what forward saw, and what is left. All ranks."""
+    """Train in a block of replicated parameters; observe gradients, what forward saw, and the state afterwards."""
     module: Any = with_integer_weights(_Looking(), ctx.scenario.seed).to(ctx.device)
     before = dict(module.named_parameters())
     storage = module.first.weight.data_ptr()

@@ -47,7 +47,7 @@ class Weighty(nn.Module):
 
 
 class Three(nn.Module):
-    """Three layers `a`, `b`, `c`, a lone weight and a constant, put together by one of `CASES`."""
+    """Three layers `a`, `b`, `c`, a single weight and a constant; one of `CASES` is its forward."""
 
     def __init__(self, case: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Three(nn.Module):
 
 
 def _all(module: Three, hidden: Tensor) -> Tensor:
-    """Use whatever a case has not used, so that every parameter has a gradient."""
+    """Use the parameters that a case has not used, so that every parameter has a gradient."""
     output: Tensor = module.c(module.b(module.a(hidden))) + hidden @ module.weight
     return output
 

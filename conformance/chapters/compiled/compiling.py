@@ -59,7 +59,7 @@ class CompileOrder:
 
     @staticmethod
     def of(scenario: Scenario) -> CompileOrder:
-        """Read the order of a scenario; raises `ScenarioError` for what no compilation could mean."""
+        """Read the order of a scenario; raises `ScenarioError` for values that make no sense."""
         given = dict(scenario.arguments.get("compile", {}))
         if unknown := sorted(set(given) - {entry.name for entry in fields(CompileOrder)}):
             raise ScenarioError(f"{scenario.id}: unknown compile argument(s): {', '.join(unknown)}")
@@ -71,10 +71,10 @@ class CompileOrder:
 
 
 class GraphWatch:
-    """What compilers were given: the graphs that Dynamo captured, and those that code was generated for."""
+    """What the compiler received: the graphs that Dynamo captured, and those for which it generated code."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start with no graphs."""
         self.captured: list[torch.fx.GraphModule] = []
         self.generated: list[torch.fx.GraphModule] = []
 
@@ -140,14 +140,14 @@ class CompilingContext(RankContext):
     """A `RankContext` that compiles every module it wraps, as an order says; facts and phases are those of `ctx`."""
 
     def __init__(self, ctx: RankContext, order: CompileOrder, watch: GraphWatch) -> None:
-        """Stand before `ctx`."""
+        """Wrap `ctx`."""
         self.__dict__.update(ctx.__dict__)
         self.uncompiled = ctx
         self._order = order
         self._watch = watch
 
     def build_model(self) -> nn.Module:
-        """Return the fixture's model, of a class that is not torch's."""
+        """Return the fixture's model, as an instance of a class that is not torch's."""
         module = super().build_model()
         if type(module) is nn.Sequential:
             module.__class__ = OwnSequence
@@ -190,10 +190,10 @@ class CompilingContext(RankContext):
 
 @contextlib.contextmanager
 def compiling(ctx: RankContext) -> Iterator[tuple[CompilingContext, GraphWatch]]:
-    """Give a context that compiles what it wraps, with torch's switches set as the scenario orders.
+    """Provide a context that compiles what it wraps, with torch's compiler settings as the scenario orders.
 
-    Before and after it the rank has compiled nothing, and torch's settings are what they were. Generated code is kept
-    where Inductor keeps it anyway, so that ranks and scenarios share it. Every rank must enter it.
+    It resets torch's compiler before and after the block, and restores torch's settings. Inductor keeps generated code
+    in its usual cache, so that ranks and scenarios share it. Every rank must enter it.
     """
     order = CompileOrder.of(ctx.scenario)
     if order.backend == "inductor" and (reason := _no_code_generation()):

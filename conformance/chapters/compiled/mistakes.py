@@ -121,8 +121,8 @@ def _local_too_late(ctx: CompilingContext) -> nn.Module:
 class _Mistake:
     """A user's mistake, and the error that it must raise on every rank.
 
-    Some things a DDP may be able to do: then `make` returns the module, and `truth` runs on a replica what must have
-    been averaged in it.
+    A DDP may support what the mistake tries: `make` then returns the module, and `truth` runs on a replica the step
+    whose gradients the DDP must have averaged.
     """
 
     make: Callable[[CompilingContext], nn.Module | None]
@@ -157,7 +157,7 @@ _MISTAKES: Mapping[str, _Mistake] = {
 
 @program("compiled_mistake", invariants=("leaves_no_trace",), preload=PRELOAD)
 def compiled_mistake(ctx: RankContext) -> None:
-    """Make the mistake that argument `mistake` names, and then train as one should.
+    """Make the mistake that argument `mistake` names, and then train correctly.
 
     Observes `answer`, the exception with its notes and those of its causes, or the gradients where there was none; and
     `afterwards`, a gradient of a module that was wrapped and compiled after it. All ranks run it.

@@ -49,7 +49,7 @@ def _options_say_buffers(options: Mapping[str, Any]) -> bool:
 
 @program("initial_state", invariants=("same_collectives", "leaves_no_trace"))
 def initial_state(ctx: RankContext) -> None:
-    """Wrap a module that differs from rank to rank. Argument `ignored`: names that DDP must leave alone.
+    """Wrap a module that differs from rank to rank. Argument `ignored`: names that the DDP must ignore.
 
     Observes `start/parameter/<name>` and `start/buffer/<name>` after construction, and `num_collectives`, how many
     collectives the constructor issued. All ranks run it.

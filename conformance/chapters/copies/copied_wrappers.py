@@ -101,8 +101,8 @@ def copied_wrapper(ctx: RankContext) -> None:
 
     Moments: `constructed`, `trained` (two steps later), `no_sync` (inside it), `gradients` (before they are zeroed),
     `forward` (between forward and backward), `join` (inside that context). With `hook` a comm hook is registered first;
-    with `twice` the copy is copied once more; `ignored` names what DDP leaves alone. A refusal is an answer where the
-    requirement says so: then `outcome` holds all facts, or the exception. All ranks run it.
+    with `twice` the copy is copied once more; `ignored` names what the DDP must ignore. Where the requirement lets a
+    DDP raise an error, `outcome` holds all facts, or the exception. All ranks run it.
     """
     if not _may_refuse(ctx.scenario):
         for name, value in _copy_and_train(ctx).items():
@@ -252,7 +252,7 @@ class _World(Replicas):
         self._scenario = scenario
 
     def forward(self, index: int) -> None:
-        """Run a forward and backward that is of no further interest."""
+        """Run a forward and backward whose result no fact records."""
         self.before_forward()
         for rank, module in enumerate(self.modules):
             turn = RankStep(rank, index)
@@ -346,11 +346,11 @@ def _copied_in_group(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("carried_state", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def carried_state(ctx: RankContext) -> None:
-    """Carry a trained wrapper's state_dict, as it is saved and loaded, to what argument `to` names, and train that.
+    """Save and load a trained wrapper's state_dict into the module that argument `to` names, and train that.
 
     `wrapper`: a new wrapper of the same kind; `torch`: torch's own DDP; `from_torch`: from torch's own to a new
-    wrapper; `bare`: a bare module, without the prefix. Observes the keys, what load_state_dict found wrong, and the
-    training of the receiver. All ranks run it.
+    wrapper; `bare`: a bare module, without the prefix. Observes the keys, the keys that load_state_dict reports as
+    missing or unexpected, and the training of the receiver. All ranks run it.
     """
     scenario, to = ctx.scenario, ctx.arguments["to"]
     module = _build(scenario).to(ctx.device)

@@ -108,10 +108,10 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     """Train with the parameters of argument `delayed` (all, if not given) waiting for that of argument `trigger`.
 
     `module` is a name of `MODULES`, in `dtype`. Each step has `local` backwards under `no_sync` before the one that
-    synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` and `frozen` say the obvious.
-    Observes after each backward gradients, and
-    after the synchronised one `step<k>/early`, the number of elements that were sent before the trigger's gradient was
-    there, and `step<k>/sizes`, the elements of each collective. All ranks run it.
+    synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` is as in a `Step`, and
+    `frozen` names parameters without gradient. Observes gradients after each backward; after the synchronised one also
+    `step<k>/early`, the number of elements that the DDP reduced before the trigger's gradient was ready, and
+    `step<k>/sizes`, the elements of each collective. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     if ctx.arguments.get("different_weights") and ctx.rank:
@@ -166,7 +166,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
-    """Return what is demanded of the collectives of a synchronised backward."""
+    """Return the facts that the collectives of a synchronised backward must give."""
     parameters = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.requires_grad}
     delayed = sum(numel for name, numel in parameters.items() if name in _delayed(scenario, module))
     prompt = sum(parameters.values()) - delayed

@@ -82,7 +82,7 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> None:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides that mean something: those of dimensions with more than one entry."""
+    """Return the strides of dimensions with more than one entry; the others have no meaning."""
     return [stride for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
 
 
@@ -98,7 +98,7 @@ def _layout(module: nn.Module) -> dict[str, Any]:
 
 @program("gradient_layout", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def gradient_layout(ctx: RankContext) -> None:
-    """Train steps of the module that argument `module` names and look at gradients and warnings.
+    """Train steps of the module that argument `module` names; observe gradients and warnings.
 
     Observes gradients, `step<k>/strides`, `step<k>/num_storages`, `step<k>/bytes_kept` and all `warnings`, those that
     torch would show once per process included. All ranks run it.

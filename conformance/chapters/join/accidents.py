@@ -54,7 +54,7 @@ def _step(model: Any, turn: RankStep) -> None:
 
 @program("early_termination", invariants=_INVARIANTS)
 def early_termination(ctx: RankContext) -> None:
-    """Train epochs on uneven inputs, each in a join context that is to throw when a first rank has run out.
+    """Train epochs on uneven inputs, each in a join context that raises when the first rank has run out of data.
 
     Argument `num_inputs` as in an `UnevenPlan`, of which `contexts` is the number of epochs; `communicates` gives the
     module a collective of its own. Every rank catches the error, as one does to end an epoch, and goes on.
@@ -218,7 +218,7 @@ def _logged(ctx: RankContext) -> None:
 
 
 def _different_groups(ctx: RankContext) -> None:
-    """Ask for one context over two wrappers in two groups."""
+    """Enter one join context over two wrappers in two groups."""
     _, model = _wrapped(ctx)
     group = dist.new_group(list(range(ctx.world_size)))
     other: Any = ctx.wrap(with_integer_weights(layers(), 1).to(ctx.device), process_group=group)
@@ -229,7 +229,7 @@ def _different_groups(ctx: RankContext) -> None:
 
 
 def _properties(ctx: RankContext) -> None:
-    """Ask the wrapper for what torch's `Join` asks of joinables."""
+    """Access the attributes and methods that torch's `Join` requires of joinables."""
     _, model = _wrapped(ctx)
     _step(model, rank_step(ctx, 0))
     ctx.observe("is_joinable", isinstance(model, Joinable))

@@ -198,12 +198,12 @@ class _CountingHook(JoinHook):
         self.counting = counting
 
     def main_hook(self) -> None:
-        """Add nothing, as the others add something."""
+        """Take part in the sum of the others with a zero."""
         self.counting.num_shadowed += 1
         self.counting.add(0)
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Note whether this rank joined last."""
+        """Record whether this rank joined last."""
         self.counting.was_last = is_last_joiner
 
 
@@ -220,7 +220,7 @@ def shared_join(ctx: RankContext) -> None:
     """Train on uneven inputs under one `Join` over the joinables that argument `joinables` lists: "ddp" or "counter".
 
     Observes the gradients of every wrapped module, `step<k>/model<i>/grad/<name>`, and of every counter `counter<i>`:
-    its count, how often its main hook ran, whether it was told to have joined last, and the context's keyword
+    its count, how often its main hook ran, whether the context told it that it joined last, and the context's keyword
     arguments. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)

@@ -1,7 +1,7 @@
 """The truth where ranks run out of data at different times: data-parallel training over the ranks that still have some.
 
-Nothing is shadowed here, because nothing communicates: a step happens on the ranks that have data for it, and its
-gradients are the sum of theirs over the divisor that the join context was asked for.
+Nothing here communicates, so no rank has to shadow collectives: a step runs on the ranks that have data for it, and its
+gradients are the sum of theirs divided by the divisor of the join context.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class UnevenPlan:
     `num_inputs[r]` is how many inputs rank r has in each join context, of which `contexts` follow each other. Every
     `sync_every`-th input of a rank is synchronised and followed by an optimizer step, the others run under `no_sync`.
     `evaluate`: before each input a forward under `no_grad`. `even_steps` steps of all ranks follow outside of any
-    context. `divide_by_initial_world_size` is what the context is asked for. `hook`: a comm hook divides by the initial
-    world size and doubles.
+    context. `divide_by_initial_world_size` is the context's option. `hook`: a comm hook divides by the initial world
+    size and doubles.
     """
 
     num_inputs: tuple[int, ...]
@@ -59,7 +59,7 @@ class UnevenPlan:
         return [rank for rank, count in enumerate(self.num_inputs) if count == max(self.num_inputs)]
 
     def step_number(self, context: int, index: int) -> int:
-        """Return the number under which input `index` of a context is known: contexts follow each other."""
+        """Return the step number of input `index` of a context; numbers continue from one context to the next."""
         return context * max(self.num_inputs) + index
 
     def is_synchronised(self, index: int) -> bool:
@@ -83,8 +83,8 @@ class UnevenReplicas:
     def average_gradients(self, active: Sequence[int]) -> None:
         """Replace the gradients of the `active` ranks by their sum over the initial or the effective world size.
 
-        A parameter that no active rank has used since its last average is left alone. Raises AssertionError where the
-        result would not be exact.
+        Leaves a parameter alone that no active rank has used since its last average. Raises AssertionError if the
+        result is not exact.
         """
         divisor = len(self.modules) if self._by_initial else len(active)
         named = [dict(self.modules[rank].named_parameters()) for rank in active]
@@ -94,7 +94,7 @@ class UnevenReplicas:
             self._used[rank].clear()
 
     def copy_model(self, source: int) -> None:
-        """Give all ranks the parameters of rank `source`, and forget what was accumulated locally."""
+        """Give all ranks the parameters of rank `source`, and clear locally accumulated gradients."""
         origin = dict(self.modules[source].named_parameters())
         with torch.no_grad():
             for module in self.modules:
@@ -125,7 +125,7 @@ def _average(parameters: Sequence[Tensor], divisor: int) -> None:
 
 
 def plain_sgd(module: nn.Module) -> optim.SGD:
-    """Return SGD without state: ranks that miss steps have nothing but parameters to catch up on."""
+    """Return SGD without state, so that ranks that miss steps lack nothing but parameter updates."""
     return optim.SGD(module.parameters(), lr=LEARNING_RATE)
 
 

@@ -77,21 +77,21 @@ def _word(text: str) -> tuple[str, str]:
 
 @program("membership", invariants=("nothing_in_flight", "leaves_no_trace"))
 def membership(ctx: RankContext) -> None:
-    """Train phase by phase, each with the ranks that it names; the wrapper is made once, with the default group.
+    """Train phase by phase, each with the ranks that it names; each rank wraps once, in the default group.
 
-    Every member of a phase updates its wrapper at its beginning, unless the first phase is everybody's; with
-    `outsiders` the others update theirs as well, with what torch gave them for a group. Argument `hook` averages with a
-    comm hook, `buffer` has the module keep one. Observes gradients and buffers after each step, `step<k>/num_buckets`
-    (collectives that reduced gradients), `step<k>/num_storages` (in how many pieces of memory gradients lie),
-    `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own` (all gradients went through the phase's
-    group) and `phase<p>/hook_called`. All ranks run it.
+    At the beginning of a phase every member updates its wrapper, unless it is the first phase and has all ranks. With
+    `outsiders`, the other ranks update theirs as well, with the placeholder that torch returned to them. Argument
+    `hook` averages with a comm hook; `buffer` gives the module a buffer. Observes gradients and buffers after each
+    step, `step<k>/num_buckets` (collectives that reduced gradients), `step<k>/num_storages` (how many storages hold the
+    gradients), `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own` (all gradients went through
+    the phase's group) and `phase<p>/hook_called`. All ranks run it.
     """
     _course(ctx)
 
 
 @program("membership_after_exception", invariants=("leaves_no_trace",))
 def membership_after_exception(ctx: RankContext) -> None:
-    """Do as `membership` does, for courses with a `bomb`: what was under way then is nobody's to wait for."""
+    """Run `membership` for courses with a `bomb`, where no rank waits for the collectives in flight at that moment."""
     _course(ctx)
 
 
@@ -281,11 +281,11 @@ def _removed_hooks(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("finalized_reducer", invariants=("leaves_no_trace",))
 def finalized_reducer(ctx: RankContext) -> None:
-    """Ask `_check_reducer_finalized` at every turn of a training.
+    """Call `_check_reducer_finalized` at every stage of a training.
 
-    Observes what it raises, or None: `constructed`, `forward`, `backward`, `no_sync`, `evaluated`; and after a backward
-    that argument `accident` spoiled, `incomplete` (a layer got no gradient) or `bomb` (it raised), as `accident`; then
-    `recovered`, after the group was updated. All ranks run it.
+    Observes what it raises, or None: `constructed`, `forward`, `backward`, `no_sync`, `evaluated`. Argument `accident`
+    makes a backward fail, by `incomplete` (a layer gets no gradient) or `bomb` (it raises); fact `accident` is the call
+    after that, and `recovered` the call after an update of the group. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model: Any = ctx.wrap(module)
@@ -328,7 +328,7 @@ def _finalized_reducer(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("foreign_group", invariants=("leaves_no_trace",))
 def foreign_group(ctx: RankContext) -> None:
-    """Give `_update_process_group` what is no group: None, or a text; observe the exceptions. All ranks run it."""
+    """Call `_update_process_group` with None and with a string; observe the exceptions. All ranks run it."""
     model: Any = ctx.wrap(_build(ctx.scenario).to(ctx.device))
     for name, value in (("none", None), ("text", "gloo"), ("number", 7)):
         with ctx.catching(name):

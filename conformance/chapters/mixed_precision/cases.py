@@ -1,8 +1,8 @@
 """Program `mixed_precision_case`: modules with cast, checkpointed, shared, ignored or unused parameters.
 
 A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
-integers and a little more: what is beside the integers vanishes in every low precision, so that gradients of whatever
-was not converted differ, and the weights that are kept show whether they ever were rounded.
+integers plus a small fraction that every low precision rounds away. Therefore gradients differ if the DDP did not
+convert something, and the full-precision weights show whether the DDP ever rounded them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _inputs(turn: RankStep, rows: int = 2, micro: int = 0) -> Tensor:
 
 
 def _seen_by(model: Any) -> list[str]:
-    """Return what the layers noted, wherever the wrapper keeps them."""
+    """Return what the layers recorded, wherever the wrapper keeps them."""
     for part in model.modules():
         if isinstance(part, Watching):
             return part.seen.take()
@@ -162,7 +162,7 @@ CASES: Mapping[str, Case] = {
 
 
 def _build(scenario: Scenario) -> nn.Module:
-    """Return the case's module with weights of 1 and -1 and a little more, equal on every rank."""
+    """Return the case's module with weights of 1 and -1 plus a small fraction, equal on every rank."""
     module = CASES[scenario.arguments["case"]].build()
     return with_small_weights(module, scenario.seed, beside=_LITTLE)
 

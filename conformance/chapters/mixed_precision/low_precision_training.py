@@ -16,7 +16,7 @@ from conformance.programs.train import run_step
     invariants=("same_collectives", "silent_no_sync", "nothing_in_flight", "leaves_no_trace"),
 )
 def mixed_precision_training(ctx: RankContext) -> None:
-    """Train by the schedule with option `mixed_precision`, written as `fixtures.low_precision.precision_of` reads it.
+    """Train by the schedule with option `mixed_precision`, written as `models.low_precision.precision_of` reads it.
 
     Argument `ignored` is as in program `train`, and so are the facts, with `wire` besides: the dtypes of all reduced
     gradients, sorted. All ranks run it.

@@ -40,7 +40,7 @@ class LowPrecisionReplicas:
         copy.hand_back(coarse=coarse)
 
     def average_gradients(self) -> None:
-        """Replace each gradient by the mean over ranks, computed in the dtype of the wire; missing ones are zero.
+        """Replace each gradient by the mean over ranks, computed in the reduced dtype; missing ones count as zero.
 
         Raises AssertionError where the mean depends on the order of the sum.
         """
@@ -70,7 +70,7 @@ def convert_buffers(module: nn.Module, precision: Precision, ignored: Collection
 def simulate_mixed_precision(scenario: Scenario) -> Mapping[int, Facts]:
     """Return for each rank the facts that program `mixed_precision_training` must observe.
 
-    They are those of program `train`, and `wire`: the dtypes in which gradients travel (world sizes above 1).
+    They are those of program `train`, and `wire`: the dtypes in which the DDP reduces gradients (world sizes above 1).
     Raises AssertionError where a mean is not exact.
     """
     with single_threaded():

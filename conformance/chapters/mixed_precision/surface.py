@@ -92,7 +92,7 @@ ASPECTS: Mapping[str, _Aspect] = {"construct": _construct, "checkpoint": _checkp
 def mixed_precision_surface(ctx: RankContext) -> None:
     """Observe argument `aspect` of a module wrapped with option `mixed_precision`, its state above all.
 
-    Argument `ignored` names parameters and buffers that DDP is to leave alone. All ranks run it.
+    Argument `ignored` names parameters and buffers that the DDP must ignore. All ranks run it.
     """
     module: Any = _module().to(ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))

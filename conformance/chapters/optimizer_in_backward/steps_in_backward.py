@@ -91,7 +91,7 @@ class _InBackward:
         return count
 
     def halve_rates(self) -> None:
-        """Make every optimizer half as fast from now on."""
+        """Halve the learning rate of every optimizer."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] /= 2
@@ -183,7 +183,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 
 class _Truth:
-    """All ranks' replicas; optimizers in backward are ordinary ones here, stepped after the mean."""
+    """All ranks' replicas; here the optimizers in backward are ordinary ones that step after averaging."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -231,7 +231,7 @@ class _Truth:
         return made
 
     def _step_ignored(self, rank: int) -> None:
-        """Parameters that DDP leaves alone are stepped by torch itself, on local gradients, in every backward."""
+        """Step the parameters that the DDP ignores: torch steps them itself, on local gradients, in every backward."""
         self._step(rank, lambda name: name in self.ignored, keep=False)
 
     def _step(self, rank: int, chosen: Callable[[str], bool], keep: bool | None = None) -> None:

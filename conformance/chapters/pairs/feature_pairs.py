@@ -1,8 +1,8 @@
 """Program `feature_pair`: two DDP features in one training, which must work or raise an error with a reason.
 
-The module is put together of what the two features need. Its output is linear in every parameter, so that gradients are
-small integers whatever the optimizer does and whatever the precision: the truth is the same for all pairs but for who
-takes part in which step.
+The module consists of what the two features need. Its output is linear in every parameter, so gradients are small
+integers with any optimizer and in any precision. The truth is the same for all pairs, except for the ranks that take
+part in each step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Course:
         return bool({"find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"} & self.features)
 
     def uses_spare(self, rank: int, index: int) -> bool:
-        """Whether `rank` uses that layer in step `index`: by turns, or as a static graph or skipping demands."""
+        """Whether `rank` uses that layer in step `index`: in turn, or as a static graph or skipping requires."""
         if "static_graph" in self:
             return "find_unused_parameters" in self and rank == 0
         if "skip_all_reduce_unused_params" in self and "find_unused_parameters" not in self:
@@ -101,7 +101,7 @@ class Course:
     def steps(self) -> list[tuple[int, list[int], bool]]:
         """The steps as (index, ranks that take part, whether it is in the join context), in order.
 
-        An update of the group has rank 0 go alone in between; with join the last rank has one input more.
+        With an update of the group, rank 0 trains alone in between; with join, the last rank has one input more.
         """
         everybody = list(range(self.world_size))
         alone = [(2, [0], False)] if "update_process_group" in self else []
@@ -194,9 +194,9 @@ def _options(course: Course, module: Kit) -> dict[str, Any]:
 def feature_pair(ctx: RankContext) -> None:
     """Train with the two features of argument `features` (or one alone).
 
-    Observes `outcome`: gradients and parameters after each step, parameters and buffers at the end, and signs that the
-    features were at work; or the exception by which the pair was refused. `stage` says how far it came, and `refused`
-    is 1 if it was. All ranks run it.
+    Observes `outcome`: gradients and parameters after each step, parameters and buffers at the end, and facts which
+    show that the features were active; or the exception by which the DDP refused the pair. `stage` is the last stage
+    that the training reached, and `refused` is 1 if the DDP refused. All ranks run it.
     """
     run = _Run(ctx)
     raised = None
@@ -393,7 +393,7 @@ class _Truth:
                     parameter.grad = None
 
     def _broadcast_buffers(self, members: Sequence[int], in_join: bool) -> None:
-        """Within a join context the last rank that has data is the one to follow; elsewhere the first."""
+        """Copy the buffer of one member to all others: in a join context the last rank with data, else the first."""
         root = self.kits[members[-1] if in_join else members[0]].seen
         if root is None or not self.buffers_due:
             return

@@ -31,7 +31,7 @@ _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
 
 
 class Nested(nn.Module):
-    """Three layers under activation checkpoints in an arrangement of its own."""
+    """Three layers; a function decides how forward puts them under activation checkpoints."""
 
     def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def static_use(ctx: RankContext) -> None:
     """Run the use that argument `use` names (see `USES`) for four steps. All ranks run it.
 
     Argument `late`: promise the static graph by `_set_static_graph()` after construction. Observes
-    `step<k>/grad/<name>` and the use's own facts; where a DDP may refuse, all as one fact `outcome`.
+    `step<k>/grad/<name>` and the use's own facts; where a DDP may raise instead, all as one fact `outcome`.
     """
     use = USES[ctx.arguments["use"]]
     module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
@@ -276,7 +276,7 @@ def _static_promise(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("static_logging", invariants=_INVARIANTS)
 def static_logging(ctx: RankContext) -> None:
-    """Train `Switched` on what argument `uses` says and ask the logging data about it. All ranks run it.
+    """Train `Switched` with the branches of argument `uses`, and read the logging data. All ranks run it.
 
     Observes `static_graph`, whether it was promised, and `can_set_static_graph`, whether it could be.
     """

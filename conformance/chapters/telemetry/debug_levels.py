@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 @contextmanager
 def _debug_level(name: str, *, by_environment: bool) -> Iterator[None]:
-    """Set the level, by function or by environment, and put back what was there."""
+    """Set the level, by function or by environment, and restore it afterwards."""
     level = get_debug_level()
     with mock.patch.dict(os.environ, {_VARIABLE: name} if by_environment else {}):
         try:
@@ -83,7 +83,7 @@ def _debug_level_facts(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))
 def debugged_mistake(ctx: RankContext) -> None:
-    """Leave a layer unused without saying so, at the debug level of argument `level`; observe `answer`."""
+    """Leave a layer unused without `find_unused_parameters`, at debug level `level`; observe `answer`, the error."""
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with (
         _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))),

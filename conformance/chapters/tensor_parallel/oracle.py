@@ -1,7 +1,7 @@
 """The truth about data parallelism over tensor parallelism: whole modules in one process, one per row of the mesh.
 
-Nothing is sharded and nothing communicates: a row of the mesh, whatever the number of its ranks, is one replica of the
-module. All ranks of a row must hold what the replica holds, once their shards are put together.
+Nothing here is sharded and nothing communicates: one replica of the module stands for a row of the mesh, whatever the
+number of its ranks. The shards of the row's ranks must together equal the replica.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ShardedPlan:
 
     `mesh` are the extents of the mesh; the last two are its rows (data parallelism) and the ranks of a row (tensor
     parallelism). In every step of `num_steps` come `accumulate` backwards under `no_sync` and one that synchronises,
-    then gradients are clipped to the norm `clip` (if not 0) and the `optimizer` steps. `uses[k][row]` is what the model
-    is told to use in step k (the last entries go on for ever). `num_inputs[row]`: the row has data for so many steps
-    only, and all train in a join context. `hook` is the comm hook, "" for none. `variants`: every row starts with
-    weights of its own, of which row 0's count.
+    then gradients are clipped to the norm `clip` (if not 0) and the `optimizer` steps. `uses[k][row]` is the part of
+    the model that the row uses in step k (the last entry holds for all later steps). `num_inputs[row]`: the number of
+    steps for which the row has data; all rows then train in a join context. `hook` is the comm hook, "" for none.
+    `variants`: every row starts with weights of its own, and the constructor must give all rows those of row 0.
     """
 
     mesh: tuple[int, ...]
@@ -114,7 +114,7 @@ class UnshardedRows:
                     parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._used.add(name))
 
     def train(self) -> None:
-        """Run all steps and note the facts of each row."""
+        """Run all steps and record the facts of each row."""
         for step in range(self.plan.num_steps):
             self.step(step)
         if self.plan.num_inputs:

@@ -31,7 +31,7 @@ _FIRST_USED = {"mlp": "up", "uneven": "up", "frozen": "up", "sequence": "embed"}
 
 @program("sharded_parameters", invariants=("same_collectives", "leaves_no_trace"))
 def sharded_parameters(ctx: RankContext) -> None:
-    """Look at the parameters before wrapping and at many moments after. All ranks run it.
+    """Record the parameters before wrapping and at many moments afterwards. All ranks run it.
 
     Observes `num_sharded`, the number of DTensors among them; for each moment `changes/<moment>`, what is no longer as
     it was (an empty list: nothing); `gradients`, names whose gradient is no DTensor of the parameter's placement;
@@ -119,7 +119,7 @@ def _unchanged(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("sharded_traffic", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def sharded_traffic(ctx: RankContext) -> None:
-    """Train steps with and without DDP and compare what is sent in which group. All ranks run it.
+    """Train steps with and without DDP and compare the collectives of each group. All ranks run it.
 
     Observes for each step `elements`, the number of elements of gradients reduced over the rows, less those of the
     local shards (0); `tensor_parallel`, collectives of the row's own group that came or went with DDP; `elsewhere`, the
@@ -189,7 +189,7 @@ def _traffic(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("sharded_hook", invariants=("same_collectives", "leaves_no_trace"))
 def sharded_hook(ctx: RankContext) -> None:
-    """Register a comm hook that looks at what it is given, before it averages. All ranks run it.
+    """Register a comm hook that records what the DDP passes to it, before it averages. All ranks run it.
 
     Observes `not_local`: gradients handed to the hook that are DTensors or not of the shape of a local shard.
     """

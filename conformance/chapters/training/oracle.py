@@ -21,9 +21,9 @@ from conformance.scenario import Scenario
 def simulate_training(scenario: Scenario) -> Mapping[int, Facts]:
     """Return for each rank the facts that program `training` must observe in `scenario`.
 
-    A restart from a checkpoint is not simulated: it must change nothing. What the recipe demands of the result
-    (`minimum_accuracy`, `maximum_loss_ratio`) is expected of the ranks' own numbers. Raises AssertionError if a mean of
-    gradients is not exact, or if the replicas end with different parameters.
+    It does not simulate a restart from a checkpoint, which must change nothing. The ranks' own numbers must satisfy the
+    recipe's demands (`minimum_accuracy`, `maximum_loss_ratio`). Raises AssertionError if a mean of gradients is not
+    exact, or if the replicas end with different parameters.
     """
     recipe = Recipe.of(scenario)
     key = _Key(

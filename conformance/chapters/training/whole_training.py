@@ -20,7 +20,7 @@ _INVARIANTS = ("same_collectives", "silent_no_sync", "nothing_in_flight")
 
 @program("training", invariants=_INVARIANTS, native_facts=("epoch", "final", "checkpoint"))
 def training(ctx: RankContext) -> None:
-    """Train by the recipe in the scenario's arguments (`fixtures.recipe.Recipe`). All ranks run it.
+    """Train by the recipe in the scenario's arguments (`models.recipe.Recipe`). All ranks run it.
 
     Observes for every epoch `loss` (of each micro-batch), `norm` (of each step's gradients) and `score`; of a
     checkpoint its keys; and at the end `final/parameter/...`, `final/buffer/...`, `loss_ratio`, and the last score by
@@ -90,7 +90,7 @@ class _Run:
         return loss.detach()
 
     def _restart(self) -> None:
-        """Forget model, DDP and optimizer, and continue from a checkpoint in a module with other weights."""
+        """Drop model, DDP and optimizer, and continue from a checkpoint in a module with other weights."""
         file = io.BytesIO()
         torch.save({"model": self.model.state_dict(), **self.learner.state()}, file)
         self.ctx.observe("checkpoint/keys", list(self.model.state_dict()))
