@@ -194,3 +194,18 @@ class UnusedHereStaysNone(ActsAfterBackward):
         """Take back what came from other ranks."""
         for parameter in self._absent:
             parameter.grad = None
+
+
+class CountsEarlyGradientsAgain(Reducing):
+    """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
+
+    class OwnReducer(Reducer):
+        """Counts what has come already among the parameters that the outputs cannot reach."""
+
+        def _mark_unused(self) -> None:
+            reached = self.reach.reached
+            if self.options.find_unused_parameters and reached is not None:
+                for index, left in enumerate(self.arrivals.due):
+                    if not left and index not in reached:
+                        self.arrivals.pending[self.arrivals.bucket_of[index]] -= 1
+            super()._mark_unused()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.unused.outside_forward import USES
 from conformance.models.catalogue import get_fixture
 from conformance.programs.outputs import STRUCTURES
 from conformance.scenario import Scenario, Step
@@ -42,6 +43,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _errors()
     yield from _outputs()
     yield from _models()
+    yield from _outside_forward()
 
 
 def _sets() -> Iterator[Scenario]:
@@ -142,3 +144,16 @@ def _models() -> Iterator[Scenario]:
                 "UNUSED-07", f"{model.replace('_', '-')}-2-forwards", "forwards_before_backward", world_size,
                 model=model, arguments={"forwards": 2}, deadline_s=8.0,
             )  # fmt: skip
+
+
+def _outside_forward() -> Iterator[Scenario]:
+    variants: tuple[tuple[str, dict[str, Any]], ...] = (
+        *_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE}), ("-static", {"static_graph": True}),
+    )  # fmt: skip
+    for use in USES:
+        for suffix, options in variants:
+            for world_size in (2, 3) if suffix in ("", "-each-alone") else (2,):
+                yield _scenario(
+                    "UNUSED-15", f"{use.replace('_', '-')}{suffix}", "outside_forward", world_size, options=options,
+                    arguments={"use": use}, deadline_s=8.0,
+                )  # fmt: skip
