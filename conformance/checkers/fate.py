@@ -13,7 +13,7 @@ from conformance.verdict import Finding, Verdict
 _TAIL_LINES = 8
 _STACK_LINES = 16  # stacks are printed with the most recent call first
 #: Frames of the harness, which are on every stack and tell nothing about the subject.
-OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/rank_context.py")
+OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
 
 
 @checker("no_crash")

@@ -148,7 +148,7 @@ class Detector:
             self._controllers[backend.source] = Controller(backend, zygote=self._zygote)
         ranks = _Watched(self._controllers[backend.source])
         outcome = ScenarioRunner(trial.subject, backend, ranks, native=False).run(scenario)
-        return Tried(outcome.result, ranks.seen)
+        return Tried(outcome.subject, ranks.seen)
 
 
 class _Watched:

@@ -76,11 +76,6 @@ class Outcome:
         return leading_requirement(self.id, self.requirements)
 
     @property
-    def result(self) -> ScenarioResult:
-        """The subject's result, under the name that those who run no second column know."""
-        return self.subject
-
-    @property
     def is_failure(self) -> bool:
         """Whether this scenario keeps a run from being green; that torch's DDP breaks a promise does not."""
         if self.native is not None and self.native.verdict is Verdict.HARNESS_ERROR:

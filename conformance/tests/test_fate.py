@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+import conformance
 from conformance.checkers.checker import Evidence
-from conformance.checkers.fate import missing_from
+from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.checkers.registry import get_checker
 from conformance.errors import ScenarioError, SubjectError
 from conformance.observation import Observation
 from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
+
+
+def test_the_frames_that_explanations_leave_out_are_of_files_that_exist() -> None:
+    root = Path(conformance.__file__).parent.parent
+    assert [part for part in OUR_FRAMES if not (root / part).exists()] == []
 
 
 def _check(name: str, *observations: Observation, **scenario: Any) -> Finding:

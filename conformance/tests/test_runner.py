@@ -208,7 +208,7 @@ def test_a_missing_capability_is_unsupported_and_does_not_run() -> None:
         native=False, controller=ranks,
     )  # fmt: skip
     assert [outcome.subject.verdict for outcome in report.scenarios] == [Verdict.UNSUPPORTED, Verdict.PASS]
-    assert report.scenarios[0].result.findings[0].summary == "neither gloo nor mine declares join"
+    assert report.scenarios[0].subject.findings[0].summary == "neither gloo nor mine declares join"
     assert ranks.asked == [("b", "mine")]
 
 
