@@ -29,3 +29,7 @@ class ReportError(ConformanceError):
 
 class KnownFailureError(ConformanceError, ValueError):
     """Known failures are malformed, contradict each other, or name scenarios that do not exist."""
+
+
+class InterpreterError(ConformanceError):
+    """The Python that runs the harness skips checks that verdicts rest on."""

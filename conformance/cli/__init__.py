@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from conformance.errors import ConformanceError
+from conformance.run.interpreter import check_interpreter
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -62,6 +63,7 @@ class LazyGroup(click.Group):
         if "" not in sys.path:
             sys.path.insert(0, "")
         try:
+            check_interpreter()
             return super().invoke(ctx)
         except ConformanceError as error:
             raise UsageError(str(error)) from error

@@ -10,6 +10,8 @@ from typing import Any
 PACKAGES = ("ddp-conformance", "torch", "numpy", "pytest")
 #: Whose DDPs may be judged; listed where they are installed.
 SUBJECT_PACKAGES = ("deepspeed", "fairscale", "torchft-nightly")
+#: Prefixes of variables that ranks inherit, and with which torch, its kernels or a backend work differently.
+CHANGE_RUNS = ("TORCH", "PYTORCH", "NCCL_", "GLOO_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "CUDA_", "CUBLAS_")
 _ABSENT = "absent"
 
 
@@ -28,11 +30,7 @@ def capture_environment() -> dict[str, Any]:
             if (version := package_version(name)) != _ABSENT or name in PACKAGES
         },
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(("TORCH_DISTRIBUTED", "TORCH_NCCL", "NCCL_", "GLOO_")) or name == "OMP_NUM_THREADS"
-        },
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(CHANGE_RUNS)},
     }
 
 

@@ -13,6 +13,7 @@ from conformance.models.catalogue import get_fixture
 from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program, get_program
+from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of, judge
 from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
@@ -123,7 +124,11 @@ class ScenarioRunner:
         native: bool = True,
         excuses: Excuses = lambda scenario, verdict: None,
     ) -> None:
-        """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too."""
+        """Bind the subject to `ranks`; with `native`, torch's own DDP runs every scenario too.
+
+        Raises `InterpreterError` where this Python skips the assertions that verdicts rest on.
+        """
+        check_interpreter()
         torch_ddp = get_subject(NATIVE)
         self.subject = subject
         self.backend = backend

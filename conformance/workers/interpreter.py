@@ -35,6 +35,11 @@ _UNWANTED_VARIABLES = frozenset(
         "TORCH_DISTRIBUTED_DEBUG",
     }
 )
+#: Variables of Python that a rank may inherit. All others stay behind, because they could change a verdict:
+#: PYTHONOPTIMIZE removes assertions, PYTHONWARNINGS raises errors.
+_KEPT_PYTHON_VARIABLES = frozenset(
+    {"PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"}
+)
 _FIRST_HANDLE = 3
 
 
@@ -51,7 +56,7 @@ def start_interpreter(
     # The handle must not be 0, 1 or 2, which become the interpreter's standard streams: this process may lack its own.
     handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
     theirs.close()
-    inherited = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
+    inherited = {name: value for name, value in os.environ.items() if _may_be_inherited(name)}
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
         process = subprocess.Popen(
@@ -66,3 +71,9 @@ def start_interpreter(
     finally:
         os.close(handle)
     return process, ours
+
+
+def _may_be_inherited(name: str) -> bool:
+    if name.startswith("PYTHON"):
+        return name in _KEPT_PYTHON_VARIABLES
+    return name not in _UNWANTED_VARIABLES

@@ -1,0 +1,58 @@
+"""A Python that skips assertions is refused, and the ranks' Python never inherits what could change a verdict."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.errors import InterpreterError
+from conformance.run.interpreter import check_interpreter
+from conformance.workers.interpreter import start_interpreter
+
+RUN = ("-m", "conformance", "run", "gradients/GRAD-01/mlp-world2", "--quiet", "--no-native", "--report")
+
+
+def test_optimisation_is_refused() -> None:
+    check_interpreter(0)
+    for level in (1, 2):
+        with pytest.raises(InterpreterError, match=f"optimisation level {level} .* unset PYTHONOPTIMIZE"):
+            check_interpreter(level)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"), [(("-O",), {}), ((), {"PYTHONOPTIMIZE": "1"})], ids=["flag", "variable"]
+)
+def test_a_run_without_assertions_does_not_begin(
+    tmp_path: Path, flags: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, *flags, *RUN, str(tmp_path / "report")],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "removes the assertions that verdicts rest on" in " ".join(done.stderr.split())
+    assert not (tmp_path / "report" / "report.json").exists()
+
+
+def test_ranks_inherit_no_variable_of_python_that_changes_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tells.py").write_text(
+        "import os, sys\nfrom multiprocessing.connection import Connection\n"
+        "names = sorted(name for name in os.environ if name.startswith('PYTHON'))\n"
+        "Connection(int(sys.argv[1])).send((sys.flags.optimize, sys.warnoptions, names))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process, connection = start_interpreter("tells", environment={})
+    with connection:
+        assert connection.poll(60)
+        assert connection.recv() == (
+            0, [], ["PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED"],
+        )  # fmt: skip
+    assert process.wait(60) == 0
