@@ -200,7 +200,7 @@ def test_an_agent_whose_controller_falls_silent_says_so_and_ends(monkeypatch: py
     monkeypatch.setattr(attached_agent, "LOST_S", 0.3)
     ours, theirs = Pipe()
     agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
-    with pytest.raises(ConformanceError, match=r"host-b: nothing was heard .* or the link to it is cut"):
+    with pytest.raises(ConformanceError, match=r"host-b: no message from the controller .* or the link to it is cut"):
         agent.serve()
     assert isinstance(receive(ours), Hello)
     assert agent._zygote.closed  # type: ignore[attr-defined]
