@@ -52,4 +52,4 @@ make_environment
 exec 9>&-
 
 export PATH="$VENV/bin:$PATH" VIRTUAL_ENV="$VENV"
-unset PYTHONHOME
+unset PYTHONHOME PYTHONDONTWRITEBYTECODE  # the tests start hundreds of interpreters, which share compiled modules
