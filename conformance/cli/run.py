@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="The order in which scenarios run."
 )
-@click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: drawn, and said]")
+@click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: random, printed]")
 @click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
