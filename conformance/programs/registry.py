@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from conformance.errors import ScenarioError
@@ -74,8 +75,9 @@ def program(
     return register
 
 
+@cache  # ranks and controller ask for a program in every scenario; walking the folders takes a millisecond
 def load_programs() -> Mapping[str, Program]:
-    """Import every module that may register programs, and return the programs by name."""
+    """Import every module that may register programs, and return the programs by name, later ones included."""
     for package in PACKAGES:
         _import_all(package)
     return _PROGRAMS
