@@ -79,6 +79,14 @@ def in_compiled_backward() -> bool:
     return compiled_autograd.in_compiled_autograd_region
 
 
+def function_of(node_type: type) -> type | None:
+    """Return the `torch.autograd.Function` that nodes of this type are the backward of; None for torch's own kernels.
+
+    Public attributes of a node tell its name, but not what it runs.
+    """
+    return getattr(node_type, "_forward_cls", None)
+
+
 def current_distributed_context_id() -> int | None:
     """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
 
@@ -150,6 +158,11 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
     `named_parameters` gives a copy, leaves None out, and `setattr` accepts no plain tensor in a parameter's place.
     """
     return module._parameters
+
+
+def child_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
+    return module._modules
 
 
 def buffer_table(module: nn.Module) -> dict[str, Any]:
