@@ -34,7 +34,7 @@ class Anchor:
     def _tie(self, tensor: Tensor) -> Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()) or is_bound_to_transform(tensor):
             return tensor
-        tied: Tensor = Tie.apply(self._leaf, tensor)  # type: ignore[no-untyped-call]
+        tied: Tensor = Tie.apply(self._leaf, tensor)
         return tied
 
     def _gradient_came(self, leaf: Tensor) -> None:

@@ -7,7 +7,7 @@ for a parameter would train on each rank's own gradients, without an error (pyto
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -80,7 +80,7 @@ class ParameterWatch:
                 return True
         return False
 
-    def _warn_about(self, stand_ins: dict[str, Tensor]) -> None:
+    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
         """Warn of tensors that keep their gradients; those that were computed pass them on, to parameters perhaps."""
         keep = [name for name, tensor in stand_ins.items() if tensor.is_leaf and tensor.requires_grad]
         if keep and not self._warned:

@@ -75,15 +75,15 @@ class Reducer(BucketReduction):
         self.rebuild_buckets()
 
     def tie_unused(self, output: Any, tensors: Sequence[Tensor]) -> Any:
-        """Return the `output` of a synchronised forward, with `tensors` in it; tied, if none of the parameters did it.
+        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
 
-        So a rank takes part in a backward in which others use parameters and it does not.
+        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
+        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
         """
-        if self.reach.walk.uses_any(tensors):
+        if not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
             return output
-        if self._missing_is_unused() or any(self._is_frozen(index) for index in range(len(self.members))):
-            return self._anchor.tie(output)
-        return output
+        is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
+        return output if is_frozen else self._anchor.tie(output)
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""

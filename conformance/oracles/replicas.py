@@ -85,8 +85,9 @@ class Replicas:
         self._used.clear()
 
     def _note_use(self, name: str) -> Any:
-        def note(_: Tensor) -> None:
-            self._used.add(name)
+        def note(parameter: Tensor) -> None:
+            if parameter.requires_grad:  # else it was frozen since the forward: autograd calls this, but brings nothing
+                self._used.add(name)
 
         return note
 

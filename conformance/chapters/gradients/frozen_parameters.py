@@ -36,10 +36,18 @@ class Chain(nn.Module):
         return hidden
 
 
-def _freeze(model: Any, names: Sequence[str]) -> None:
-    """Freeze the parameters whose names begin with one of `names`, and unfreeze all others."""
-    for name, parameter in getattr(model, "module", model).named_parameters():
-        parameter.requires_grad_(not name.startswith(tuple(names)))
+def _thaw(model: Any, frozen: Sequence[str]) -> None:
+    """Unfreeze all parameters but those whose names begin with one of `frozen`."""
+    for name, parameter in model.named_parameters():
+        if not name.startswith(tuple(frozen)):
+            parameter.requires_grad_(True)
+
+
+def _freeze(model: Any, frozen: Sequence[str]) -> None:
+    """Freeze the parameters whose names begin with one of `frozen`."""
+    for name, parameter in model.named_parameters():
+        if name.startswith(tuple(frozen)):
+            parameter.requires_grad_(False)
 
 
 def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
@@ -48,11 +56,13 @@ def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
 
     def step(model: Any, turn: RankStep) -> None:
         frozen = plan[turn.step][turn.rank]
+        module = getattr(model, "module", model)
+        _thaw(module, frozen)
         if moment == "forward":
-            _freeze(model, frozen)
+            _freeze(module, frozen)
         loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH).requires_grad_()))
         if moment == "backward":
-            _freeze(model, frozen)
+            _freeze(module, frozen)
         turn.backward(loss)
 
     return step

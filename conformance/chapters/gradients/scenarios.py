@@ -197,7 +197,8 @@ def _frozen() -> Iterator[Scenario]:
         "on-one-rank": (2, [[[], []], [["two."], []], [[], ["two."]], [[], []]]),
         "differently": (2, [[[], []], [["one.", "two."], ["two.", "three."]], [["three."], ["two."]], [[], []]]),
         "from-the-first-step": (2, [[["two.", "three."], ["two."]], [["two."], []], [[], []], [["two."], []]]),
-        "all-on-one-rank": (2, [[[], []], [_ALL, ["two."]], [["two."], _ALL], [[], []]]),
+        "most-on-one-rank": (2, [[[], []], [["one.", "two."], ["one."]], [[], ["one.", "three."]], [[], []]]),
+        "everything-everywhere": (2, [[[], []], [_ALL, _ALL], [[], []]]),
         "one-by-one": (3, [[[]] * 3, [["one."]] * 3, [["one.", "two."]] * 3, [["one.", "two."], ["one."], []]]),
     }  # fmt: skip
     for slug, (world_size, plan) in plans.items():
