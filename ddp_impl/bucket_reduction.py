@@ -23,6 +23,7 @@ from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import ReducerState
 from ddp_impl.telemetry import Telemetry
+from ddp_impl.user_hooks import UserHooks
 
 
 class BucketReduction:
@@ -51,6 +52,7 @@ class BucketReduction:
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
+        self.user_hooks = UserHooks(self.members)
         self.state = ReducerState(dist.get_rank(group))
         self.arrivals = Arrivals(len(self.members))
         self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
@@ -83,7 +85,10 @@ class BucketReduction:
             buffer = bucket.flat
             # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
             missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here(), divisor=divisor)
-            self.usage.unused.update(bucket.members[place].index for place in missing)
+            if missing:
+                indices = {bucket.members[place].index for place in missing}
+                self.user_hooks.gradients_are_gone(indices - self.usage.unused)
+                self.usage.unused.update(indices)
         self._start(bucket, buffer)
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:

@@ -310,9 +310,11 @@ class Reducer(BucketReduction):
         self._in_flight.clear()
         self.telemetry.current.backward_start_ns = 0
         self.arrivals.arm(static=self.options.static_graph)
+        self.user_hooks.iteration_begins(search=self._learns_order)
 
     def _watch_backward(self) -> None:
         call_when_backward_ends(self._backward_ended)
+        self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
 
@@ -357,6 +359,7 @@ class Reducer(BucketReduction):
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
+        self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
         self.usage.end_agreeing()
         self._hand_out_averages()

@@ -127,6 +127,16 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks)
 
 
+def num_post_accumulate_hooks(tensor: Tensor) -> int:
+    """Return how many hooks `register_post_accumulate_grad_hook` has put on `tensor`; torch has no public way to ask."""
+    return len(tensor._post_accumulate_grad_hooks or ())  # type: ignore[arg-type]
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was changed in place; torch has no public way to ask."""
+    return tensor._version
+
+
 def is_bound_to_transform(tensor: Tensor) -> bool:
     """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -22,7 +22,7 @@ TIERS = {
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "mixed_precision": 2, "parameter_usage": 2, "buffers": 2,
     "sync_batch_norm": 2, "anchor": 2,
     "gradients": 3, "autograd_hooks": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
-    "parameter_watch": 3, "replicas": 3, "arguments": 3, "compile": 3,
+    "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "bucket_reduction": 4,
     "reducer": 5,
     "join": 6, "torch_surface": 6,

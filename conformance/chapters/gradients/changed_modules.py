@@ -214,7 +214,6 @@ def unknown_parameters(ctx: RankContext) -> None:
     for index in range(first):
         _ordinary(model, rank_step(ctx, index))
     UNKNOWN[ctx.arguments["change"]].make(module)
-    answers: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ctx.catching("raised"):

@@ -1,4 +1,4 @@
-"""Program `frozen_parameters`: the user freezes and unfreezes parameters after wrapping, beside the same without DDP."""
+"""Program `frozen_parameters`: freezing and unfreezing parameters after wrapping, beside the same without DDP."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.gradients import stand_ins
 from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
 from conformance.chapters.gradients.frozen_parameters import MOMENTS
+from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.in_chapter import in_chapter
 from conformance.models.catalogue import get_fixture
 from conformance.programs.autograd_uses import USES

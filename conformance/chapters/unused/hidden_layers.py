@@ -33,7 +33,7 @@ class Recomputed(torch.autograd.Function):
         ctx.layer = layer
         ctx.save_for_backward(inputs)
         with torch.no_grad():
-            return layer(inputs)  # type: ignore[no-any-return]
+            return layer(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
@@ -83,10 +83,7 @@ class HidingLayers(nn.Module):
             hidden = self.last(hidden)
         if not skip:
             hidden = self.hide(self.first, hidden)
-            if self.place == "nested":
-                hidden = self.hide(self._nested, hidden)
-            else:
-                hidden = self.hide(self.second, hidden)
+            hidden = self.hide(self._nested if self.place == "nested" else self.second, hidden)
         return hidden if self.place == "end" else self.last(hidden)
 
     def _nested(self, hidden: Tensor) -> Tensor:
@@ -95,7 +92,7 @@ class HidingLayers(nn.Module):
     def _all(self, inputs: Tensor, *, skip: bool) -> Tensor:
         def run(inputs: Tensor) -> Tensor:
             hidden: Tensor = self.trunk(inputs)
-            return hidden if skip else self.last(self.second(self.first(hidden)))  # type: ignore[no-any-return]
+            return hidden if skip else self.last(self.second(self.first(hidden)))
 
         return self.hide(run, inputs)
 

@@ -213,7 +213,7 @@ class CountsEarlyGradientsAgain(Reducing):
 
 
 class ForgetsIdleRanks(Reducing):
-    """BUG: a rank whose forward used no parameter takes no part in the reduction; its next one meets the others' last."""
+    """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
 
     class OwnReducer(Reducer):
         """Returns outputs as they are."""
