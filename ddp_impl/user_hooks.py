@@ -57,8 +57,8 @@ class UserHooks:
             self._has_warned = True
             warnings.warn(
                 f"{here} a hook of yours (register_post_accumulate_grad_hook) changed {enumerate_names(stepped)} or "
-                "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's own "
-                "gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
+                "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
+                "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
                 "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",
                 stacklevel=2,
             )
