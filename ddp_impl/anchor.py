@@ -23,7 +23,7 @@ class Anchor:
 
     def __init__(self, device: torch.device, reached: Callable[[], None]) -> None:
         """Make the parameter on `device`, so that its gradient comes in the thread in which others come."""
-        self._leaf = torch.zeros((), device=device, requires_grad=True)
+        self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
         self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
         self._reached = reached
 
@@ -54,4 +54,4 @@ class Tie(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return zero for the anchor, and the gradient."""
-        return torch.zeros((), device=ctx.device), gradients[0]
+        return torch.zeros((), dtype=torch.float32, device=ctx.device), gradients[0]

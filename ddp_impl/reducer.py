@@ -83,7 +83,10 @@ class Reducer(BucketReduction):
         if not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
             return output
         is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
-        return output if is_frozen else self._anchor.tie(output)
+        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
+        if is_frozen or current_distributed_context_id() is not None:
+            return output
+        return self._anchor.tie(output)
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""

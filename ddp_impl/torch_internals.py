@@ -129,7 +129,7 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 def num_post_accumulate_hooks(tensor: Tensor) -> int:
     """Return how many hooks `register_post_accumulate_grad_hook` put on a tensor; torch has no public way to ask."""
-    return len(tensor._post_accumulate_grad_hooks or ())  # type: ignore[arg-type]
+    return len(tensor._post_accumulate_grad_hooks or ())
 
 
 def version_of(tensor: Tensor) -> int:

@@ -63,14 +63,14 @@ class GraphWalk:
 def _may_hide(kind: type) -> bool:
     """Whether the backward of a node may use parameters that a walk does not find beyond it.
 
-    Of torch's own functions only the checkpoint does; of others nobody knows. Our own `Tie` stands for a forward whose
-    parameters are not known.
+    Of torch's own functions only the checkpoint does, of ours `Tie`: it stands for a forward of which nothing is known.
+    Of others nobody knows.
     """
     function = function_of(kind)
     if function is None:
         return False
     module = function.__module__
-    return not module.startswith("torch.") or module == "torch.utils.checkpoint"
+    return not module.startswith(("torch.", "ddp_impl.")) or module in ("torch.utils.checkpoint", "ddp_impl.anchor")
 
 
 class Reach:

@@ -35,7 +35,7 @@ def _steps_and_clears(parameter: Tensor) -> Hook:
 
 def _steps(parameter: Tensor) -> Hook:
     optimizer = optim.SGD([parameter], lr=0.5)
-    return lambda _: optimizer.step()  # type: ignore[no-any-return]
+    return lambda _: optimizer.step()
 
 
 def _by_hand(_: Tensor) -> Hook:

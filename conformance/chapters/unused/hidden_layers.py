@@ -33,7 +33,8 @@ class Recomputed(torch.autograd.Function):
         ctx.layer = layer
         ctx.save_for_backward(inputs)
         with torch.no_grad():
-            return layer(inputs)
+            output: Tensor = layer(inputs)
+            return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None]:
@@ -51,7 +52,7 @@ def _checkpointed(layer: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
 
 
 def _recomputed(layer: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    hidden: Tensor = Recomputed.apply(layer, inputs)  # type: ignore[no-untyped-call]
+    hidden: Tensor = Recomputed.apply(layer, inputs)
     return hidden
 
 

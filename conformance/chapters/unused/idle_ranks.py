@@ -147,6 +147,16 @@ def _gradient_first(model: Any, turn: RankStep, idle: bool) -> None:
     turn.backward(loss)
 
 
+def _probed(model: Any, turn: RankStep, idle: bool) -> None:
+    """Ask for the gradient of inputs alone, when what the first step used first is unused."""
+    if turn.step == 0:
+        _own_head(model, turn, idle)
+        return
+    inputs = _learnt_input(turn)
+    torch.autograd.grad(turn.loss(_forward(model, turn, inputs, idle=idle)), inputs)
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=idle)))
+
+
 def _accumulated(model: Any, turn: RankStep, idle: bool) -> None:
     if hasattr(model, "no_sync"):
         with model.no_sync():
@@ -171,6 +181,7 @@ USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
     "two_backwards": _two_backwards,
     "twice": _twice,
     "gradient_first": _gradient_first,
+    "probed": _probed,
     "accumulated": _accumulated,
 }
 
