@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs training scripts as people write them, with torch's DDP and with ddp_impl, and renews the table docs/clients.md.
+# Takes half an hour. Installs the scripts' libraries into a separate environment, because nothing else needs them.
+#
+#     bash ci/clients.sh                 # all of fixtures/scripts/clients
+#     bash ci/clients.sh gan lightning   # some; the page's other rows stay
+#     PAGE=table.md bash ci/clients.sh   # another page
+#
+# Exits with 1 when a client differs and no documented fault of torch's DDP explains it.
+
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$ROOT"
+
+OWN="$ROOT/.cache/clients"
+[ -x "$OWN/bin/python" ] || python -m venv "$OWN"
+"$OWN/bin/python" -m pip install --quiet --disable-pip-version-check --constraint ci/clients-constraints.txt \
+    --editable ".[clients]"
+"$OWN/bin/python" -m conformance clients --into "${PAGE:-docs/clients.md}" "$@"
