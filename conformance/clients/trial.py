@@ -32,7 +32,9 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
 }
 _TIMEOUT_S = 150.0
-_LAST_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Failure)\b.*$", re.MULTILINE)
+_EXCEPTION = re.compile(
+    r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt|Failure)\b.*)$", re.MULTILINE
+)
 
 Facts = Mapping[str, Any]
 
@@ -85,7 +87,7 @@ def _error(status: int | None, log: Path) -> str:
     if status is None:
         return f"it ran for more than {_TIMEOUT_S:.0f} s"
     for file in sorted(log.rglob("stderr.log")):
-        if found := _LAST_LINE.findall(file.read_text(encoding="utf-8", errors="replace")):
+        if found := _EXCEPTION.findall(file.read_text(encoding="utf-8", errors="replace")):
             return f"rank {file.parent.name}: {found[-1]}"
     return f"torchrun exited with {status}, and no rank printed an exception"
 
