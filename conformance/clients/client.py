@@ -63,7 +63,9 @@ def load_clients(folder: Path, names: Sequence[str] = ()) -> tuple[Client, ...]:
     """
     files = {file.stem: file for file in sorted(folder.glob("*.py")) if file.stem != "facts"}
     if not files:
-        raise ClientError(f"there are no clients in {folder}: they are in a checkout of the repository, and in no wheel")
+        raise ClientError(
+            f"there are no clients in {folder}: they are in a checkout of the repository, and in no wheel"
+        )
     if unknown := [name for name in names if name not in files]:
         raise ClientError(f"there is no client {unknown[0]}; there are {', '.join(files)}")
     return tuple(_read(file) for name, file in files.items() if not names or name in names)
@@ -81,7 +83,9 @@ def _read(file: Path) -> Client:
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
-            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
         )
     }
     return Client(file.stem, source, docstring.splitlines()[0].rstrip("."), tuple(sorted(imported - _EVERYWHERE)))

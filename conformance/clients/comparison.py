@@ -44,41 +44,40 @@ def judged(torch: Trial, again: Trial | None, ours: Trial, fault: TorchFault | N
     """
     if not (torch.error or ours.error or any(torch.facts)):
         return Judgement(Result.BROKEN, "it recorded no fact")
-    difference = _difference(torch, ours)
     if again is not None and (unstable := _instability(torch, again)):
         return Judgement(Result.BROKEN, f"two runs with torch's DDP differ: {unstable}")
-    if fault is None:
-        return difference
-    if difference.result is Result.SAME:
+    if torch.error and ours.error:
+        return Judgement(Result.BROKEN, f"both fail: {torch.error}")
+    if ours.error:
+        return Judgement(Result.OURS_RAISES, ours.error)
+    found = [torch.error] if torch.error else _differences(torch, ours)
+    if fault is not None and not any(map(fault.explains, found)):
         return Judgement(Result.BROKEN, f"torch's DDP no longer shows its documented fault: {fault.sentence}")
-    if difference.result is Result.OURS_RAISES or fault.evidence not in difference.evidence:
-        return difference
-    return Judgement(Result.TORCH_FAULT, fault.sentence, fault.link)
+    unexplained = [one for one in found if fault is None or not fault.explains(one)]
+    if unexplained:
+        return Judgement(Result.TORCH_RAISES if torch.error else Result.DIFFERS, _first_of(unexplained))
+    return Judgement(Result.SAME) if fault is None else Judgement(Result.TORCH_FAULT, fault.sentence, fault.link)
 
 
 def _instability(torch: Trial, again: Trial) -> str:
-    """Return how two trials with torch's DDP differ, "" if they do not; two that fail in the same way do not."""
+    """Return how two trials with torch's DDP differ, "" if they do not; two that fail do not."""
     if torch.error or again.error:
-        return "" if bool(torch.error) == bool(again.error) else torch.error or again.error
-    return _difference(torch, again).evidence
+        return "" if torch.error and again.error else torch.error or again.error
+    return _first_of(_differences(torch, again))
 
 
-def _difference(torch: Trial, ours: Trial) -> Judgement:
-    if torch.error and ours.error:
-        return Judgement(Result.BROKEN, f"both raise: {torch.error}")
-    if ours.error:
-        return Judgement(Result.OURS_RAISES, ours.error)
-    if torch.error:
-        return Judgement(Result.TORCH_RAISES, torch.error)
-    differences = [
+def _differences(torch: Trial, ours: Trial) -> list[str]:
+    return [
         f"rank {rank}: {difference}"
         for rank, (expected, got) in enumerate(zip(torch.facts, ours.facts, strict=True))
         for difference in differences_of(expected, got)
     ]
-    if not differences:
-        return Judgement(Result.SAME)
-    more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
-    return Judgement(Result.DIFFERS, differences[0] + more)
+
+
+def _first_of(differences: Sequence[str]) -> str:
+    if len(differences) <= 1:
+        return "".join(differences)
+    return f"{differences[0]}, and {len(differences) - 1} more"
 
 
 def differences_of(expected: Any, got: Any, path: str = "") -> list[str]:
