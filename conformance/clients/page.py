@@ -14,8 +14,8 @@ _TITLE = "# Clients: trainings that do not notice which DDP they have"
 _TEXT = """\
 `bash ci/clients.sh` makes this page. It runs every script of `fixtures/scripts/clients/` under torchrun on two gloo
 ranks: with torch's DDP, with `ddp_impl` by the line `from ddp_impl import DistributedDataParallel`, where the script
-itself names the DDP, and by `python -m ddp_impl`. A script records facts as it trains: numbers, and digests of the bits of
-tensors; of a model its parameters, gradients, buffers and the keys of its state dict. The facts of each rank must be
+itself names the DDP, and by `python -m ddp_impl`. A script records facts as it trains: numbers, and digests of the bits
+of tensors; of a model its parameters, gradients, buffers and the keys of its state dict. The facts of each rank must be
 equal. Where they are not, the script runs with torch's DDP once more, because a script that is not deterministic shows
 nothing.
 
