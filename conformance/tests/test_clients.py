@@ -125,9 +125,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="no client two; there are one"):
         load_clients(tmp_path, ["two"])
     (client,) = load_clients(tmp_path)
-    with pytest.raises(
-        ClientError, match=r"imports absent_library, which is not installed here: `bash ci/clients\.sh`"
-    ):
+    with pytest.raises(ClientError, match="imports absent_library, which is not installed here"):
         _ = client.versions
     (tmp_path / "torch_faults.toml").write_text('[two]\nsentence = ""\nevidence = []\nlink = ""\n')
     with pytest.raises(ClientError, match=r"no client two\.py beside it"):
