@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import conformance
+from conformance.cli import main
 from conformance.clients.client import Client, load_clients
 from conformance.clients.comparison import Judgement, Result, differences_of, judged
 from conformance.clients.page import clients_page, renewed, row_text, rows_on
@@ -54,6 +56,21 @@ def test_a_script_that_never_has_the_ddp_shows_nothing() -> None:
     (sam,) = load_clients(FOLDER, ["sam"])
     unchanged = tried(sam, dataclasses.replace(BY_IMPORT, module=""), FOLDER)
     assert unchanged.error == "rank 0 recorded no model of class ddp_impl.distributed.DistributedDataParallel"
+
+
+@pytest.mark.parametrize(("result", "status"), [(Result.SAME, 0), (Result.TORCH_FAULT, 0), (Result.DIFFERS, 1)])
+def test_the_command_fails_when_a_client_differs(
+    result: Result, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(client: Client, *_: object) -> Row:
+        return Row(client, ("losses",), {"import": Judgement(result, "losses is 1")}, 1.0, 1.0)
+
+    monkeypatch.setattr("conformance.clients.row.run", run)
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(main, ["clients", "sam", "gan", "--into", str(page)])
+    assert done.exit_code == status, done.output
+    assert f"sam, import: {result.value} losses is 1" in done.output
+    assert [name for name, row in rows_on(page.read_text()).items() if result.value in row] == ["gan", "sam"]
 
 
 # ----------------------------------------------------------------------------------------------------------- judgement
