@@ -42,6 +42,8 @@ def command(names: tuple[str, ...], into: Path | None) -> None:
     clients, faults = load_clients(folder, names), load_torch_faults(folder)
     for client in clients:
         _ = client.versions  # before minutes of work: is everything installed?
+    versions = f"ddp-conformance {package_version('ddp-conformance')}, torch {package_version('torch')}"
+    made = f"Last run on {datetime.datetime.now(datetime.UTC).date()} with {versions}."
     rows = []
     for number, client in enumerate(clients, 1):
         row = run(client, folder, faults.get(client.name))
@@ -49,12 +51,9 @@ def command(names: tuple[str, ...], into: Path | None) -> None:
         click.echo(f"{number:>3}/{len(clients)}  {row.torch_s:4.0f} s  {client.name}", err=True)
         for way, judgement in row.judgements.items():
             click.echo(f"{client.name}, {way}: {judgement.result.value} {judgement.evidence}".rstrip())
-    if into is not None:
-        before = into.read_text(encoding="utf-8") if into.is_file() else ""
-        versions = f"ddp-conformance {package_version('ddp-conformance')}, torch {package_version('torch')}"
-        today = datetime.datetime.now(datetime.UTC).date()
-        made = f"Last run on {today} with {versions}."
-        into.write_text(renewed(before, rows, load_clients(folder), made), encoding="utf-8")
+        if into is not None:  # after each, so that a run that breaks off leaves what it found
+            before = into.read_text(encoding="utf-8") if into.is_file() else ""
+            into.write_text(renewed(before, [row], load_clients(folder), made), encoding="utf-8")
     bad = [row.client.name for row in rows if not row.is_good]
     click.echo(f"{len(rows) - len(bad)} of {len(rows)} clients are as they should be.")
     if bad:

@@ -154,11 +154,12 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 
 def test_the_page_has_a_row_for_every_client() -> None:
     page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
-    assert list(rows_on(page)) == [client.name for client in load_clients(FOLDER)], "run `bash ci/clients.sh NAME`"
+    rows = rows_on(page)
+    assert list(rows) == [client.name for client in load_clients(FOLDER)], "run `bash ci/clients.sh NAME`"
+    for client in load_clients(FOLDER):
+        assert rows[client.name].split(" | ")[0].endswith(client.subject), f"run `bash ci/clients.sh {client.name}`"
     made = next(line for line in page.splitlines() if line.startswith("Last run on"))
-    assert clients_page(rows_on(page), made) == page, (
-        "its text is another than page.py's: run `bash ci/clients.sh NAME`"
-    )
+    assert clients_page(rows, made) == page, "its text is another than page.py's: run `bash ci/clients.sh NAME`"
 
 
 def test_rows_are_renewed_one_by_one() -> None:
