@@ -44,8 +44,13 @@ _OF_THIS_PROCESS = (
 )  # fmt: skip
 
 
+# A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
+# pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
+@nn.parallel.DistributedDataParallel.register
 class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     """Averages a module's gradients over a process group during backward.
+
+    `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
 
     Construction, forward in training and backward are collective: every rank of the group must go through them in the
     same order. Arguments have the names, order and meaning of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
