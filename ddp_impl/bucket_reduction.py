@@ -18,6 +18,7 @@ from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values
+from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
@@ -45,13 +46,13 @@ class BucketReduction:
         self.options = options
         self.device = device
         self.group = group
-        self.divisor = dist.get_world_size(group)
+        self.divisor = size_of(group)
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
-        self.state = ReducerState(dist.get_rank(group))
+        self.state = ReducerState(rank_in(group))
         self.arrivals = Arrivals(len(self.members))
         self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
         self.buckets: list[Bucket] = []

@@ -23,6 +23,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
+from ddp_impl.groups import size_of
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -395,7 +396,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         return self.process_group
 
     def _divisor(self, num_syncing: int) -> int:
-        world_size = dist.get_world_size(self.process_group)
+        world_size = size_of(self.process_group)
         return world_size if self._divide_by_initial_world_size else max(1, num_syncing)
 
     # -- pickling -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
+from ddp_impl.groups import rank_in, size_of
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.torch_internals import (
@@ -113,8 +114,8 @@ class Reducer(BucketReduction):
         """
         self._handle(Event.RESET)
         self.group = group
-        self.divisor = dist.get_world_size(group)
-        self.state.rank = dist.get_rank(group)
+        self.divisor = size_of(group)
+        self.state.rank = rank_in(group)
         self.usage.forget_agreements()
         # New storage, too: an abandoned collective may still be writing into the old one.
         self._begin_to_learn()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from ddp_impl.groups import rank_in
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
@@ -199,4 +200,4 @@ class TorchSurface:
 
     @property
     def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
+        return rank_in(self.process_group)

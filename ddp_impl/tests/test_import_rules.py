@@ -16,7 +16,7 @@ import ddp_impl
 ROOT = Path(ddp_impl.__file__).parent
 #: A file imports files of lower tiers; those of one tier know nothing of each other.
 TIERS = {
-    "errors": 0, "telemetry": 0, "options": 0, "arrivals": 0, "messages": 0, "torch_internals": 0,
+    "errors": 0, "groups": 0, "telemetry": 0, "options": 0, "arrivals": 0, "messages": 0, "torch_internals": 0,
     "reducer_state": 1, "bucket_plan": 1, "nested_tensors": 1, "parameter_swap": 1, "tensor_parallel": 1,
     "unused_parameters": 1, "collectives": 1,
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "mixed_precision": 2, "parameter_usage": 2, "buffers": 2,
@@ -34,7 +34,7 @@ TIERS = {
 #: Files that must stay testable, and readable, without torch; one may import it for annotations.
 WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
 #: Functions of torch.distributed that ask without communicating.
-QUESTIONS = {"get_backend", "get_rank", "get_world_size", "is_initialized"}
+QUESTIONS = {"get_backend", "is_initialized"}
 #: Private names of torch that may be named elsewhere than in `torch_internals`: (file, name) and why.
 PRIVATE_NAMES_ELSEWHERE = {
     ("distributed", "_join_config"): "torch's Joinable gives it to the classes that derive from it, as ours does",

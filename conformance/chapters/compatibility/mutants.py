@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
@@ -53,3 +55,11 @@ class PreparesOnce(DistributedDataParallel):
             prepare(outputs)
 
         self.reducer.prepare_for_backward = prepare_once  # type: ignore[method-assign]
+
+
+class LooksItsGroupUp(DistributedDataParallel):
+    """BUG: a group is looked up among those that torch.distributed has made."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        dist.get_rank(self.process_group)
+        super()._attach_reducer(members)

@@ -76,3 +76,8 @@ def _more_from_users() -> Iterator[Scenario]:
         )  # fmt: skip
     for suffix, options in _VARIANTS:
         yield _of_chapter("COMPAT-09", f"buffer-elsewhere{suffix}", "misplaced_buffer", 2, options=options)
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-10", f"bare-group{suffix}", "compatible_training", world_size, options=options,
+            arguments={"bare_group": True}, recorded=False, deadline_s=8.0,
+        )  # fmt: skip
