@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ddp_impl import collectives
+from ddp_impl import collectives, messages
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
@@ -22,6 +22,7 @@ from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import ReducerState
 from ddp_impl.telemetry import Telemetry
 
@@ -40,8 +41,10 @@ class BucketReduction:
         group: dist.ProcessGroup,
         device: torch.device,
         options: ReducerOptions,
+        peers: Peers | None = None,
     ) -> None:
         """Begin without buckets."""
+        self.peers = Peers(group) if peers is None else peers
         self.members = tuple(members)
         self.options = options
         self.device = device
@@ -134,7 +137,9 @@ class BucketReduction:
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self._in_flight.pop(bucket.index)
-        result = pending.wait()
+        names = [member.name for member in bucket.members]
+        with self.peers.awaiting("backward", messages.bucket(bucket.index, len(self.buckets), names)):
+            result = pending.wait()
         if self.comm_hook is None:
             return buffer
         reduced = tensor_in(result, self._here())

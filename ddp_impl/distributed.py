@@ -30,6 +30,7 @@ from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
@@ -41,7 +42,7 @@ from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_paramet
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
     "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
-    "_local_gradients",
+    "_local_gradients", "_peers",
 )  # fmt: skip
 
 
@@ -120,13 +121,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
+        self._peers = Peers(self.process_group)
         self.parameters_to_ignore = set(ignored_names(module))
-        members = managed_parameters(module, self.parameters_to_ignore)
-        self.device_type = device_type(module, self.parameters_to_ignore)
-        self.device = members[0].parameter.device
-        self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
-        self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
-        check_sync_batch_norm(module, self.device_type)
+        with self._peers.telling("construction"):
+            members = managed_parameters(module, self.parameters_to_ignore)
+            self.device_type = device_type(module, self.parameters_to_ignore)
+            self.device = members[0].parameter.device
+            self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
+            self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
+            check_sync_batch_norm(module, self.device_type)
 
         self.module = module
         self.dim = dim
@@ -156,8 +159,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             mine = describe(
                 members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
             )
-            verify_replicas(mine, self.process_group, self.device)
-            self._synchronise_state(init_sync_buffers)
+            with self._peers.awaiting("construction", "the other ranks' modules"):
+                verify_replicas(mine, self.process_group, self.device)
+                self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
 
@@ -179,7 +183,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         return self._forward(compiler_behind(callback), inputs, kwargs)
 
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+        named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
+        with named, self.reducer.peers.telling("forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
             answer = None if compiler is None else self._averages_in_graph()
             call = self._compiled_calls.callable_for(self.module, compiler, answer)
@@ -202,7 +207,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             notified = Join.notify_join_context(self)
             if notified is not None:
                 notified.wait()
-            num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
+            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
+                num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
             self.reducer.divisor = self._divisor(num_syncing)
         if synchronise:
             self.reducer.prepare_for_forward()
@@ -302,7 +308,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         source = 0
         if self._join_config.enable:
             source = agree_on_rank(self.process_group, self.device, authoritative)
-        broadcast_state([local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source)
+        with self.reducer.peers.awaiting("forward", f"the buffers of rank {source}"):
+            broadcast_state(
+                [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
+            )
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -420,6 +429,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         super().__setstate__(state)
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
+        self._peers = Peers(self.process_group, is_copy=True)
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
@@ -430,7 +440,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members)
-        self.reducer = Reducer(members, self.process_group, self.device, self._options)
+        self.reducer = Reducer(members, self.process_group, self.device, self._options, self._peers)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)

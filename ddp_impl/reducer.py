@@ -29,10 +29,11 @@ from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.torch_internals import (
     DebugLevel,
-    call_when_backward_ends,
+    WhenBackwardEnds,
     current_distributed_context_id,
     get_debug_level,
     in_compiled_backward,
@@ -52,9 +53,10 @@ class Reducer(BucketReduction):
         group: dist.ProcessGroup,
         device: torch.device,
         options: ReducerOptions,
+        peers: Peers | None = None,
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
-        super().__init__(members, group, device, options)
+        super().__init__(members, group, device, options, peers)
         self.reach = Reach([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
@@ -91,15 +93,17 @@ class Reducer(BucketReduction):
         rank = self.state.rank
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
+        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
         raise self._error(
             messages.unfinished(
                 rank,
-                [(index, self.members[index].name) for index in self.arrivals.missing],
+                missing,
                 len(self.members),
                 unused_allowed=self.options.find_unused_parameters,
                 static=self.options.static_graph,
                 verbose=get_debug_level() != DebugLevel.OFF,
             )
+            + self.peers.exchange(messages.lacks([name for _, name in missing], self.peers.step))
         )
 
     def remove_hooks(self) -> None:
@@ -114,6 +118,7 @@ class Reducer(BucketReduction):
         """
         self._handle(Event.RESET)
         self.group = group
+        self.peers = Peers(group)
         self.divisor = size_of(group)
         self.state.rank = rank_in(group)
         self.usage.forget_agreements()
@@ -158,7 +163,8 @@ class Reducer(BucketReduction):
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
-        order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
+        with self.peers.awaiting("forward", "rank 0's order of gradients"):
+            order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
         if self.options.caps.measured:
             self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
@@ -294,7 +300,7 @@ class Reducer(BucketReduction):
         self.arrivals.arm(static=self.options.static_graph)
 
     def _watch_backward(self) -> None:
-        call_when_backward_ends(self._backward_ended)
+        WhenBackwardEnds(self._backward_ended, partial(self.peers.raised, "backward"))
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
 
@@ -334,9 +340,11 @@ class Reducer(BucketReduction):
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.arrivals.end_iteration()
-        self.usage.end_agreeing()
+        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            self.usage.end_agreeing()
         self._hand_out_averages()
         self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()
+        self.peers.step += 1

@@ -19,6 +19,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import simulate_steps
+from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
@@ -81,15 +82,6 @@ def _without_results() -> Iterator[None]:
         Work.result = before  # type: ignore[method-assign]
 
 
-def _bare_group(ctx: RankContext) -> dist.ProcessGroup:
-    """Return the ranks' own backend in a process group that torch.distributed has no record of."""
-    bare = dist.ProcessGroup(ctx.rank, ctx.world_size)
-    kind = dist.ProcessGroup.BackendType.CUSTOM
-    bare._set_default_backend(kind)
-    bare._register_backend(ctx.device, kind, ctx.process_group._get_backend(ctx.device))
-    return bare
-
-
 @program("compatible_training", invariants=_INVARIANTS)
 def compatible_training(ctx: RankContext) -> None:
     """Train three steps: with `no_results` on groups whose Work has none, with `by_hand` preparing backward once more.
@@ -98,7 +90,7 @@ def compatible_training(ctx: RankContext) -> None:
     buffer. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
-    group = {"process_group": _bare_group(ctx)} if ctx.arguments.get("bare_group") else {}
+    group = {"process_group": bare_group(ctx.process_group, ctx.device)} if ctx.arguments.get("bare_group") else {}
     with _without_results() if ctx.arguments.get("no_results") else nullcontext():
         model = ctx.wrap(module, **group)
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
