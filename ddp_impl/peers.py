@@ -54,10 +54,7 @@ class Peers:
         self.step = 0  # the reducer counts them
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
-        number = _num_wrappers.get(group, 0)
-        if not is_copy:
-            _num_wrappers[group] = number + 1
-        self._prefix = f"ddp_impl/{'copy' if is_copy else number}"
+        self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
         _living.add(self)
 
     @contextlib.contextmanager
@@ -158,6 +155,15 @@ class Peers:
             return self.group.get_group_store()
         except (RuntimeError, AttributeError):  # made without one; or this rank is not in the group
             return None
+
+
+def _count(group: dist.ProcessGroup) -> int:
+    """Return how many wrappers `group` had before this one; a rank that is not in it need not count."""
+    number = 0
+    if isinstance(group, dist.ProcessGroup):
+        number = _num_wrappers.get(group, 0)
+        _num_wrappers[group] = number + 1
+    return number
 
 
 _num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
