@@ -36,7 +36,7 @@ from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_internals import frame_callback, ignored_names
-from ddp_impl.torch_surface import TorchSurface
+from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
@@ -84,7 +84,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         RuntimeError: no parameter requires a gradient; a parameter is uninitialised; ranks wrap different modules
             (on every rank, naming the parameter); no default process group.
         ValueError: arguments that contradict each other or the module's devices.
-        TypeError: `module` is not an `nn.Module`.
+        TypeError: `module` is not an `nn.Module`; a subclass overrides what torch's class calls and this one does not.
 
     """
 
@@ -113,6 +113,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
+        refuse_unheard_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
@@ -186,11 +187,16 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
         with named, self.reducer.peers.telling("forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            answer = None if compiler is None else self._averages_in_graph()
-            call = self._compiled_calls.callable_for(self.module, compiler, answer)
-            with contextlib.nullcontext() if self._caster is None else self._caster.casting():
-                output = call(*inputs, **kwargs)
-            return self._post_forward(output, answer is not None)
+            with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
+                return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
+
+        What overrides it is compiled without cuts, because it need not call the module.
+        """
+        with contextlib.nullcontext() if self._caster is None else self._caster.casting():
+            return self._compiled_calls.current(self.module)(*inputs, **kwargs)
 
     @property
     def _synchronises(self) -> bool:
@@ -207,12 +213,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             notified = Join.notify_join_context(self)
             if notified is not None:
                 notified.wait()
-            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
-                num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
-            self.reducer.divisor = self._divisor(num_syncing)
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()
-        if self._syncs_buffers(BufferHookLocation.PRE_FORWARD):
+        if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self.device_ids:
             inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
@@ -220,8 +224,20 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
 
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
+        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
+
+        Ranks that have joined do it by themselves.
+        """
+        if not is_joined_rank:
+            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
+                num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
+            self.reducer.divisor = self._divisor(num_syncing)
+
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
+        if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
+            return None
         return in_graph(
             self._compiled_calls.reduction,
             ForwardFacts(
@@ -237,11 +253,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             ),
         )
 
-    def _post_forward(self, output: Any, in_graph: bool = False) -> Any:
-        if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
+    def _post_forward(self, output: Any) -> Any:
+        if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
-        if in_graph:
+        if self._compiled_calls.averages_in_graph:
             self._local_gradients.forward_in_graph(find_tensors(output))
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
@@ -293,9 +309,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         """The buffers that are copied before forward."""
         return list(self.named_module_buffers.values())
 
-    def _syncs_buffers(self, location: BufferHookLocation) -> bool:
-        where = BufferHookLocation.PRE_FORWARD if self._buffer_hook is None else self._buffer_hook.location
-        return where is location and self.will_sync_module_buffers()
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, before this forward."""
+        before = self._buffer_hook is None or self._buffer_hook.location is BufferHookLocation.PRE_FORWARD
+        return before and self.will_sync_module_buffers()
+
+    def _check_sync_bufs_post_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, after this forward."""
+        after = self._buffer_hook is not None and self._buffer_hook.location is BufferHookLocation.POST_FORWARD
+        return after and self.will_sync_module_buffers()
 
     def _sync_buffers(self, authoritative: bool = True) -> None:
         """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""

@@ -170,7 +170,19 @@ class Reducer(BucketReduction):
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
 
-    _rebuild_buckets = rebuild_buckets  # torch's name; lightning calls it
+    # torch's names, which other projects use: docs/private_names.md
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.has_rebuilt_buckets
+        self.rebuild_buckets()
+        return self.has_rebuilt_buckets and not before
+
+    _check_reducer_finalized = check_finished
+    _remove_autograd_hooks = remove_hooks
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Wait for what a join context was told of this forward."""
+        work.wait()
 
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
