@@ -23,7 +23,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
-from ddp_impl.groups import size_of
+from ddp_impl.groups import backend_of, size_of
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -165,6 +165,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
+        self.reducer.log_plan(
+            f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
+            f"{backend_of(self.process_group)}, {self._options}"
+        )
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

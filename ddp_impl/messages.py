@@ -73,8 +73,9 @@ def compiled_backward(rank: int) -> str:
     return (
         f"[rank {rank}] the reducer averages the gradients of this forward and must know when the backward is over, "
         "but compiled autograd does not report its end. Run backward without it "
-        "(torch._dynamo.config.compiled_autograd = False), or set torch._dynamo.config.optimize_ddp = "
-        '"python_reducer" before the forward, so that the compiled backward averages by itself.'
+        "(torch._dynamo.config.compiled_autograd = False), or let the compiled backward average by itself: set "
+        'torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, and wrap the module without '
+        "find_unused_parameters and static_graph."
     )
 
 
@@ -152,6 +153,14 @@ def waited_in_vain(
         "group's timeout."
     )
     return "\n".join([begin, *told, advice])
+
+
+def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
+    """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
+    lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]
+    for index, (num_bytes, names) in enumerate(buckets):
+        lines.append(f"  bucket {index}, {num_bytes} bytes: {enumerate_names(names, None if verbose else 3)}")
+    return "\n".join(lines)
 
 
 def bucket(index: int, num_buckets: int, names: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_or
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in, size_of
+from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
@@ -169,6 +170,12 @@ class Reducer(BucketReduction):
             self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
+        self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
+
+    def log_plan(self, what: str) -> None:
+        """Log `what` happened, and the buckets as they are now."""
+        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self.buckets]
+        milestone(messages.planned(self.state.rank, what, buckets, verbose=is_verbose()))
 
     # torch's names, which other projects use: docs/private_names.md
 

@@ -11,7 +11,7 @@ import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -63,6 +63,21 @@ __all__ = [
     "tree_map_only",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames = torch._C._dynamo.eval_frame
+_AS_IT_IS = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+
+
+def keep_out_of_graphs(function: _Function) -> _Function:
+    """Let `function`, which C++ calls, and all that it calls run as it is while `torch.compile` is at work; return it.
+
+    Dynamo would capture it like any frame: a compiled function that runs a backward has autograd's hooks called under
+    it. `torch.compiler.disable` does the same at a cost of microseconds in every call.
+    """
+    _frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+    return function
+
+
 # -- autograd ---------------------------------------------------------------------------------------------------------
 
 
@@ -90,11 +105,13 @@ class WhenBackwardEnds:
         self._ended, self._broke_off, self._is_over = ended, broke_off, False
         call_when_backward_ends(self)
 
+    @keep_out_of_graphs
     def __call__(self) -> None:
         """Take the report that the backward is over."""
         self._is_over = True
         self._ended()
 
+    @keep_out_of_graphs
     def __del__(self) -> None:
         """Take it that the backward raised, unless it is over."""
         if not self._is_over and not sys.is_finalizing():
