@@ -159,7 +159,7 @@ def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], 
     """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
     lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]
     for index, (num_bytes, names) in enumerate(buckets):
-        lines.append(f"  bucket {index}, {num_bytes} bytes: {enumerate_names(names, None if verbose else 3)}")
+        lines.append(f"  bucket {index}, {num_bytes} bytes: {enumerate_names(names, None if verbose else _MAX_NAMES)}")
     return "\n".join(lines)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile.who_averages import Reduction
 
@@ -27,3 +29,24 @@ class CompilesWhole(DistributedDataParallel):
         super()._attach_reducer(members)
         if self._compiled_calls.reduction is Reduction.SPLIT:
             self._compiled_calls.reduction = Reduction.WHOLE
+
+
+class CompilesItsHooks(DistributedDataParallel):
+    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles anew."""
+
+    class OwnHooks(AutogradHooks):
+        """Does not keep its hooks out of graphs."""
+
+        def _counting(self, index: int) -> Callable[[Tensor], None]:
+            count = super()._counting(index)
+
+            def gradient_came(gradient: Tensor) -> None:
+                count(gradient)
+
+            return gradient_came
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        reducer = self.reducer
+        reducer._hooks.remove()
+        reducer._hooks = self.OwnHooks(members, reducer.arrivals, reducer._bucket_full, reducer._take_reported_gradient)
