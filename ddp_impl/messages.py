@@ -143,9 +143,7 @@ def waited_in_vain(
     told = [f"rank {other} {reason}" for other, reason in reasons or ()]
     if told and not only_waited:
         return "\n".join([begin, *told])
-    nobody = (
-        "No other rank has said why" if reasons is not None else "The group's store, where others say why, is silent"
-    )
+    nobody = "No other rank has said why" if reasons is not None else "The group's store does not answer"
     advice = (
         f"{nobody}. A rank that was killed or crashed says nothing: look at the exit codes and the last output of the "
         "other ranks. If all of them live, they are not in the same step: they had different numbers of batches "
