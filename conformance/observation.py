@@ -62,7 +62,8 @@ class Ending:
 class Observation:
     """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
 
-    `host` is set only if ranks run on several hosts.
+    `host` is set only if ranks run on several hosts. `after` is the scenario that the same process ran before, empty on
+    a fresh rank.
     """
 
     rank: int
@@ -78,3 +79,4 @@ class Observation:
     stderr: str = ""
     duration_ns: int = 0
     host: str = ""
+    after: str = ""

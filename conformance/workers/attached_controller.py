@@ -86,7 +86,7 @@ class AttachedController:
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._agents = sorted((_greeted(channel) for channel in channels), key=lambda one: one.index)
-        self._pools: dict[tuple[tuple[int, ...], bool], int] = {}
+        self._pools: dict[tuple[str, tuple[int, ...], bool], tuple[int, str]] = {}
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
@@ -97,17 +97,22 @@ class AttachedController:
         """How many ranks a scenario may have: one for each process that has joined, also if it has been lost since."""
         return len(self._agents)
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Run the scenario on as many agents as it has ranks, spread over the hosts; returns each rank's observation.
+
+        With `fresh` on new ranks; otherwise on those that ran the same subject before, if they are unharmed.
 
         Raises:
             ConformanceError: too few agents are left.
 
         """
         chosen = self._spread(scenario.world_size)
-        key = tuple(agent.index for agent in chosen), scenario.recorded
-        fresh = key not in self._pools
-        pool = self._pools.pop(key) if not fresh else next(self._numbers)
+        key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded
+        pool, after = self._pools.pop(key, (-1, ""))
+        if fresh and after:
+            self._forget(chosen, pool)
+        if fresh or not after:
+            pool, after = next(self._numbers), ""
         number = next(self._numbers)
         job = Job(number, scenario.to_json(), subject)
         meeting = (self._address, self._store.port, f"pool{pool}")
@@ -118,15 +123,14 @@ class AttachedController:
                 source = self._backend.source or self._backend.name
                 seat = Seat(pool, rank, scenario.world_size, source, "", scenario.recorded, meeting)
                 agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
-            patience_s = MOST_DEADLINES * (scenario.deadline_s + (START_TIMEOUT_S if fresh else 0.0))
+            patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else START_TIMEOUT_S))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
-                self._pools[key] = pool
+                self._pools[key] = pool, scenario.id
             else:
-                for agent in chosen:
-                    agent.tell(Forget(pool))
-        return dict(sorted(observations.items()))
+                self._forget(chosen, pool)
+        return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""
@@ -143,6 +147,10 @@ class AttachedController:
     def __exit__(self, *raised: object) -> None:
         """Close the controller."""
         self.close()
+
+    def _forget(self, agents: Sequence[Reached], pool: int) -> None:
+        for agent in agents:
+            agent.tell(Forget(pool))
 
     def _spread(self, world_size: int) -> list[Reached]:
         """Return agents at equal distances in the list, so that even two ranks run on two hosts."""

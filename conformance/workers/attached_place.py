@@ -250,8 +250,8 @@ def knock(store: Store, secret: bytes) -> tuple[Channel, str]:
             raise MessageError("no proof of the secret")
     except (EOFError, OSError, MessageError) as error:
         raise ConformanceError(
-            f"cannot join the controller at {address}:{port}: {error or 'it closed the connection'}; has every process"
-            f" the same {SECRET}?"
+            f"cannot join the controller at {address}:{port}: {str(error) or 'it closed the connection'};"
+            f" has every process the same {SECRET}?"
         ) from error
     return channel, own_address
 

@@ -55,6 +55,7 @@ class Pool:
         self._pids, self._channels = zygote.fork(self._seats, start_timeout_s)
         self._started = self._reusable = False
         self._number = 0
+        self._after = ""
 
     def start(self) -> dict[int, Observation]:
         """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
@@ -94,7 +95,8 @@ class Pool:
                     seen if seen.fate.kind == "returned" else replace(seen, stderr=tail(self._seats[rank]))
                 )
         self._reusable = everybody_answered and nothing_left_behind(observations, scenario.recorded)
-        return dict(sorted(observations.items()))
+        after, self._after = self._after, scenario.id
+        return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
 
     @property
     def reusable(self) -> bool:

@@ -41,6 +41,7 @@ from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
+from conformance.workers.relied_functions import ReliedFunctions
 from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
@@ -73,6 +74,7 @@ class Rank:
         self._flight = flight
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
+        self._relied: ReliedFunctions | None = None
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
         self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
@@ -98,6 +100,11 @@ class Rank:
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
         try:
+            self._flight.entered("import", -1, True)
+            load(job.subject)
+            self._flight.entered("start", -1, True)
+            before = surroundings()  # what the subject's module does at import, such as to start a thread, stays
+            self._relied = self._relied or ReliedFunctions()
             scenario = Scenario.from_json(job.scenario)
             self._faults = FaultInjector(
                 [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
@@ -118,7 +125,7 @@ class Rank:
             history=self._recorder.history(),
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
-            hygiene=violations(before, surroundings()),
+            hygiene=violations(before, surroundings()) + (self._relied.changes() if self._relied else ()),
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
         )

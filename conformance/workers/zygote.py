@@ -37,6 +37,7 @@ from conformance.workers.messages import (
     ToZygote,
 )
 from conformance.workers.rank_main import rank_main
+from conformance.workers.relied_functions import settle
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
@@ -57,6 +58,7 @@ def preload(modules: tuple[str, ...]) -> None:
         importlib.import_module(name)
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
+    settle()
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
 
