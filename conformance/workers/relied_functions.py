@@ -37,7 +37,8 @@ def settle() -> None:
     matrix = torch.nn.Parameter(torch.zeros(1, 1))  # one optimizer takes matrices only
     optimizers: list[Any] = torch.optim.Optimizer.__subclasses__()
     for optimizer in optimizers:
-        optimizer([matrix])
+        if optimizer.__module__.startswith("torch.optim."):
+            optimizer([matrix])
 
 
 class ReliedFunctions:

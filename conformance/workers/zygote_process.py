@@ -182,7 +182,7 @@ class ZygoteProcess:
         if self.gone:
             return
         self.gone = True
-        if self._process.poll() is None:
+        if self._ready and self._process.poll() is None:
             why = (
                 "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
             )
