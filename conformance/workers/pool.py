@@ -18,6 +18,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.forked import is_stopped
 from conformance.workers.messages import Answer, FromRank, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -102,9 +103,14 @@ class Pool:
     def reusable(self) -> bool:
         """Whether another scenario can run here with the same result as on new ranks.
 
-        An idle rank sends nothing: if its channel is readable, the rank has ended or its program writes into it.
+        An idle rank sends nothing: if its channel is readable, the rank has ended or its program writes into it. One
+        that a signal has stopped answers nothing either.
         """
-        return self._reusable and not any(channel.readable() for channel in self._channels)
+        return (
+            self._reusable
+            and not any(channel.readable() for channel in self._channels)
+            and not any(map(is_stopped, self._pids))
+        )
 
     def close(self) -> None:
         """Kill the ranks."""
