@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
