@@ -35,7 +35,7 @@ def _table(report: Report, features: Sequence[str]) -> str:
     found = {scenario.id.split("/")[2]: scenario for scenario in report.scenarios if scenario.chapter == CHAPTER}
     count = sum(_pair(slug) for slug in found)
     lines = [
-        f"## {as_code(report.subject.name)}",
+        f"## {report.subject.name}",
         "",
         f"{count} pairs on {as_code(report.backend)} with torch {as_code(report.package_version('torch'))}.",
         "",
