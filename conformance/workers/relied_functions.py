@@ -122,6 +122,7 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any], bool]]:
             for attribute, value in vars(module).items():
                 if issubclass(type(value), type) and value.__module__ == name:
                     yield f"{name}.{attribute}", vars(value), False
+    yield "torch.Tensor", vars(torch.Tensor), False
     native = sys.modules["torch._C._distributed_c10d"]
     for attribute in _NATIVE_CLASSES:
         yield attribute, vars(getattr(native, attribute)), False
