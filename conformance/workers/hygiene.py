@@ -30,7 +30,7 @@ _GLOBAL_HOOKS = tuple(
 #: Those that a program may handle; STACK_SIGNAL is the harness's own.
 _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SIGKILL, signal.SIGSTOP))
 #: Zero as soon as some code has made the processor flush subnormal numbers.
-_SUBNORMAL = torch.tensor(1e-40)
+_SUBNORMAL = 5e-324
 
 
 def seed_everything(seed: int) -> None:
