@@ -51,10 +51,10 @@ def command(
     from conformance.run.exploration import REQUIREMENT, explore
     from conformance.run.outcome import Outcome
     from conformance.run.scenario_runner import ScenarioRunner
-    from conformance.subjects.subject import get_subject
     from conformance.workers.controller import Controller
+    from conformance.workers.subject_finder import find_subject
 
-    subject, backend_value = get_subject(ddp), get_backend(backend)
+    subject, backend_value = find_subject(ddp), get_backend(backend)
     smallest = Scenario("explored", (REQUIREMENT,), "train", world_size=max(world_sizes))
     runner.check([smallest], backend_value)
     console = make_console()

@@ -158,9 +158,9 @@ class _Watched:
         self._controller = controller
         self.seen: tuple[object, ...] = ()
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Run the scenario and remember facts, collectives and ends."""
-        observations = self._controller.run(scenario, subject)
+        observations = self._controller.run(scenario, subject, fresh=fresh)
         self.seen = tuple(map(_seen_by, observations.values()))
         return observations
 

@@ -15,10 +15,11 @@ from conformance.run.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
-from conformance.subjects.subject import KNOWN, Subject, get_subject
+from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.subject_finder import find_subject
 from conformance.workers.zygote_process import ZygoteProcess
 
 DEFAULT_DEADLINE_S = 30.0
@@ -88,7 +89,7 @@ def climb(
         return
     yield Footing("import", "the backend is found", Status.HOLDS, backend.source)
     try:
-        subject = get_subject(ddp_name)
+        subject = find_subject(ddp_name)
     except SubjectError as error:
         yield _broken("import DDP", "the DDP is found", f"{error}", "Correct the import, or the name after --ddp.")
         return

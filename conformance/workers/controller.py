@@ -13,8 +13,9 @@ from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 
 class Controller:
-    """Owns one zygote and one pool of warm ranks per world size that scenarios use. A context manager.
+    """Owns one zygote and a pool of warm ranks per subject and world size. A context manager.
 
+    A rank serves one subject only: whatever a subject does to its process, torch's own DDP beside it runs in others.
     Unrecorded scenarios have separate pools, whose default group no recorder wraps. Any number of controllers may exist
     at once, in one process or many: they share no port, no file and no name. Use a controller in one thread only.
     """
@@ -38,12 +39,12 @@ class Controller:
         self._work_dir = work_dir
         self._preload = preload
         self._start_timeout_s = start_timeout_s
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._pools: dict[tuple[str, int, bool], Pool] = {}  # the latest last
         self._lent = zygote
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Run the scenario and return one observation per rank, whatever its ranks do.
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
         Returns at the latest when no rank has made progress for the scenario's deadline, and after five deadlines in
         any case, plus the time to explain a hang (and, on the first call, to start). If anything failed, the next
@@ -53,13 +54,14 @@ class Controller:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
-        key = (scenario.world_size, scenario.recorded)
+        key = (subject.target, scenario.world_size, scenario.recorded)
         pool = self._pools.pop(key, None)
         self._zygote.update()
-        if pool is None or not pool.reusable:
+        if pool is None or fresh or not pool.reusable:
             if pool is not None:
                 pool.close()
-            pool = self._new_pool(*key)
+            self._forget_subjects_but(subject.target)
+            pool = self._new_pool(scenario.world_size, scenario.recorded)
         try:
             return pool.start() or pool.run(scenario, subject)
         finally:  # also after an interrupt: a late answer must not count as the next scenario's
@@ -84,6 +86,12 @@ class Controller:
     def __exit__(self, *raised: object) -> None:
         """Close the controller."""
         self.close()
+
+    def _forget_subjects_but(self, target: str) -> None:
+        """End the ranks of all subjects but this one and the one that ran last: mutants are hundreds of subjects."""
+        kept = {target, *[key[0] for key in self._pools if key[0] != target][-1:]}
+        for key in [key for key in self._pools if key[0] not in kept]:
+            self._pools.pop(key).close()
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:
