@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from conformance.mutants.catalogue import Kill, Mutant, Trial
-from conformance.observation import Observation
+from conformance.observation import Facts, Observation
 from conformance.programs.registry import preloads_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
@@ -163,6 +163,10 @@ class _Watched:
         observations = self._controller.run(scenario, subject)
         self.seen = tuple(map(_seen_by, observations.values()))
         return observations
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Start to compute what the ranks must observe."""
+        return self._controller.expect(scenario)
 
 
 def _seen_by(rank: Observation) -> object:

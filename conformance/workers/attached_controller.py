@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
@@ -18,10 +18,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
-from conformance.observation import Ending, Observation
+from conformance.observation import Ending, Facts, Observation
+from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
@@ -77,7 +78,7 @@ class AttachedController:
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._agents = sorted((_greeted(connection) for connection in connections), key=lambda one: one.index)
-        self._pools: dict[tuple[tuple[int, ...], bool], int] = {}
+        self._pools: dict[tuple[tuple[int, ...], bool, bool], int] = {}
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
@@ -95,8 +96,22 @@ class AttachedController:
             ConformanceError: too few agents are left.
 
         """
+        return self._run(scenario, subject, replica=False)
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.
+
+        The replica starts when the function is called: an agent runs one rank at a time.
+
+        Raises, when the facts are asked for:
+            ReplicaError: the replica did not return.
+
+        """
+        return lambda: expected_by(self._run(replica_of(scenario), NO_DDP, replica=True)[0])
+
+    def _run(self, scenario: Scenario, subject: Subject, *, replica: bool) -> dict[int, Observation]:
         chosen = self._spread(scenario.world_size)
-        key = tuple(agent.index for agent in chosen), scenario.recorded
+        key = tuple(agent.index for agent in chosen), scenario.recorded, replica
         fresh = key not in self._pools
         pool = self._pools.pop(key) if not fresh else next(self._numbers)
         number = next(self._numbers)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conformance.backends.backend import Backend
-from conformance.observation import Observation
+from conformance.observation import Facts, Observation
+from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
+
+#: World size, whether collectives are recorded, and whether the pool is the replica's.
+_PoolKey = tuple[int, bool, bool]
 
 
 class Controller:
@@ -38,7 +43,7 @@ class Controller:
         self._work_dir = work_dir
         self._preload = preload
         self._start_timeout_s = start_timeout_s
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._pools: dict[_PoolKey, Pool] = {}
         self._lent = zygote
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
@@ -53,20 +58,36 @@ class Controller:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
-        key = (scenario.world_size, scenario.recorded)
-        pool = self._pools.pop(key, None)
-        self._zygote.update()
-        if pool is None or not pool.reusable:
-            if pool is not None:
-                pool.close()
-            pool = self._new_pool(*key)
+        key = (scenario.world_size, scenario.recorded, False)
+        pool = self._take(key)
         try:
             return pool.start() or pool.run(scenario, subject)
         finally:  # also after an interrupt: a late answer must not count as the next scenario's
-            if pool.reusable:
-                self._pools[key] = pool
-            else:
-                pool.close()
+            self._give_back(key, pool)
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.
+
+        Returns a function that waits for the facts. If nobody calls it, the next scenario gets a new replica.
+
+        Raises, when the facts are asked for:
+            ReplicaError: the replica did not return.
+
+        """
+        computation = replica_of(scenario)
+        key = (computation.world_size, computation.recorded, True)
+        pool = self._pools[key] = self._take(key)
+        failed = pool.start()
+        if not failed:
+            pool.begin(computation, NO_DDP)
+
+        def result() -> Mapping[int, Facts]:
+            try:
+                return expected_by((failed or pool.finish())[0])
+            finally:
+                self._give_back(key, pool)
+
+        return result
 
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
@@ -84,6 +105,22 @@ class Controller:
     def __exit__(self, *raised: object) -> None:
         """Close the controller."""
         self.close()
+
+    def _take(self, key: _PoolKey) -> Pool:
+        pool = self._pools.pop(key, None)
+        self._zygote.update()
+        if pool is None or not pool.reusable:
+            if pool is not None:
+                pool.close()
+            pool = self._new_pool(*key[:2])
+        return pool
+
+    def _give_back(self, key: _PoolKey, pool: Pool) -> None:
+        if pool.reusable:
+            self._pools[key] = pool
+        else:
+            self._pools.pop(key, None)
+            pool.close()
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:

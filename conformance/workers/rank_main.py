@@ -37,7 +37,7 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, get_subject, load
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, load
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
 from conformance.workers.messages import STACK_SIGNAL, Job, Ready, Seat, dumps, receive, send
@@ -60,7 +60,8 @@ def rank_main(seat: Seat, connection: Connection) -> None:
         except EOFError:
             break
         connection.send_bytes(_as_bytes(rank.run(job)))
-        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze all earlier objects
+        if job.subject != NO_DDP:  # a subject's cycles hold hooks and groups; cheap: the zygote froze earlier objects
+            gc.collect()
 
 
 class Rank:
