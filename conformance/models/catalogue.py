@@ -45,8 +45,11 @@ class ModelFixture:
     sparse: bool = False
     exact: bool = True
 
-    def build(self, scenario: Scenario) -> nn.Module:
-        """Return a new module on the CPU in training mode, equal on every rank.
+    def build(self, scenario: Scenario, device: torch.device | str = "cpu") -> nn.Module:
+        """Return a new module on `device` in training mode, equal on every rank.
+
+        The rounding of gradients is installed there: torch gives a module that moves to some devices new parameters,
+        without the hooks of the old ones.
 
         Raises `ScenarioError` for a dtype that the model does not have.
         """
@@ -56,6 +59,7 @@ class ModelFixture:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(mixed_seed("weights", scenario.seed, self.name))
             module = self.architecture(getattr(torch, scenario.dtype))
+        module = module.to(device)
         return make_exact(module) if self.exact else module
 
     def loss(

@@ -70,7 +70,7 @@ class _Simulation:
         self.ranks = range(key.world_size)
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}
         self.replicas = Replicas(
-            [self.fixture.build(self.scenario).to(replica_device()) for _ in self.ranks],
+            [self.fixture.build(self.scenario, replica_device()) for _ in self.ranks],
             ignored=key.ignored,
             broadcast_buffers=key.broadcast_buffers,
         )

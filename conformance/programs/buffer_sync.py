@@ -235,7 +235,7 @@ def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     with single_threaded():
-        modules = [fixture.build(scenario).to(replica_device()) for _ in ranks]
+        modules = [fixture.build(scenario, replica_device()) for _ in ranks]
         world = Replicas(modules)
         for index in range(3):
             losses: list[list[Tensor]] = [[] for _ in ranks]
@@ -313,7 +313,7 @@ def evaluation(ctx: RankContext) -> None:
 def _evaluation(scenario: Scenario) -> Mapping[int, Facts]:
     fixture = get_fixture(scenario.model)
     with single_threaded():
-        module = fixture.build(scenario).to(replica_device())  # rank 0's, because only rank 0's buffers matter
+        module = fixture.build(scenario, replica_device())  # rank 0's, because only rank 0's buffers matter
         for index in range(2):
             fixture.loss(module, scenario, rank=0, step=index, micro=0, device=replica_device())
         module.eval()

@@ -75,7 +75,7 @@ class Rank:
         self._recorder = Recorder(self._before_collective)
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
-        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
+        self._noticed = backend.noticed
         self._group = init_process_group(
             backend,
             self._recorder if seat.recorded else None,
@@ -84,6 +84,9 @@ class Rank:
             world_size=seat.world_size,
             timeout=_GROUP_TIMEOUT,
         )
+        if backend.device_type == torch._C._get_privateuse1_backend_name():
+            torch.__future__.set_swap_module_params_on_conversion(True)  # else `to` would untie tied parameters there
+        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
 
     def run(self, job: Job) -> Observation:
         """Run one scenario and return the observation, which contains any exception that the program raises.
@@ -118,7 +121,7 @@ class Rank:
             history=self._recorder.history(),
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
-            hygiene=violations(before, surroundings()),
+            hygiene=(*violations(before, surroundings()), *self._noticed()),
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
         )

@@ -55,7 +55,7 @@ def zero_overlap(ctx: RankContext) -> None:
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     fixture = get_fixture(scenario.model)
     ranks = range(scenario.world_size)
-    modules: list[nn.Module] = [fixture.build(scenario).to(replica_device()) for _ in ranks]
+    modules: list[nn.Module] = [fixture.build(scenario, replica_device()) for _ in ranks]
     optimizers = [torch.optim.SGD(module.parameters(), lr=LEARNING_RATE) for module in modules]
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     with single_threaded():

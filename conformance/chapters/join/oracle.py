@@ -147,7 +147,7 @@ class _Simulation:
         self.plan = UnevenPlan.of(scenario)
         self.fixture = get_fixture(scenario.model)
         self.ranks = list(range(scenario.world_size))
-        self.modules = [self.fixture.build(scenario).to(replica_device()) for _ in self.ranks]
+        self.modules = [self.fixture.build(scenario, replica_device()) for _ in self.ranks]
         self.optimizers = [plain_sgd(module) for module in self.modules]
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}
         self.replicas = UnevenReplicas(

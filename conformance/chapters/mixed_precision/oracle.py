@@ -84,7 +84,7 @@ class _Simulation:
         self.fixture = get_fixture(scenario.model)
         self.ranks = range(scenario.world_size)
         precision = precision_of(scenario.options)
-        modules = [build_coarse(self.fixture, scenario).to(replica_device()) for _ in self.ranks]
+        modules = [build_coarse(self.fixture, scenario, replica_device()) for _ in self.ranks]
         self.replicas = LowPrecisionReplicas(modules, precision, scenario.arguments.get("ignored", ()))
         self.optimizers = [sgd(module, self.fixture) for module in modules]
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}

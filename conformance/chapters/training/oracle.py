@@ -75,7 +75,7 @@ class _Training:
         )  # fmt: skip
         self.recipe = key.recipe
         self.replicas = Replicas(
-            [fixture.build(scenario).to(replica_device()) for _ in range(key.world_size)],
+            [fixture.build(scenario, replica_device()) for _ in range(key.world_size)],
             broadcast_buffers=key.broadcast_buffers,
         )
         self.learners = [
