@@ -128,7 +128,14 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, 
     return {
         "structure": structure.shape(output),
         "same_marker": structure.marker is None or structure.marker(output) is marker,
-        "arguments": [len(rest), rest[0], rest[1] is extra, seen_marker is marker, sorted(options), options["flag"]],
+        "arguments": [
+            len(rest),
+            rest[0],
+            rest[1]["deep"][0] is extra["deep"][0],
+            seen_marker is marker,
+            sorted(options),
+            options["flag"],
+        ],
         "scale": options["scale"],
     }
 

@@ -14,6 +14,9 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -481,7 +484,7 @@ struct Call {
     auto* data = computed.storage().data();
     for (auto& [original, view] : views) {
       if (!data || view.storage().data() != data || original.storage().nbytes() == 0) continue;
-      at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(original.storage()), original.key_set() & c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), computed.dtype());
+      at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(original.storage()), original.key_set(), computed.dtype());
       alias.unsafeGetTensorImpl()->set_sizes_and_strides(computed.sizes(), computed.strides(), computed.storage_offset());
       return alias;
     }
@@ -604,6 +607,11 @@ at::Tensor& set_storage(at::Tensor& self, c10::Storage source, c10::SymInt offse
   return self;
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, c10::Storage source) {
+  c10::SymInt size(int64_t(source.nbytes() / self.element_size()));
+  return set_storage(self, std::move(source), 0, c10::SymIntArrayRef(&size, 1), {});
+}
+
 at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(source.storage());
@@ -648,9 +656,41 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {r[0], r[1], r[2]};
 }
 
+// torch computes LSTM cells of accelerators by a kernel of one piece.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx, const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  auto r = composed("lstm_cell", {input_gates, hidden_gates, cx, input_bias.value_or(at::Tensor()), hidden_bias.value_or(at::Tensor())}, [&](const Layers& t) -> Layers {
+    auto sum = t[0] + t[1];
+    if (t[3].defined()) sum = sum + t[3];
+    if (t[4].defined()) sum = sum + t[4];
+    auto part = sum.chunk(4, 1);
+    auto in = part[0].sigmoid(), forget = part[1].sigmoid(), cell = part[2].tanh(), out = part[3].sigmoid();
+    auto cy = forget * t[2] + in * cell;
+    return {out * cy.tanh(), cy, at::cat({in, forget, cell, out}, 1)};
+  });
+  return {r[0], r[1], r[2]};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(const std::optional<at::Tensor>& grad_hy, const std::optional<at::Tensor>& grad_cy, const at::Tensor& cx, const at::Tensor& cy, const at::Tensor& workspace, bool has_bias) {
+  auto r = composed("lstm_cell_backward", {grad_hy.value_or(at::Tensor()), grad_cy.value_or(at::Tensor()), cx, cy, workspace}, [&](const Layers& t) -> Layers {
+    auto part = t[4].chunk(4, 1);
+    auto in = part[0], forget = part[1], cell = part[2], out = part[3];
+    auto bent = t[3].tanh();
+    auto down = t[0].defined() ? t[0] : at::zeros_like(t[3]);
+    auto through = down * out * (1 - bent * bent);
+    if (t[1].defined()) through = through + t[1];
+    auto gates = at::cat({through * cell * in * (1 - in), through * t[2] * forget * (1 - forget), through * in * (1 - cell * cell), down * bent * out * (1 - out)}, 1);
+    return {gates, through * forget, has_bias ? gates.sum(0) : at::Tensor()};
+  });
+  return {r[0], r[1], r[2]};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>()); }
+
+// A copy reads conjugated and negated tensors as they are; torch's way round would clone them, by a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty_memory_format);
@@ -659,12 +699,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &view);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("unfold", &at::native::unfold);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("resize_", &resize_);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("record_stream", &record_stream);
   m.impl("convolution_overrideable", &convolution);
+  m.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   m.impl("convolution_backward_overrideable", &convolution_backward);
 }
 

@@ -36,6 +36,8 @@ _METHODS: dict[str, tuple[int, int]] = {
     "send": (-1, 0),
     "recv": (0, -1),
 }
+#: Of these, what one rank does with one other.
+_PEERS = ("send", "recv")
 #: Names that torch has had since 2.12 for some of them.
 _ALIASES = {
     "all_gather_single": "_allgather_base",
@@ -52,6 +54,7 @@ class SimWork(dist.Work):
     def __init__(self, stream: torch.Stream | None, outputs: list[Tensor]) -> None:
         """Record the end of what `stream` holds so far; without a stream there is nothing to wait for."""
         super().__init__()
+        self._arrive: Callable[[], None] | None = None
         self._stream = stream
         self._end = torch.Event() if stream is None else stream.record_event()
         self._outputs = outputs
@@ -64,8 +67,21 @@ class SimWork(dist.Work):
 
     def synchronize(self) -> None:
         """Make the current stream wait; the host goes on."""
+        self.meet()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
+
+    def arrives_by(self, arrive: Callable[[], None]) -> None:
+        """Meet the peer when somebody waits: a rank that sends and receives meets it only after it has launched both."""
+        self._arrive = arrive
+
+    def meet(self) -> None:
+        """Wait on the host until the peers have come, once; the bytes are then on the stream."""
+        arrive, self._arrive = self._arrive, None
+        if arrive is not None and self._stream is not None:
+            with _on(self._stream):
+                arrive()
+            self._end = self._stream.record_event()
 
     def block_current_stream(self) -> None:
         """Make the current stream wait; the host goes on."""
@@ -73,6 +89,7 @@ class SimWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Tell whether the host knows that the collective is over."""
+        self.meet()
         return self._stream is None or self._end.query()
 
     def is_success(self) -> bool:
@@ -89,6 +106,7 @@ class SimWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future that is complete, on the collective's stream."""
+        self.meet()
         if self._future is None:
             self._future = torch.futures.Future(devices=[] if self._stream is None else [self._stream.device])
             with _on(self._stream):
@@ -149,6 +167,8 @@ class SimGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device_type: torch.device) -> SimWork:
         works, self._coalescing = self._coalescing or [], None
+        for work in works:
+            work.meet()
         return works[-1] if works else SimWork(None, [])
 
     def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
@@ -168,12 +188,19 @@ class SimGroup(dist.ProcessGroup):
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
             self._sim.launch(f"the group's {method}", inputs, outputs)
-            getattr(self._inner, method)(*arguments).wait()
+            inner = getattr(self._inner, method)(*arguments)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)
-            for tensor in outputs:
-                self._arrive(tensor, staged[id(tensor)])
-        work = SimWork(stream, outputs)
+            work = SimWork(stream, outputs)
+
+            def arrive() -> None:
+                inner.wait()
+                for tensor in outputs:
+                    self._arrive(tensor, staged[id(tensor)])
+
+            work.arrives_by(arrive)
+            if method not in _PEERS:
+                work.meet()
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

@@ -84,8 +84,6 @@ class Rank:
             world_size=seat.world_size,
             timeout=_GROUP_TIMEOUT,
         )
-        if backend.device_type == torch._C._get_privateuse1_backend_name():
-            torch.__future__.set_swap_module_params_on_conversion(True)  # else `to` would untie tied parameters there
         self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
 
     def run(self, job: Job) -> Observation:
