@@ -33,6 +33,7 @@ CAPABILITIES = frozenset(
         "reduce_scatter",
         "send_recv",
         "sparse",
+        "streams",
     }
 )
 

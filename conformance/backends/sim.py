@@ -11,12 +11,21 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 
 from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.backends.gloo import GLOO
-from conformance.sim_device.build import why_not
+from conformance.errors import BackendError
+from conformance.sim_device.build import build
 
 #: Chooses how the device rounds; 0: as the CPU does.
 SEED_VARIABLE = "DDP_CONFORMANCE_SIM_SEED"
 
 _NUM_DEVICES = 2
+
+
+def _unavailable() -> str:
+    try:
+        build()  # once here, so that no rank's deadline runs meanwhile
+    except BackendError as error:
+        return str(error)
+    return ""
 
 
 def _device(rank: int) -> str:
@@ -53,7 +62,7 @@ SIM = Backend(
     device_type="sim",
     capabilities=CAPABILITIES - {"sparse"},
     max_world_size=lambda: None,
-    unavailable=why_not,
+    unavailable=_unavailable,
     device=_device,
     create=_create,
     noticed=_noticed,

@@ -136,7 +136,7 @@ class Detector:
 
     def of_base(self, mutant: Mutant, scenario: Scenario) -> Tried:
         """Return how the mutant's base fares in `scenario`."""
-        key = (mutant.base.subject.name, scenario.id)
+        key = (f"{mutant.base.subject.name} on {mutant.backend}", scenario.id)
         if key not in self._of_bases:
             self._of_bases[key] = self.tried(mutant.base, scenario)
         return self._of_bases[key]

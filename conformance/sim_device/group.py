@@ -72,7 +72,7 @@ class SimWork(dist.Work):
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
 
     def arrives_by(self, arrive: Callable[[], None]) -> None:
-        """Meet the peer when somebody waits: a rank that sends and receives meets it only after it has launched both."""
+        """Meet the peer when somebody waits: a rank may launch a send and a receipt before it meets anybody."""
         self._arrive = arrive
 
     def meet(self) -> None:

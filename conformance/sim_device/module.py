@@ -86,6 +86,9 @@ def _torch_module(device: Any) -> ModuleType:
         "reset_peak_memory_stats": lambda which=None: torch.accelerator.reset_peak_memory_stats(index_of(which)),
         "empty_cache": lambda: None,
         "is_bf16_supported": lambda: True,
+        "take_syncs": device.take_syncs,
+        "start_trace": device.start_trace,
+        "take_trace": device.take_trace,
     }
     for name, value in attributes.items():
         setattr(module, name, value)
