@@ -75,8 +75,8 @@ def on_streams(ctx: RankContext) -> None:
     Arguments: `place` is the stream of the steps (`default`, `side`, or `side_each`: another one in each); `local`
     micro-batches run under `no_sync` before each synchronised one; `hook` registers a comm hook; `buffers`: rank r's
     buffer is r + 1 before each forward; `churns`: gradients are freed, and their memory is taken, after each step.
-    Observes `step<k>/grad/...`; with `counts` the waits for the device in the step with most, with `traces` whether a bucket
-    was launched before the last gradient was there.
+    Observes `step<k>/grad/...`; with `counts` the waits for the device in the step with most,
+    with `traces` whether a bucket was launched before the last gradient was there.
     """
     arguments, module = ctx.arguments, with_integer_weights(Scaled(), ctx.scenario.seed).to(ctx.device)
     device_module = torch.get_device_module(ctx.device)
