@@ -125,7 +125,9 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, 
     used = parts[:1] if scenario.arguments.get("loss") == "first" else parts
     turn.backward(torch.stack([turn.loss(part, micro) for micro, part in enumerate(used)]).sum())
     rest, seen_marker, options = inner.seen
-    same_extra = rest[1]["deep"][0] is extra["deep"][0]  # moving inputs to a device may rebuild containers
+    same_extra = rest[1] is extra
+    if torch.device(turn.device).type != "cpu":  # moving inputs to a device rebuilds containers
+        same_extra = rest[1]["deep"][0] is extra["deep"][0]
     return {
         "structure": structure.shape(output),
         "same_marker": structure.marker is None or structure.marker(output) is marker,
