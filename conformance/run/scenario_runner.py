@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -33,6 +33,9 @@ class Ranks(Protocol):
 
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Return what every rank observed; with `fresh` on ranks that have run nothing yet."""
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Start to compute the facts that every rank must show; returns a function that waits for them, or raises."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,26 @@ class Truth:
     error: str = ""
 
     @staticmethod
-    def of(program: Program, scenario: Scenario) -> Truth:
-        """Compute the program's expectation; an exception in it is the harness's failure, kept as text."""
+    def begin(program: Program, scenario: Scenario, ranks: Ranks) -> Callable[[], Truth]:
+        """Have `ranks` start to compute the program's expectation; returns a function that waits for the truth.
+
+        An error in the expectation is the harness's failure, kept as text.
+        """
         if program.expectation is None:
-            return Truth()
+            return Truth
         try:
-            return Truth(program.expectation(scenario))
+            facts = ranks.expect(scenario)
         except Exception:
-            return Truth(error=traceback.format_exc())
+            error = traceback.format_exc()
+            return lambda: Truth(error=error)
+
+        def wait() -> Truth:
+            try:
+                return Truth(facts())
+            except Exception:
+                return Truth(error=traceback.format_exc())
+
+        return wait
 
 
 def judged(
@@ -136,10 +151,12 @@ class ScenarioRunner:
     def run(self, scenario: Scenario) -> Outcome:
         """Run `scenario` in both columns. Only Ctrl-C escapes; whatever else happens is a verdict."""
         program = get_program(scenario.program)
+        subjects = [self.subject] if self._native is None else [self.subject, self._native]
+        runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
+        wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
         attempt = self._attempt(scenario, self.subject)
         native = self._attempt(scenario, self._native) if self._native is not None else None
-        ran = any(try_.observations for try_ in (attempt, native) if try_ is not None)
-        truth = Truth.of(program, scenario) if ran else Truth()
+        truth = wait_for_truth()
         beside, authority = None, None
         if native is not None:
             beside = judged(native, program, truth)

@@ -10,7 +10,6 @@ from enum import Enum
 
 from conformance.backends.backend import CAPABILITIES, Backend, get_backend
 from conformance.errors import BackendError, SubjectError
-from conformance.programs.registry import get_program
 from conformance.run.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
@@ -129,12 +128,11 @@ class _Climber:
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         scenario = rung.scenario(world_size, self._deadline_s)
-        expectation = get_program(scenario.program).expectation
-        assert expectation is not None, f"rung {rung.name} must know what it expects"
+        expected = self._controller.expect(scenario)
         started = time.perf_counter()
         observations = self._controller.run(scenario, subject)
         duration_ms = (time.perf_counter() - started) * 1000
-        found = find_breakage(observations, expectation(scenario), deadline_s=self._deadline_s, advice=rung.advice)
+        found = find_breakage(observations, expected(), deadline_s=self._deadline_s, advice=rung.advice)
         declared = not rung.capability or rung.capability in self._backend.capabilities
         name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
         status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))

@@ -57,6 +57,9 @@ class Subject:
     capabilities: frozenset[str] = CAPABILITIES
 
 
+#: The subject of a rank that computes the truth; its program wraps nothing.
+NO_DDP = Subject("none", "", frozenset())
+
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
     # torch's mixed precision has no such settings; its configuration lists them as future work. torch has no view of

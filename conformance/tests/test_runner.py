@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -52,6 +52,10 @@ class PretendedRanks:
             rank: Observation(rank, fate, facts, history=(COLLECTIVE,), phase="observe")
             for rank in range(scenario.world_size)
         }
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
+        return partial(expectation, scenario)
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,18 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
-from conformance.observation import Ending, Observation
+from conformance.observation import Ending, Facts, Observation
+from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
@@ -131,6 +132,17 @@ class AttachedController:
             else:
                 self._forget(chosen, pool)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.
+
+        The replica starts when the function is called: an agent runs one rank at a time.
+
+        Raises, when the facts are asked for:
+            ReplicaError: the replica did not return.
+
+        """
+        return lambda: expected_by(self.run(replica_of(scenario), NO_DDP)[0])
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""

@@ -78,13 +78,22 @@ class Pool:
 
     def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
         """Run one scenario and return an observation for every rank: its own, or the controller's if it sent none."""
-        self._reusable = False  # until the checks below pass; also if this call is interrupted
+        self.begin(scenario, subject)
+        return self.finish()
+
+    def begin(self, scenario: Scenario, subject: Subject) -> None:
+        """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
+        self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
+        self._begun = scenario
         self._number += 1
         job = Job(self._number, scenario.to_json(), subject)
-        started = time.monotonic()
         for channel in self._channels:
             with contextlib.suppress(OSError):  # the rank has just died; `_gather` finds out how
                 channel.send(job)
+
+    def finish(self) -> dict[int, Observation]:
+        """Wait for the scenario that `begin` has started and return an observation for every rank."""
+        scenario, started = self._begun, time.monotonic()
         messages, observations = self._gather(scenario.deadline_s)
         elapsed_ns = int((time.monotonic() - started) * 1e9)
         observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}

@@ -36,7 +36,7 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, get_subject, load
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, load
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
@@ -62,7 +62,8 @@ def rank_main(seat: Seat, channel: Channel) -> None:
         except EOFError:
             break
         _answer(channel, job.number, rank.run(job))
-        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze all earlier objects
+        if job.subject != NO_DDP:  # a subject's cycles hold hooks and groups; cheap: the zygote froze earlier objects
+            gc.collect()
 
 
 class Rank:
@@ -77,7 +78,7 @@ class Rank:
         self._relied: ReliedFunctions | None = None
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
-        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
+        self._noticed = backend.noticed
         self._group = init_process_group(
             backend,
             self._recorder if seat.recorded else None,
@@ -86,6 +87,7 @@ class Rank:
             world_size=seat.world_size,
             timeout=_GROUP_TIMEOUT,
         )
+        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
 
     def run(self, job: Job) -> Observation:
         """Run one scenario and return the observation, which contains any exception that the program raises.
@@ -125,7 +127,11 @@ class Rank:
             history=self._recorder.history(),
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
-            hygiene=violations(before, surroundings()) + (self._relied.changes() if self._relied else ()),
+            hygiene=(
+                *violations(before, surroundings()),
+                *(self._relied.changes() if self._relied else ()),
+                *self._noticed(),
+            ),
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
         )
