@@ -103,7 +103,8 @@ class Rank:
         raised, unsupported = None, ""
         try:
             self._flight.entered("import", -1, True)
-            load(job.subject)
+            if job.subject != NO_DDP:
+                load(job.subject)
             self._flight.entered("start", -1, True)
             before = surroundings()  # what the subject's module does at import, such as to start a thread, stays
             self._relied = self._relied or ReliedFunctions()
