@@ -13,7 +13,7 @@ import marshal
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class _Pickler(pickle.Pickler):
         return number
 
     def reducer_override(self, value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | Any:
+        if isinstance(value, MappingProxyType):  # of a scenario that a predicate encloses
+            return _frozen, (dict(value),)
         if not isinstance(value, FunctionType) or _is_importable(value):
             return NotImplemented
         enclosed = tuple(cell.cell_contents for cell in value.__closure__ or ())
@@ -80,3 +82,7 @@ def _function(
 ) -> FunctionType:
     names = vars(importlib.import_module(module))
     return FunctionType(marshal.loads(code), names, name, defaults, tuple(map(CellType, enclosed)))
+
+
+def _frozen(items: dict[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(items)

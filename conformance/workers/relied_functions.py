@@ -29,7 +29,8 @@ _OWN_CODE = (
 )  # fmt: skip
 #: Classes written in C++ that Python code can change all the same.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")
-_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
 
 def settle() -> None:
@@ -93,7 +94,8 @@ class _Space:
         is_module = "__file__" in self._all_names
         for name in self._space.keys() - self._all_names:
             # A method that a class did not have hides that of its base; a module's new name hides a built-in one.
-            if _is_code(self._space[name]) and (hasattr(builtins, name) if is_module else True):
+            now = self._space[name]
+            if _is_code(now) and (hasattr(builtins, name) if is_module else not _inherits_through_dynamo(now)):
                 yield name
 
 
@@ -109,6 +111,13 @@ def _wrapped_by_dynamo(now: Any, before: Any) -> bool:
         and code.co_filename.startswith(_DYNAMO)
         and getattr(now, "_torchdynamo_orig_callable", before) is before
     )
+
+
+def _inherits_through_dynamo(now: Any) -> bool:
+    """Whether torch.compile has put its own wrapper around a method of torch's that the class inherits."""
+    wrapped = getattr(now, "_torchdynamo_orig_callable", None)
+    code = getattr(wrapped, "__code__", None)
+    return _wrapped_by_dynamo(now, wrapped) and code is not None and code.co_filename.startswith(_TORCH)
 
 
 def _spaces() -> Iterator[tuple[str, Mapping[str, Any], bool]]:
