@@ -10,7 +10,7 @@ from conformance.verdict import Finding
 
 @checker("refuses_together")
 def refuses_together(evidence: Evidence) -> Finding | None:
-    """A fact that is an exception on one rank is an exception on every rank.
+    """Demand that a fact that is an exception on one rank is an exception on every rank.
 
     Precondition: every rank ran to its end. Does not apply where no rank observed an exception.
     """

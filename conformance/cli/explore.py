@@ -108,8 +108,9 @@ def summary(found: Exploration) -> list[str]:
     lines = [
         f"Judged {found.num_judged} trainings ({found.per_minute:.0f} a minute): {right} right, {found.num_refused} "
         f"refused by every rank, {len(found.deviations)} failed. "
-        f"Not judged: {found.num_not_judged}; left out because they contain a failure found before: {found.num_known}.",
-        f"Pairs of features covered: {len(found.covered & found.possible)} of {len(found.possible)}; seed {found.seed}. "
+        f"Not judged: {found.num_not_judged}; left out for a failure found before: {found.num_known}.",
+        f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
+        f" seed {found.seed}. "
         + none.get(len(found.deviations), f"The {len(found.deviations)} failures above are the simplest ones found."),
     ]
     if len(found.missing) > 0:

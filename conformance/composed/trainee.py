@@ -54,7 +54,8 @@ class _Pending:
 
 #: The actions after which there are facts to look at.
 OBSERVED = ("backward", "no_sync", "step")
-_GRAD_MODES: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+_GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
+_GRAD_MODES: Mapping[str, _GradMode] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
@@ -123,12 +124,7 @@ class Trainee:
         if action.how == "eval_mode":
             self.model.train(was_training)
 
-    def _run_forward(
-        self,
-        *,
-        synchronised: bool = True,
-        grad_mode: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
-    ) -> Iterator[Meeting]:
+    def _run_forward(self, *, synchronised: bool = True, grad_mode: _GradMode | None = None) -> Iterator[Meeting]:
         yield Meeting("before_forward")
         where = Where(self._rank, self._num_forwards)
         self._num_forwards += 1
@@ -235,8 +231,8 @@ class Trainee:
         else:
             layer, name = self._first_parameter(self._block(action))
             old = getattr(layer, name)
-            mask = nn.Parameter(integers(*old.shape, key=("mask", self._seed), largest=1, dtype=old.dtype))
-            layer.register_parameter("mask", mask.to(self._device))
+            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=old.dtype)
+            layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
             layer.register_forward_hook(_add_mask)
         yield from ()
 
@@ -355,7 +351,8 @@ class Trainee:
 
 
 def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
-    return rows + layer.mask.sum().real.to(rows.dtype) if isinstance(rows, Tensor) else rows
+    masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
+    return masked
 
 
 def _doubled(gradient: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Composed trainings: the same for a seed, complete in pairs, found where a DDP is wrong, and shrunk to the simplest."""
+"""Composed trainings: the same for a seed, complete in pairs, and shrunk to the simplest where a DDP is wrong."""
 
 from __future__ import annotations
 
