@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from conformance.composed.refusal import refusal
-from conformance.composed.trainee import OBSERVED, Trainee
+from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trainee
 from conformance.composed.training import Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
@@ -31,7 +31,8 @@ def composed(ctx: RankContext) -> None:
 
     Observes `<index>.<action>`: all parameters, gradients and buffers after that action; where the DDP refuses, the
     exception, and ENDED from there on. A refusal in a forward counts for the facts before it where a DDP may refuse
-    late (`refusal.Refusal.late`). A training that a DDP may not refuse lets the exception through.
+    late (`refusal.Refusal.late`). A training that a DDP may not refuse lets the exception through. Observes what a
+    training can see besides (`observable`) as `constructed`, after the DDP was, and as `at the end`.
     """
     training = Training.of(ctx.scenario)
     may = refusal(training, ctx.scenario.options)
@@ -46,6 +47,8 @@ def composed(ctx: RankContext) -> None:
             if meeting.kind == "facts":
                 last_synchronised = len(kept) if meeting.synchronised else last_synchronised
                 kept[meeting.facts] = trainee.facts()
+            elif meeting.kind == "observables":
+                kept[meeting.facts] = trainee.observables()
     except Exception as error:
         if not may:
             raise
@@ -66,7 +69,8 @@ def _wrap(ctx: RankContext, module: nn.Module) -> nn.Module:
 
 def observed_names(training: Training) -> list[str]:
     """Return the names of the facts of `training`, in their order."""
-    return [f"{index}.{action.kind}" for index, action in enumerate(training.all_actions) if action.kind in OBSERVED]
+    acts = [f"{index}.{action.kind}" for index, action in enumerate(training.all_actions) if action.kind in OBSERVED]
+    return [CONSTRUCTED, *acts, AT_THE_END]
 
 
 @composed.expects

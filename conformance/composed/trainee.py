@@ -24,6 +24,7 @@ from conformance.composed.modules import (
     step_by_whole_numbers,
     with_small_weights,
 )
+from conformance.composed.observable import of_input, of_module, of_output, of_process
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
 
@@ -38,7 +39,9 @@ class Meeting:
     synchronised backward ran since the facts before.
     """
 
-    kind: Literal["before_forward", "after_forward", "before_backward", "after_backward", "copied", "facts"]
+    kind: Literal[
+        "before_forward", "after_forward", "before_backward", "after_backward", "copied", "facts", "observables"
+    ]
     synchronised: bool = True
     facts: str = ""
 
@@ -54,6 +57,8 @@ class _Pending:
 
 #: The actions after which there are facts to look at.
 OBSERVED = ("backward", "no_sync", "step")
+#: When a training looks at what it can observe besides.
+CONSTRUCTED, AT_THE_END = "constructed", "at the end"
 _GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
 _GRAD_MODES: Mapping[str, _GradMode] = {
     "no_grad": torch.no_grad,
@@ -80,12 +85,15 @@ class Trainee:
         self._seed = seed
         self._device = device
         self._phase = phase
-        module = Composed(training, seed).to(device)
+        with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
+            module = Composed(training, seed).to(device)
+        self._process = of_process()
         self.model: Any = wrap(module)
         self._is_wrapped = self.model is not module
         self._pending: list[_Pending] = []
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
+        self._seen: dict[str, Any] = {}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @property
@@ -97,6 +105,7 @@ class Trainee:
 
     def play(self) -> Iterator[Meeting]:
         """Do all actions; yields where ranks meet, and where there are facts to look at. All ranks must play it."""
+        yield Meeting("observables", False, CONSTRUCTED)
         for index, action in enumerate(self._training.all_actions):
             synchronised = False
             for meeting in getattr(self, f"_{action.kind}")(action):
@@ -104,6 +113,7 @@ class Trainee:
                 yield meeting
             if action.kind in OBSERVED:
                 yield Meeting("facts", synchronised, f"{index}.{action.kind}")
+        yield Meeting("observables", False, AT_THE_END)
 
     def facts(self) -> Mapping[str, Any]:
         """Return copies of all parameters, gradients and buffers by name."""
@@ -115,6 +125,11 @@ class Trainee:
         for name, buffer in module.named_buffers():
             found[f"buffer {name}"] = buffer.detach().clone()
         return found
+
+    def observables(self) -> Mapping[str, Any]:
+        """Return what the training can observe besides, see `observable`; of the process, what changed since."""
+        changed = {name: value for name, value in of_process().items() if value != self._process[name]}
+        return {"the process": changed, **of_module(self.module), **self._seen}
 
     def _forward(self, action: Action) -> Iterator[Meeting]:
         was_training = self.model.training
@@ -130,8 +145,11 @@ class Trainee:
         self._num_forwards += 1
         key = ("rows", self._seed, where.rank, where.forward)
         # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
+        inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
         with self._phase("forward"), grad_mode() if grad_mode else contextlib.nullcontext():
-            rows = rows_of(self.model(integers(ROWS, WIDTH, key=key, largest=2).to(self._device), where=where))
+            output = self.model(inputs, where=where)
+        self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
+        rows = rows_of(output)
         yield Meeting("after_forward", synchronised and grad_mode is None)
         if grad_mode is None and rows.requires_grad:
             self._pending.append(_Pending(self._loss(rows, where), rows, synchronised))
@@ -338,7 +356,8 @@ class Trainee:
         return self.module.blocks[action.block % len(self.module.blocks)]
 
     def _new_block(self, block: Block, index: int) -> nn.Module:
-        made = make_block(block, self.module.first)
+        with torch.random.fork_rng(devices=[]):
+            made = make_block(block, self.module.first)
         if block.kind != "shared":
             with_small_weights(made, "new", index, self._seed)
         return made.to(self._device)

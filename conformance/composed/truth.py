@@ -60,6 +60,9 @@ class _Lockstep:
                     self._used.clear()
             case "copied":
                 self._buffers_due = True
+            case "observables":
+                for rank, trainee in enumerate(self._trainees):
+                    self._facts[rank][meeting.facts] = trainee.observables()
             case "facts":
                 for rank, trainee in enumerate(self._trainees):
                     self._facts[rank][meeting.facts] = trainee.facts()
