@@ -33,3 +33,7 @@ class KnownFailureError(ConformanceError, ValueError):
 
 class InterpreterError(ConformanceError):
     """The Python that runs the harness skips checks that verdicts rest on."""
+
+
+class ClientError(ConformanceError):
+    """A client is malformed, or what it imports is not installed."""

@@ -99,8 +99,8 @@ class Arrivals:
     def exclude(self, absent: Iterable[int]) -> list[int]:
         """Await nothing of the parameters `absent`; return the buckets that are full now, in order.
 
-        Among them are those of which a static graph has learnt that they get no gradient at all. To be called once per
-        iteration.
+        Among them are those of which a static graph has learnt that they get no gradient at all; with a static graph
+        it is to be called once per iteration.
         """
         full = {self.bucket_of[index] for index in absent if self._settle(index)}
         full.update(bucket for bucket, size in enumerate(self._pending_when_armed) if size == 0)

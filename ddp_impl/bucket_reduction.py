@@ -23,6 +23,7 @@ from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import ReducerState
 from ddp_impl.telemetry import Telemetry
+from ddp_impl.user_hooks import UserHooks
 
 
 class BucketReduction:
@@ -51,6 +52,7 @@ class BucketReduction:
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
+        self.user_hooks = UserHooks(self.members)
         self.state = ReducerState(dist.get_rank(group))
         self.arrivals = Arrivals(len(self.members))
         self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
@@ -83,7 +85,10 @@ class BucketReduction:
             buffer = bucket.flat
             # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
             missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here(), divisor=divisor)
-            self.usage.unused.update(bucket.members[place].index for place in missing)
+            if missing:
+                indices = {bucket.members[place].index for place in missing}
+                self.user_hooks.gradients_are_gone(indices - self.usage.unused)
+                self.usage.unused.update(indices)
         self._start(bucket, buffer)
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
@@ -146,17 +151,24 @@ class BucketReduction:
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
 
-        With a static graph ranks exchange that once. Should this rank miss a gradient later all the same, an average of
-        zeros means that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
+        With a static graph ranks exchange that once, and without `find_unused_parameters` never. Should this rank miss
+        a gradient all the same, because the graph is not static or the parameter was frozen, an average of zeros means
+        that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
         """
-        anywhere, learnt = self.usage.anywhere, self.arrivals.learnt
-        if anywhere is None or learnt is None:
+        anywhere, learnt, unused = self.usage.anywhere, self.arrivals.learnt, self.usage.unused
+        if not unused or (anywhere is not None and learnt is None):
             return anywhere
-        used = list(anywhere)
+        used = [True] * len(self.members) if anywhere is None else list(anywhere)
         for place, member in enumerate(bucket.members):
-            if member.index in self.usage.unused and learnt[member.index] and used[member.index]:
-                used[member.index] = has_values(bucket, buffer, place)
+            index = member.index
+            missed = self._is_frozen(index) if learnt is None else learnt[index]
+            if index in unused and missed and used[index]:
+                used[index] = has_values(bucket, buffer, place)
         return used
+
+    def _is_frozen(self, index: int) -> bool:
+        """Whether the user has taken a parameter out of the training since wrapping."""
+        return not self.members[index].parameter.requires_grad
 
     def _home_of(self, bucket: Bucket) -> GradientHome:
         if self._context_id is not None:

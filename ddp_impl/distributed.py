@@ -29,13 +29,14 @@ from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_internals import frame_callback, ignored_names
 from ddp_impl.torch_surface import TorchSurface
-from ddp_impl.wrapped_module import ParameterWatch, device_type, managed_parameters
+from ddp_impl.wrapped_module import device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
@@ -233,6 +234,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             self._local_gradients.forward_in_graph(find_tensors(output))
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
+            output = self.reducer.tie_unused(output, list(find_tensors(output)))
             self.reducer.prepare_for_backward(find_tensors(output))
         elif torch.is_grad_enabled() and self._compiled_calls.reduction is Reduction.IN_GRAPH:
             self._local_gradients.forward_is_local(find_tensors(output))
@@ -423,7 +425,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._watch = ParameterWatch(self.module, members)
+        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore)
         self.reducer = Reducer(members, self.process_group, self.device, self._options)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,7 +47,7 @@ def find_tensors(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return `value` with `function(tensor)` for every tensor in its lists, tuples and dictionaries."""
+    """Return `value` with `function(tensor)` for every tensor in its lists, tuples, dictionaries and dataclasses."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -55,6 +56,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         return type(value)(map_tensors(function, item) for item in value)
     if isinstance(value, dict):
         return type(value)((key, map_tensors(function, item)) for key, item in value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        replaced = copy.copy(value)
+        for field in dataclasses.fields(value):  # a frozen one, too; and `replace` would run its __init__ again
+            object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name, None)))
+        return replaced
     return value
 
 

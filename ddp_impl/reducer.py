@@ -15,12 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl import collectives, messages
+from ddp_impl.anchor import Anchor
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter, allocate
@@ -58,6 +60,7 @@ class Reducer(BucketReduction):
         self.caps = options.caps
         self.has_rebuilt_buckets = False
         self._begin_to_learn()
+        self._anchor = Anchor(device, self._anchor_reached)
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
@@ -70,6 +73,20 @@ class Reducer(BucketReduction):
         self.check_finished()
         self.telemetry.begin()
         self.rebuild_buckets()
+
+    def tie_unused(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+        """Return the `output` of a synchronised forward, which holds `tensors`; tied if no parameter took part in it.
+
+        So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
+        every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
+        """
+        if not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
+            return output
+        is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
+        # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
+        if is_frozen or current_distributed_context_id() is not None:
+            return output
+        return self._anchor.tie(output)
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
@@ -226,6 +243,11 @@ class Reducer(BucketReduction):
         self._refuse_compiled_backward()
         self._handle(Event.BACKWARD, reached)
 
+    def _anchor_reached(self) -> None:
+        """Take the report that a backward comes from outputs that no parameter took part in: it has begun for all."""
+        if self.state.phase is Phase.RUNNING:
+            self._handle(Event.GRADIENT)
+
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         due, phase = self.arrivals.due[index], self.state.phase
@@ -291,9 +313,11 @@ class Reducer(BucketReduction):
         self._in_flight.clear()
         self.telemetry.current.backward_start_ns = 0
         self.arrivals.arm(static=self.options.static_graph)
+        self.user_hooks.iteration_begins(search=self._learns_order)
 
     def _watch_backward(self) -> None:
         call_when_backward_ends(self._backward_ended)
+        self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
 
@@ -304,6 +328,8 @@ class Reducer(BucketReduction):
             absent = self.arrivals.never_used
         elif self.options.find_unused_parameters and self.reach.reached is not None:
             absent = [i for i, left in enumerate(self.arrivals.due) if left and i not in self.reach.reached]
+        elif not self.options.find_unused_parameters:
+            absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
         self._agree_on_skipped(absent)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
@@ -315,6 +341,10 @@ class Reducer(BucketReduction):
     def _settle_missing(self) -> None:
         """At the end of a backward, take as unused what has not come, or leave it to another backward."""
         if not self._missing_is_unused():
+            frozen = [index for index in self.arrivals.missing if self._is_frozen(index)]
+            self.usage.unused.update(frozen)
+            for bucket in self.arrivals.exclude(frozen):
+                self._bucket_full(bucket)
             self.arrivals.report_next()
             return
         self.usage.unused.update(self.arrivals.conclude())
@@ -332,6 +362,7 @@ class Reducer(BucketReduction):
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
+        self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
         self.usage.end_agreeing()
         self._hand_out_averages()

@@ -101,16 +101,15 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.INCOMPLETE, Event.BACKWARD): (Phase.REDUCING, (Action.WATCH,)),
     (Phase.ARMED, Event.GRADIENT): (Phase.EARLY, (Action.WATCH,)),
     (Phase.EARLY, Event.GRADIENT): (Phase.EARLY, ()),
-    (Phase.RUNNING, Event.GRADIENT): (Phase.REDUCING, ()),
-    (Phase.PROBED, Event.GRADIENT): (Phase.REDUCING, (Action.WATCH,)),
+    (Phase.RUNNING, Event.GRADIENT): (Phase.REDUCING, (Action.LAUNCH,)),
+    (Phase.PROBED, Event.GRADIENT): (Phase.REDUCING, (Action.WATCH, Action.LAUNCH)),
     (Phase.REDUCING, Event.GRADIENT): (Phase.REDUCING, ()),
     (Phase.INCOMPLETE, Event.GRADIENT): (Phase.REDUCING, (Action.WATCH,)),
     (Phase.EARLY, Event.BUCKET_FULL): (Phase.EARLY, ()),
-    # Every parameter of the bucket is unused.
-    (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, (Action.LAUNCH,)),
+    # Every parameter of the bucket is unused; it waits for a gradient, which torch.autograd.grad will not bring.
+    (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
     (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, (Action.LAUNCH,)),
-    (Phase.RUNNING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
     (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
     (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
     (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
@@ -150,8 +149,8 @@ class ReducerState:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether another forward would mix two iterations: gradients have arrived, or buckets were launched."""
-        return self.phase not in (Phase.IDLE, Phase.ARMED, Phase.RUNNING, Phase.PROBED) or self.num_launched > 0
+        """Whether another forward would mix two iterations: gradients have arrived."""
+        return self.phase not in (Phase.IDLE, Phase.ARMED, Phase.RUNNING, Phase.PROBED)
 
     def handle(self, event: Event, *, bucket: int | None = None) -> tuple[Action, ...]:
         """Take `event`; return the actions that the reducer must perform now, in order.
@@ -169,8 +168,6 @@ class ReducerState:
             self.buckets[bucket] = BucketPhase.FULL
         elif event is Event.LAST_LAUNCHED and self.num_launched != len(self.buckets):
             raise self._illegal(event, f"{len(self.buckets) - self.num_launched} buckets not launched")
-        elif event in (Event.FORWARD, Event.SHADOW) and self.is_unfinished:
-            raise self._illegal(event, "buckets of the last backward are in flight")
         self.phase, actions = entry
         if Action.ARM in actions:
             self.num_iterations += 1
@@ -199,8 +196,8 @@ class ReducerState:
         assert launched == [index < self.num_launched for index in range(len(self.buckets))], "launched out of order"
         if self.phase in (Phase.IDLE, Phase.ARMED):
             assert all(phase is BucketPhase.FILLING for phase in self.buckets), "a bucket outlived its iteration"
-        if self.phase is Phase.EARLY:
-            assert self.num_launched == 0, "a bucket was launched before unused parameters were known"
+        if self.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED):
+            assert self.num_launched == 0, "a bucket was launched before a gradient came, or before it could be"
         if self.phase is Phase.REDUCED:
             assert self.num_launched == len(self.buckets), "reduced, but not everything was launched"
 

@@ -79,6 +79,14 @@ def in_compiled_backward() -> bool:
     return compiled_autograd.in_compiled_autograd_region
 
 
+def function_of(node_type: type) -> type | None:
+    """Return the `torch.autograd.Function` that nodes of this type are the backward of; None for torch's own kernels.
+
+    Public attributes of a node tell its name, but not what it runs.
+    """
+    return getattr(node_type, "_forward_cls", None)
+
+
 def current_distributed_context_id() -> int | None:
     """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
 
@@ -119,6 +127,16 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks)
 
 
+def num_post_accumulate_hooks(tensor: Tensor) -> int:
+    """Return how many hooks `register_post_accumulate_grad_hook` put on a tensor; torch has no public way to ask."""
+    return len(tensor._post_accumulate_grad_hooks or ())
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was changed in place; torch has no public way to ask."""
+    return tensor._version
+
+
 def is_bound_to_transform(tensor: Tensor) -> bool:
     """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
@@ -150,6 +168,11 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
     `named_parameters` gives a copy, leaves None out, and `setattr` accepts no plain tensor in a parameter's place.
     """
     return module._parameters
+
+
+def child_table(module: nn.Module) -> dict[str, Any]:
+    """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
+    return module._modules
 
 
 def buffer_table(module: nn.Module) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from ddp_impl.torch_internals import function_of
+
 
 class GraphWalk:
     """Finds the parameters that a backward from given tensors would reach.
@@ -22,10 +24,24 @@ class GraphWalk:
             self.nodes = [get_gradient_edge(parameter).node for parameter in parameters]
         self._index_of: dict[Node, int] = {node: index for index, node in enumerate(self.nodes)}
 
-    def reachable(self, outputs: Iterable[Tensor]) -> set[int]:
-        """Return indices of the parameters reachable from `outputs`; a parameter that is an output itself counts."""
+    def uses_any(self, outputs: Iterable[Tensor]) -> bool:
+        """Whether any parameter is reachable from `outputs`; a few steps if one is, the whole graph if none."""
+        return bool(self._walk(outputs, enough=1)[0])
+
+    def reachable(self, outputs: Iterable[Tensor]) -> set[int] | None:
+        """Return indices of the parameters reachable from `outputs`; a parameter that is an output itself counts.
+
+        None if a node on the way may hide others: its backward runs Python that may begin a backward of its own, as a
+        reentrant checkpoint does.
+        """
+        found, kinds = self._walk(outputs, enough=self._num_parameters)
+        return None if len(found) < self._num_parameters and any(map(_may_hide, kinds)) else found
+
+    def _walk(self, outputs: Iterable[Tensor], enough: int) -> tuple[set[int], set[type]]:
+        """Return `enough` of the parameters reachable, or all, and the types of the nodes on the way to them."""
         index_of = self._index_of
         found: set[int] = set()
+        kinds: set[type] = set()
         stack = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
         seen = set(stack)
         while stack:
@@ -33,14 +49,28 @@ class GraphWalk:
             index = index_of.get(node)
             if index is not None:
                 found.add(index)
-                if len(found) == self._num_parameters:
+                if len(found) == enough:
                     break
                 continue
+            kinds.add(type(node))
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
                     stack.append(following)
-        return found
+        return found, kinds
+
+
+def _may_hide(kind: type) -> bool:
+    """Whether the backward of a node may use parameters that a walk does not find beyond it.
+
+    Of torch's own functions only the checkpoint does, of ours `Tie`: it stands for a forward of which nothing is known.
+    Of others nobody knows.
+    """
+    function = function_of(kind)
+    if function is None:
+        return False
+    module = function.__module__
+    return not module.startswith(("torch.", "ddp_impl.")) or module in ("torch.utils.checkpoint", "ddp_impl.anchor")
 
 
 class Reach:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from operator import is_
+from collections.abc import Collection
 
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.torch_internals import parameter_table
 
 
 def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
@@ -50,51 +48,3 @@ def device_type(module: nn.Module, ignored: Collection[str]) -> str:
             f"{', '.join(sorted(types))}"
         )
     return types.pop()
-
-
-class ParameterWatch:
-    """Finds out when a module no longer uses a parameter that DDP averages.
-
-    The reducer would wait for a gradient that goes elsewhere, and the new parameter would train on local gradients
-    without an error (pytorch/pytorch#12603). The wrapper calls `check` before every synchronised forward, so it is one
-    pass of comparisons in C.
-    """
-
-    def __init__(self, module: nn.Module, members: Sequence[ManagedParameter]) -> None:
-        """Remember where each of `members` is kept."""
-        self._module = module
-        self._members = members
-        self._locate()
-
-    def check(self) -> None:
-        """Raise `RuntimeError` naming the parameters that were replaced or removed since wrapping."""
-        if all(map(is_, map(dict.get, self._tables, self._names), self._expected)):
-            return
-        present = set(self._module.parameters())
-        gone = [member.name for member in self._members if member.parameter not in present]
-        if gone and self._called_functionally():
-            return
-        if gone:
-            raise RuntimeError(
-                f"parameters were replaced or removed after wrapping: {', '.join(gone)}. DDP averages the gradients of "
-                "the parameters that it was given; a new one would train on local gradients. Change the module before "
-                "wrapping it, change values in place (parameter.data.copy_), or wrap it anew on every rank."
-            )
-        self._locate()  # moved within the module, by torch.nn.utils.parametrize for instance
-
-    def _called_functionally(self) -> bool:
-        """Whether plain tensors stand in for parameters, as torch.func.functional_call arranges for one call."""
-        current = map(dict.get, self._tables, self._names)
-        return any(isinstance(item, Tensor) and not isinstance(item, nn.Parameter) for item in current)
-
-    def _locate(self) -> None:
-        ours = {member.parameter for member in self._members}
-        slots = [
-            (parameter_table(owner), name, parameter)
-            for owner in self._module.modules()
-            for name, parameter in parameter_table(owner).items()
-            if parameter is not None and parameter in ours
-        ]
-        self._tables = [table for table, _, _ in slots]
-        self._names = [name for _, name, _ in slots]
-        self._expected = [parameter for _, _, parameter in slots]

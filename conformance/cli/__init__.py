@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
     "mutants": "conformance.cli.mutants:command",
+    "clients": "conformance.cli.clients:command",
     "renew": "conformance.cli.renew:command",
 }
 
@@ -89,6 +90,7 @@ def main() -> None:
     ddp-conformance new backend acme              write a package to start from
     ddp-conformance upstream                      run torch's own DDP tests on ddp_impl
     ddp-conformance mutants                       test the suite: which requirements detect which bug?
+    ddp-conformance clients                       run real training scripts on torch's DDP and on ddp_impl
     ddp-conformance renew                         rewrite the generated pages of a checkout
 
     Ranks are processes on this machine, unless `run --attach` takes those of a launcher. They talk over the loopback

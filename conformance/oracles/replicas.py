@@ -48,8 +48,10 @@ class Replicas:
         self._broadcast_buffers = broadcast_buffers
         self._buffers_due = True
         self._used: set[str] = set()
-        for module in self.modules:
-            for name, parameter in module.named_parameters():
+        # As they are now: a program may rename them.
+        self._named = [dict(module.named_parameters()) for module in self.modules]
+        for named in self._named:
+            for name, parameter in named.items():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._note_use(name))
 
@@ -72,15 +74,15 @@ class Replicas:
         A parameter that no rank used in any backward since the last mean keeps the gradient that it has, or None.
         Raises AssertionError where the mean is not exact.
         """
-        named = [dict(module.named_parameters()) for module in self.modules]
-        for name in named[0]:
+        for name in self._named[0]:
             if name in self._used and name not in self._ignored:
-                average([parameters[name] for parameters in named])
+                average([parameters[name] for parameters in self._named])
         self._used.clear()
 
     def _note_use(self, name: str) -> Any:
-        def note(_: Tensor) -> None:
-            self._used.add(name)
+        def note(parameter: Tensor) -> None:
+            if parameter.requires_grad:  # else it was frozen since the forward: autograd calls this, but brings nothing
+                self._used.add(name)
 
         return note
 

@@ -31,6 +31,7 @@ _DIAGRAM = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 #: What is generated and not renewed here, with the reason and the command.
 ELSEWHERE = {
     "README.md, its scoreboard": "needs other projects' DDPs: bash ci/scoreboard.sh",
+    "docs/clients.md": "needs the libraries of training scripts: bash ci/clients.sh",
     "the texts that tests pin": "EXPECTTEST_ACCEPT=1 pytest ...",
 }
 

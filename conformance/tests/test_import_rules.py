@@ -25,7 +25,7 @@ ROOMS = (
     ("bench",),
     ("run",),
     ("report", "upstream"),
-    ("smoke", "mutants"),
+    ("smoke", "mutants", "clients"),
     ("pages",),
     ("cli", "pytest_plugin"),
     ("test_chapters", "__main__"),

@@ -113,7 +113,8 @@ class Iterations(RuleBasedStateMachine):
 
     @invariant()
     def full_buckets_leave_as_soon_as_it_is_their_turn(self) -> None:
-        if self.state.phase is not Phase.EARLY and self.state.num_launched < NUM_BUCKETS:
+        waits = self.state.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED)
+        if not waits and self.state.num_launched < NUM_BUCKETS:
             assert self.state.buckets[self.state.num_launched] is BucketPhase.FILLING
 
     @invariant()
@@ -128,7 +129,7 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
     "one bucket after the other": [
         (F, "armed", (Action.ARM,)),
         (B, "running", (Action.WATCH, Action.EXCLUDE)),
-        (G, "reducing", ()),
+        (G, "reducing", (Action.LAUNCH,)),
         (1, "reducing", (Action.LAUNCH,)),
         (0, "reduced", (Action.LAUNCH, Action.ASK)),
         (B, "reduced", ()),
@@ -145,14 +146,26 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
     "this rank uses no parameter": [
         (F, "armed", (Action.ARM,)),
         (B, "running", (Action.WATCH, Action.EXCLUDE)),
-        (0, "running", (Action.LAUNCH,)),
+        (G, "reducing", (Action.LAUNCH,)),  # that of the anchor
+        (E, "incomplete", (Action.SETTLE,)),
+        (0, "incomplete", (Action.LAUNCH,)),
+        (1, "idle", (Action.LAUNCH, Action.ASK, Action.FINALIZE)),
+    ],
+    "torch.autograd.grad where a whole bucket is unused": [
+        (F, "armed", (Action.ARM,)),
+        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (0, "running", ()),
+        (E, "probed", ()),
+        (F, "probed", (Action.WIDEN,)),
+        (B, "running", (Action.WATCH,)),
+        (G, "reducing", (Action.LAUNCH,)),
         (1, "reduced", (Action.LAUNCH, Action.ASK)),
         (E, "idle", (Action.FINALIZE,)),
     ],
     "gradients are missing, and no other backward brings them": [
         (F, "armed", (Action.ARM,)),
         (B, "running", (Action.WATCH, Action.EXCLUDE)),
-        (G, "reducing", ()),
+        (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
         (E, "incomplete", (Action.SETTLE,)),
         (1, "idle", (Action.LAUNCH, Action.ASK, Action.FINALIZE)),
@@ -160,7 +173,7 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
     "two backwards share the parameters": [
         (F, "armed", (Action.ARM,)),
         (B, "running", (Action.WATCH, Action.EXCLUDE)),
-        (G, "reducing", ()),
+        (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
         (E, "incomplete", (Action.SETTLE,)),
         (B, "reducing", (Action.WATCH,)),
@@ -174,7 +187,7 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (E, "probed", ()),
         (F, "probed", (Action.WIDEN,)),
         (B, "running", (Action.WATCH,)),
-        (G, "reducing", ()),
+        (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
         (1, "reduced", (Action.LAUNCH, Action.ASK)),
         (E, "idle", (Action.FINALIZE,)),
@@ -209,8 +222,8 @@ def test_life_of_an_iteration(life: str) -> None:
 
 def test_last_launched_is_checked() -> None:
     state = ReducerState(rank=0, num_buckets=2)
-    state.handle(Event.FORWARD)
-    state.handle(Event.BACKWARD)
+    for event in (Event.FORWARD, Event.BACKWARD, Event.GRADIENT):
+        state.handle(event)
     with pytest.raises(IllegalEventError, match="2 buckets not launched"):
         state.handle(Event.LAST_LAUNCHED)
 
@@ -220,13 +233,14 @@ def test_no_forward_while_buckets_are_in_flight() -> None:
     for event in (Event.FORWARD, Event.BACKWARD):
         state.handle(event)
     assert not state.is_unfinished
+    state.handle(Event.GRADIENT)
     state.handle(Event.BUCKET_FULL, bucket=0)
     state.take_launchable()
     state.handle(Event.BACKWARD_END)
-    assert state.phase is Phase.PROBED
+    assert state.phase is Phase.INCOMPLETE
     assert state.is_unfinished
     for event in (Event.FORWARD, Event.SHADOW):
-        with pytest.raises(IllegalEventError, match="in flight"):
+        with pytest.raises(IllegalEventError, match="while the reducer is incomplete"):
             state.handle(event)
 
 
@@ -242,8 +256,8 @@ def test_error_says_what_where_and_when() -> None:
 @given(st.permutations(range(4)))
 def test_launch_order_is_index_order_whatever_fills_first(filling: list[int]) -> None:
     state = ReducerState(rank=0, num_buckets=4)
-    state.handle(Event.FORWARD)
-    state.handle(Event.BACKWARD)
+    for event in (Event.FORWARD, Event.BACKWARD, Event.GRADIENT):
+        state.handle(event)
     launched: list[int] = []
     for bucket in filling:
         state.handle(Event.BUCKET_FULL, bucket=bucket)

@@ -4,7 +4,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reduc
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
 
@@ -312,3 +313,54 @@ class WatchesNoParameters(DistributedDataParallel):
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)
         self._watch = mock.Mock()
+
+
+class WaitsForFrozen(Reducing):
+    """BUG: the reducer waits for gradients of parameters that the user has frozen since wrapping."""
+
+    class OwnReducer(Reducer):
+        """Knows of no frozen parameters."""
+
+        def _is_frozen(self, index: int) -> bool:
+            return False
+
+
+class WatchesItsOwnOnly(DistributedDataParallel):
+    """BUG: nobody notices that the module trains parameters that DDP was not given."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._watch.__class__ = _WatchOfMembers
+
+
+class _WatchOfMembers(ParameterWatch):
+    def _is_stranger(self, name: str, parameter: Tensor) -> bool:
+        return False
+
+
+class RefusesEveryChange(DistributedDataParallel):
+    """BUG: a wrapped module must not change at all."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._watch.__class__ = _Immutable
+
+
+class _Immutable(ParameterWatch):
+    def _remember(self) -> None:
+        if hasattr(self, "_tables"):
+            raise RuntimeError("the module has changed since it was wrapped; wrap it anew")
+        super()._remember()
+
+
+class KeepsQuietAboutStandIns(DistributedDataParallel):
+    """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._watch.__class__ = _Quiet
+
+
+class _Quiet(ParameterWatch):
+    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
+        pass

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from conformance.chapters.gradients import stand_ins
+from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
+from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.in_chapter import in_chapter
 from conformance.models.catalogue import get_fixture
@@ -43,6 +46,9 @@ def scenarios() -> Iterator[Scenario]:
     yield from _zero_grad()
     yield from _autograd_uses()
     yield from _accidents()
+    yield from _frozen()
+    yield from _changed()
+    yield from _stand_ins()
 
 
 def _means() -> Iterator[Scenario]:
@@ -175,3 +181,59 @@ def _accidents() -> Iterator[Scenario]:
                 "GRAD-29", f"read-at-once-{slug}", "autograd_use", world_size, arguments={"use": "ordinary"},
                 options=options,
             )  # fmt: skip
+
+
+#: Options under which a wrapped module is changed.
+_CHANGE_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {}), ("-view", _VIEW), ("-each-alone", {"bucket_cap_mb": 0.00001}), ("-unused", _FIND),
+    ("-unused-view", {**_FIND, **_VIEW, "bucket_cap_mb": 0.00001}), ("-static", {"static_graph": True}),
+)  # fmt: skip
+_ALL = ["one.", "two.", "three."]
+
+
+def _frozen() -> Iterator[Scenario]:
+    plans: dict[str, tuple[int, list[list[list[str]]]]] = {
+        "everywhere": (2, [[[], []], [["two."], ["two."]], [["two."], ["two."]], [[], []]]),
+        "on-one-rank": (2, [[[], []], [["two."], []], [[], ["two."]], [[], []]]),
+        "differently": (2, [[[], []], [["one.", "two."], ["two.", "three."]], [["three."], ["two."]], [[], []]]),
+        "from-the-first-step": (2, [[["two.", "three."], ["two."]], [["two."], []], [[], []], [["two."], []]]),
+        "most-on-one-rank": (2, [[[], []], [["one.", "two."], ["one."]], [[], ["one.", "three."]], [[], []]]),
+        "everything-everywhere": (2, [[[], []], [_ALL, _ALL], [[], []]]),
+        "one-by-one": (3, [[[]] * 3, [["one."]] * 3, [["one.", "two."]] * 3, [["one.", "two."], ["one."], []]]),
+    }  # fmt: skip
+    for slug, (world_size, plan) in plans.items():
+        for moment in MOMENTS:
+            for suffix, options in _CHANGE_OPTIONS:
+                if "static" in suffix and slug != "everywhere":
+                    continue
+                yield _scenario(
+                    "GRAD-32", f"{slug}-before-{moment}{suffix}", "frozen_parameters", world_size, options=options,
+                    arguments={"frozen": plan, "moment": moment}, deadline_s=8.0,
+                )  # fmt: skip
+
+
+def _changed() -> Iterator[Scenario]:
+    for change in UNKNOWN:
+        for suffix, options in _CHANGE_OPTIONS:
+            steps_before = 0 if suffix == "-view" else 2
+            arguments = {"change": change, "steps_before": steps_before, "accumulates": suffix == "-each-alone"}
+            yield _scenario(
+                "GRAD-33", f"{change.replace('_', '-')}{suffix}", "unknown_parameters", 2, options=options,
+                arguments=arguments, deadline_s=8.0, min_collectives=0,
+            )  # fmt: skip
+    for harmless in HARMLESS:
+        for suffix, options in _CHANGE_OPTIONS[:4]:
+            yield _scenario(
+                "GRAD-34", f"{harmless.replace('_', '-')}{suffix}", "harmless_change", 2, options=options,
+                arguments={"change": harmless}, deadline_s=8.0,
+            )  # fmt: skip
+
+
+def _stand_ins() -> Iterator[Scenario]:
+    for use in stand_ins.USES:
+        for suffix, options in _CHANGE_OPTIONS[:5]:
+            if use != "one_leaf" or options.get("find_unused_parameters"):
+                yield _scenario(
+                    "GRAD-35", f"{use.replace('_', '-')}{suffix}", "stand_ins", 2, options=options,
+                    arguments={"use": use}, deadline_s=8.0,
+                )  # fmt: skip

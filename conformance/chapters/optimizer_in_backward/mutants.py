@@ -144,3 +144,26 @@ class IgnoresFusedOptimizers(DistributedDataParallel):
 
     def _register_fused_optim(self, optim: type, *args: Any, optim_params: Any = None, **kwargs: Any) -> None:
         pass
+
+
+class OverlooksUserHooks(Reducing):
+    """BUG: nobody says that hooks of the user stepped on local gradients."""
+
+    class OwnReducer(Reducer):
+        """Looks for no hooks."""
+
+        def _watch_backward(self) -> None:
+            self.user_hooks.iteration_begins(search=False)
+            self.user_hooks._hooked = []
+            super()._watch_backward()
+
+
+class SuspectsEveryHook(Reducing):
+    """BUG: any hook of the user counts as an optimizer."""
+
+    class OwnReducer(Reducer):
+        """Looks for hooks alone."""
+
+        def _finalize(self) -> None:
+            self.user_hooks._versions = dict.fromkeys(range(len(self.members)), -1)
+            super()._finalize()

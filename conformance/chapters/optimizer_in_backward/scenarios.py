@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.optimizer_in_backward.hooked_parameters import HOOKS
 from conformance.scenario import Scenario
 
 _of_chapter = in_chapter("optimizer_in_backward")
@@ -42,6 +43,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _choices()
     yield from _accumulating()
     yield from _fused()
+    yield from _hooked()
 
 
 def _plain() -> Iterator[Scenario]:
@@ -146,3 +148,16 @@ def _fused_scenario(
         "OPTIM-15", slug, "fused_optimizer", world_size, options=options or {}, needs=(*_NEEDS, "comm_hook"),
         arguments={"optimizer": optimizer, **arguments},
     )  # fmt: skip
+
+
+def _hooked() -> Iterator[Scenario]:
+    for hook in HOOKS:
+        for suffix, options in (
+            ("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE), ("-view-each-alone", {**_VIEW, **_EACH_ALONE}),
+            ("-unused", _FIND), ("-static", _STATIC),
+        ):  # fmt: skip
+            for order in ("before", "after"):
+                yield _of_chapter(
+                    "OPTIM-17", f"{hook.replace('_', '-')}-{order}{suffix}", "hooked_parameters", 2, options=options,
+                    arguments={"hook": hook, "order": order},
+                )  # fmt: skip

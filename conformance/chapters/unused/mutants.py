@@ -13,11 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import ActsAfterBackward, Reducing
-from ddp_impl.bucket import Bucket
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event
+from ddp_impl.unused_parameters import GraphWalk
 
 
 class ZeroesUnusedGradients(DistributedDataParallel):
@@ -209,3 +210,27 @@ class CountsEarlyGradientsAgain(Reducing):
                     if not left and index not in reached:
                         self.arrivals.pending[self.arrivals.bucket_of[index]] -= 1
             super()._mark_unused()
+
+
+class ForgetsIdleRanks(Reducing):
+    """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
+
+    class OwnReducer(Reducer):
+        """Returns outputs as they are."""
+
+        def tie_unused(self, output: Any, tensors: Sequence[Tensor]) -> Any:
+            """Tie nothing."""
+            return output
+
+
+class BelievesItsSearch(Reducing):
+    """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.reach.walk.__class__ = _Believing
+
+
+class _Believing(GraphWalk):
+    def reachable(self, outputs: Iterable[Tensor]) -> set[int] | None:
+        return self._walk(outputs, enough=self._num_parameters)[0]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.unused.hidden_layers import HIDING, PLACES
+from conformance.chapters.unused.idle_ranks import USES as IDLE_USES
 from conformance.chapters.unused.outside_forward import USES
 from conformance.models.catalogue import get_fixture
 from conformance.programs.outputs import STRUCTURES
@@ -44,6 +46,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _outputs()
     yield from _models()
     yield from _outside_forward()
+    yield from _idle_ranks()
+    yield from _hidden_layers()
 
 
 def _sets() -> Iterator[Scenario]:
@@ -157,3 +161,46 @@ def _outside_forward() -> Iterator[Scenario]:
                     "UNUSED-15", f"{use.replace('_', '-')}{suffix}", "outside_forward", world_size, options=options,
                     arguments={"use": use}, deadline_s=8.0,
                 )  # fmt: skip
+
+
+#: The ranks that are idle in each step. Every rank is idle equally often, so that the collectives of a DDP that forgets
+#: idle ranks still pair up, wrongly, and its verdict is a difference rather than a hang.
+_IDLE: dict[int, list[list[int]]] = {2: [[], [0], [], [1], []], 3: [[], [0, 1], [1, 2], [], [2, 0]]}
+
+
+def _idle_ranks() -> Iterator[Scenario]:
+    variants: tuple[tuple[str, dict[str, Any]], ...] = (
+        *_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE}),
+        ("-skipping", {"skip_all_reduce_unused_params": True, **_EACH_ALONE}),
+    )  # fmt: skip
+    for use in IDLE_USES:
+        for suffix, options in variants:
+            for world_size in (2, 3) if suffix == "" else (2,):
+                yield _idle_rank(f"{use.replace('_', '-')}{suffix}", world_size, options, use, _IDLE[world_size])
+    for suffix, options in variants:
+        yield _idle_rank(f"from-the-first-step{suffix}", 2, options, "outer_head", [[0], [1], [], [0], [1]])
+        yield _idle_rank(f"every-rank{suffix}", 2, options, "learnt_input", [[0, 1], [], [0, 1], []])
+    static = {"static_graph": True}
+    for suffix, options in (("", static), ("-view", {**static, **_VIEW})):
+        yield _idle_rank(f"static{suffix}", 2, options, "outer_head", [[0]] * 3).replace(deadline_s=6.0)
+
+
+def _idle_rank(slug: str, world_size: int, options: dict[str, Any], use: str, idle: list[list[int]]) -> Scenario:
+    needs = (*_NEEDS, *(["skip_all_reduce_unused_params"] if "skip_all_reduce_unused_params" in options else []))
+    return _scenario(
+        "UNUSED-16", slug, "idle_ranks", world_size, options=options, arguments={"use": use, "idle": idle},
+        needs=needs, deadline_s=8.0,
+    )  # fmt: skip
+
+
+def _hidden_layers() -> Iterator[Scenario]:
+    skips: dict[int, list[list[int]]] = {2: [[], [0], [1], [0, 1], []], 3: [[2], [0], [], [1, 2], [0]]}
+    for hiding in HIDING:
+        for place in PLACES:
+            for suffix, options in (*_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE})):
+                for world_size in (2, 3) if suffix == "-each-alone" else (2,):
+                    yield _scenario(
+                        "UNUSED-17", f"{hiding.replace('_', '-')}-{place}{suffix}", "hidden_layers", world_size,
+                        options=options, arguments={"hiding": hiding, "place": place, "skips": skips[world_size]},
+                        deadline_s=8.0,
+                    )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Program `frozen_parameters`: freezing and unfreezing parameters after wrapping, beside the same without DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+WIDTH = 4
+#: When the step freezes: before its forward, or between forward and backward, when its graph is there.
+MOMENTS = ("forward", "backward")
+
+
+class Chain(nn.Module):
+    """Three layers, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.two = nn.Linear(WIDTH, WIDTH)
+        self.three = nn.Linear(WIDTH, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        hidden: Tensor = self.three(self.two(self.one(inputs)))
+        return hidden
+
+
+def _thaw(model: Any, frozen: Sequence[str]) -> None:
+    """Unfreeze all parameters but those whose names begin with one of `frozen`."""
+    for name, parameter in model.named_parameters():
+        if not name.startswith(tuple(frozen)):
+            parameter.requires_grad_(True)
+
+
+def _freeze(model: Any, frozen: Sequence[str]) -> None:
+    """Freeze the parameters whose names begin with one of `frozen`."""
+    for name, parameter in model.named_parameters():
+        if name.startswith(tuple(frozen)):
+            parameter.requires_grad_(False)
+
+
+def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
+    plan: Sequence[Sequence[Sequence[str]]] = scenario.arguments["frozen"]
+    moment = scenario.arguments["moment"]
+
+    def step(model: Any, turn: RankStep) -> None:
+        frozen = plan[turn.step][turn.rank]
+        module = getattr(model, "module", model)
+        _thaw(module, frozen)
+        if moment == "forward":
+            _freeze(module, frozen)
+        loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH).requires_grad_()))
+        if moment == "backward":
+            _freeze(module, frozen)
+        turn.backward(loss)
+
+    return step
+
+
+@program("frozen_parameters", invariants=("leaves_no_trace",))
+def frozen_parameters(ctx: RankContext) -> None:
+    """Train; in step k rank r has the parameters `frozen[k][r]` frozen; a DDP may refuse. All ranks run it.
+
+    Observes `outcome`: `step<k>/grad/<name>` of all steps, or the exception that was raised.
+    """
+    module = with_integer_weights(Chain(), ctx.scenario.seed).to(ctx.device)
+    num_steps = len(ctx.arguments["frozen"])
+    step = _step_of(ctx.scenario)
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), may_refuse=True)
+
+
+@frozen_parameters.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [with_integer_weights(Chain(), scenario.seed) for _ in range(scenario.world_size)]
+    facts = simulate_steps(replicas, _step_of(scenario), len(scenario.arguments["frozen"]))
+    refused = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
+    return {rank: {"outcome": AnyOf(dict(expected), refused)} for rank, expected in facts.items()}

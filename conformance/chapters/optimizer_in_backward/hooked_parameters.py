@@ -1,0 +1,111 @@
+"""Program `hooked_parameters`: hooks of the user's own on the gradients of parameters, some of which step them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import run_steps
+from conformance.scenario import Scenario
+
+WIDTH = 4
+NUM_STEPS = 3
+
+Hook = Callable[[Tensor], None]
+
+
+def _steps_and_clears(parameter: Tensor) -> Hook:
+    optimizer = optim.SGD([parameter], lr=0.5)
+
+    def hook(_: Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return hook
+
+
+def _steps(parameter: Tensor) -> Hook:
+    optimizer = optim.SGD([parameter], lr=0.5)
+    return lambda _: optimizer.step()
+
+
+def _by_hand(_: Tensor) -> Hook:
+    def hook(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.data -= 0.5 * parameter.grad
+        parameter.grad = None
+
+    return hook
+
+
+def _reads(_: Tensor) -> Hook:
+    norms: list[Tensor] = []
+
+    def hook(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        norms.append(parameter.grad.norm())
+
+    return hook
+
+
+#: Makes the hook of one parameter.
+HOOKS: Mapping[str, Callable[[Tensor], Hook]] = {
+    "steps_and_clears": _steps_and_clears,
+    "steps": _steps,
+    "steps_by_hand": _by_hand,
+    "reads": _reads,
+}
+
+
+def _module(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)), scenario.seed)
+
+
+def _ordinary(model: Any, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
+
+
+@program("hooked_parameters", invariants=("leaves_no_trace",))
+def hooked_parameters(ctx: RankContext) -> None:
+    """Train with the hooks that argument `hook` names on every parameter, put there `order` wrapping. All ranks run it.
+
+    Observes `answers`, the texts of the warnings about hooks, and, if the hooks step nothing, `step<k>/grad/<name>`.
+    """
+    module = _module(ctx.scenario).to(ctx.device)
+    make = HOOKS[ctx.arguments["hook"]]
+
+    def put() -> None:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(make(parameter))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if ctx.arguments["order"] == "before":
+            put()
+        model = ctx.wrap(module)
+        if ctx.arguments["order"] == "after":
+            put()
+        facts = run_steps(ctx, module, model, _ordinary, NUM_STEPS)
+    if ctx.arguments["hook"] == "reads":
+        for name, value in facts.items():
+            ctx.observe(name, value)
+    texts = [str(each.message) for each in caught]
+    ctx.observe("answers", [text for text in texts if "register_post_accumulate_grad_hook" in text])
+
+
+@hooked_parameters.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    if scenario.arguments["hook"] == "reads":
+        facts = simulate_steps([_module(scenario) for _ in range(scenario.world_size)], _ordinary, NUM_STEPS)
+        return {rank: {**expected, "answers": []} for rank, expected in facts.items()}
+    told = Satisfies("one warning, which names '0.weight'", lambda got: len(got) == 1 and "0.weight" in got[0])
+    return {rank: {"answers": told} for rank in range(scenario.world_size)}

@@ -1,0 +1,208 @@
+"""Program `idle_ranks`: in some steps, some ranks' forward uses no parameter at all, beside the same without DDP.
+
+Such a rank still has to contribute zeros to the mean, in that step and not in its next one, and to end the step with
+the others' gradients, although nothing in the outputs of its forward leads to a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, integers, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+WIDTH = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An output that is a dataclass."""
+
+    hidden: Tensor
+    name: str
+
+
+class Layers(nn.Module):
+    """Two layers that forward runs unless it is `idle`, and a head that it leaves to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.two = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, inputs: Tensor, *, idle: bool = False, returns: str = "doubled") -> Any:
+        """Return rows of WIDTH; `returns` says what an idle forward makes of its inputs, or how all return theirs."""
+        if not idle:
+            hidden = self.two(self.one(inputs))
+        elif returns == "itself":
+            hidden = inputs
+        elif returns == "no_grad":
+            with torch.no_grad():
+                hidden = self.two(self.one(inputs))
+        else:
+            hidden = 2 * inputs
+        shapes: Mapping[str, Callable[[], Any]] = {
+            "tuple": lambda: (hidden, None),
+            "dict": lambda: {"deep": [{"hidden": hidden}], "rows": len(hidden)},
+            "dataclass": lambda: Answer(hidden, "rows"),
+        }
+        return shapes[returns]() if returns in shapes else hidden
+
+
+def _inner(model: Any) -> Any:
+    return getattr(model, "module", model)
+
+
+def _learnt_input(turn: RankStep, micro: int = 0) -> Tensor:
+    return turn.inputs(3, WIDTH, micro=micro).requires_grad_()
+
+
+def _outer_head(turn: RankStep, hidden: Tensor, micro: int = 0) -> Tensor:
+    """Return a loss behind a layer that does not belong to the wrapped module, and trains as well."""
+    weight = integers(WIDTH, 2, key=("outer", turn.step, micro)).to(hidden.device).requires_grad_()
+    return turn.loss(hidden @ weight, micro)
+
+
+def _forward(model: Any, turn: RankStep, inputs: Tensor, *, idle: bool, returns: str = "doubled") -> Any:
+    return turn.forward(model, inputs, idle=idle, returns=returns)
+
+
+def _learnt(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle)))
+
+
+def _itself(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle, returns="itself")))
+
+
+def _outer(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle)))
+
+
+def _no_grad(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(_outer_head(turn, _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns="no_grad")))
+
+
+def _own_head(model: Any, turn: RankStep, idle: bool) -> None:
+    turn.backward(turn.loss(_inner(model).head(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle))))
+
+
+def _as(returns: str) -> Callable[[Any, RankStep, bool], None]:
+    def use(model: Any, turn: RankStep, idle: bool) -> None:
+        output = _forward(model, turn, turn.inputs(3, WIDTH), idle=idle, returns=returns)
+        if returns == "dict":
+            hidden = output["deep"][0]["hidden"]
+        else:
+            hidden = output.hidden if returns == "dataclass" else output[0]
+        turn.backward(_outer_head(turn, hidden))
+
+    return use
+
+
+def _in_place(model: Any, turn: RankStep, idle: bool) -> None:
+    hidden = _forward(model, turn, turn.inputs(3, WIDTH), idle=idle)
+    hidden += 1
+    turn.backward(_outer_head(turn, hidden))
+
+
+def _two_forwards(model: Any, turn: RankStep, idle: bool) -> None:
+    first = _forward(model, turn, _learnt_input(turn), idle=idle)
+    second = _forward(model, turn, _learnt_input(turn, micro=1), idle=False)
+    turn.backward(turn.loss(first) + turn.loss(second, micro=1))
+
+
+def _two_idle_forwards(model: Any, turn: RankStep, idle: bool) -> None:
+    first = _forward(model, turn, _learnt_input(turn), idle=idle)
+    second = _forward(model, turn, _learnt_input(turn, micro=1), idle=idle)
+    turn.backward(turn.loss(first) + turn.loss(second, micro=1))
+
+
+def _two_backwards(model: Any, turn: RankStep, idle: bool) -> None:
+    loss = turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle))
+    turn.backward(loss)
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=not idle), micro=1))
+
+
+def _twice(model: Any, turn: RankStep, idle: bool) -> None:
+    loss = turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle))
+    turn.backward(loss, retain_graph=True)
+    turn.backward(loss)
+
+
+def _gradient_first(model: Any, turn: RankStep, idle: bool) -> None:
+    inputs = _learnt_input(turn)
+    loss = turn.loss(_forward(model, turn, inputs, idle=idle))
+    torch.autograd.grad(loss, inputs, retain_graph=True)
+    turn.backward(loss)
+
+
+def _probed(model: Any, turn: RankStep, idle: bool) -> None:
+    """Ask for the gradient of inputs alone, when what the first step used first is unused."""
+    if turn.step == 0:
+        _own_head(model, turn, idle)
+        return
+    inputs = _learnt_input(turn)
+    torch.autograd.grad(turn.loss(_forward(model, turn, inputs, idle=idle)), inputs)
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=idle)))
+
+
+def _accumulated(model: Any, turn: RankStep, idle: bool) -> None:
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=not idle), micro=1))
+    else:
+        turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=not idle), micro=1))
+    turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle)))
+
+
+USES: Mapping[str, Callable[[Any, RankStep, bool], None]] = {
+    "learnt_input": _learnt,
+    "input_itself": _itself,
+    "outer_head": _outer,
+    "no_grad": _no_grad,
+    "own_head": _own_head,
+    "tuple": _as("tuple"),
+    "dict": _as("dict"),
+    "dataclass": _as("dataclass"),
+    "in_place": _in_place,
+    "two_forwards": _two_forwards,
+    "two_idle_forwards": _two_idle_forwards,
+    "two_backwards": _two_backwards,
+    "twice": _twice,
+    "gradient_first": _gradient_first,
+    "probed": _probed,
+    "accumulated": _accumulated,
+}
+
+
+def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
+    use, plan = USES[scenario.arguments["use"]], scenario.arguments["idle"]
+    return lambda model, turn: use(model, turn, turn.rank in plan[turn.step])
+
+
+@program("idle_ranks", invariants=("leaves_no_trace",))
+def idle_ranks(ctx: RankContext) -> None:
+    """Train; in step k the ranks in `idle[k]` use no parameter, in the way that argument `use` names. All ranks run it.
+
+    Observes `step<k>/grad/<name>`.
+    """
+    module = with_integer_weights(Layers(), ctx.scenario.seed).to(ctx.device)
+    plan: Sequence[Any] = ctx.arguments["idle"]
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), len(plan)))
+
+
+@idle_ranks.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [with_integer_weights(Layers(), scenario.seed) for _ in range(scenario.world_size)]
+    return simulate_steps(replicas, _step_of(scenario), len(scenario.arguments["idle"]))

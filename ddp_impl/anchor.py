@@ -1,0 +1,57 @@
+"""A parameter that no module has: a forward that uses none of the others is tied to it.
+
+The outputs of such a forward tell nothing of a backward, or cannot have one. The rank would contribute nothing to this
+reduction and its next gradients to it, when the others are one step ahead: silently wrong from then on. Tied outputs
+require a gradient, and when the anchor gets its own, the rank knows that its part of the reduction is zeros. The anchor
+gets none from `torch.autograd.grad`, nor do parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_impl.nested_tensors import map_tensors
+from ddp_impl.torch_internals import is_bound_to_transform
+
+
+class Anchor:
+    """Calls `reached` for every backward from an output that is tied to it."""
+
+    def __init__(self, device: torch.device, reached: Callable[[], None]) -> None:
+        """Make the parameter on `device`, so that its gradient comes in the thread in which others come."""
+        self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
+        self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
+        self._reached = reached
+
+    def tie(self, output: Any) -> Any:
+        """Return `output` with copies of its tensors that require a gradient, where they can."""
+        return map_tensors(self._tie, output)
+
+    def _tie(self, tensor: Tensor) -> Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()) or is_bound_to_transform(tensor):
+            return tensor
+        tied: Tensor = Tie.apply(self._leaf, tensor)
+        return tied
+
+    def _gradient_came(self, leaf: Tensor) -> None:
+        leaf.grad = None
+        self._reached()
+
+
+class Tie(torch.autograd.Function):
+    """The identity of a tensor, which gives an anchor a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, tensor: Tensor) -> Tensor:
+        """Return a copy of `tensor`: users may change outputs in place, which autograd forbids for a view."""
+        ctx.device = leaf.device
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return zero for the anchor, and the gradient."""
+        return torch.zeros((), dtype=torch.float32, device=ctx.device), gradients[0]

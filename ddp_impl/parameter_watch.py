@@ -1,0 +1,131 @@
+"""Finds out when a wrapped module trains parameters that DDP does not average, or averages some that it lacks.
+
+A DDP reads its module once. A layer that comes later, a parameter that is unfrozen later, or a tensor that stands in
+for a parameter would train on each rank's own gradients, without an error (pytorch/pytorch#12603).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Joinable
+
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.messages import enumerate_names
+from ddp_impl.torch_internals import child_table, ignored_names, parameter_table
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class ParameterWatch:
+    """Watches the parameters of `module`, of which DDP averages `members` and leaves those with `ignored` names alone.
+
+    The wrapper calls `check` before every synchronised forward. While nothing changes that is three passes in C: over
+    the sizes of the tables in which modules keep parameters and children, over what is in them, and over the parameters
+    that need no gradient.
+    """
+
+    def __init__(self, module: nn.Module, members: Sequence[ManagedParameter], ignored: Collection[str]) -> None:
+        """Remember what the module consists of."""
+        self._module = module
+        self._members = members
+        self._averaged = {member.parameter for member in members}
+        self._ignored = ignored
+        self._warned = False
+        self._remember()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
+
+        Warns, once, where plain tensors stand in for parameters and keep the gradients.
+        """
+        if (
+            list(map(len, self._tables)) == self._sizes
+            and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents))
+            and not any(map(_REQUIRES_GRAD, self._frozen))
+        ):
+            return
+        present = dict(self._module.named_parameters())
+        stand_ins = {name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)}
+        strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
+        gone = [member.name for member in self._members if member.parameter not in set(present.values())]
+        if strangers or (gone and not stand_ins):
+            raise RuntimeError(_changed(gone if not stand_ins else [], strangers))
+        if stand_ins:
+            self._warn_about(stand_ins)
+            return  # they are there for one call
+        self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+
+    def _is_stranger(self, name: str, parameter: Tensor) -> bool:
+        return (
+            isinstance(parameter, nn.Parameter)
+            and parameter.requires_grad
+            and parameter not in self._averaged
+            and name not in self._ignored
+            and name not in ignored_names(self._module)
+            and not self._is_averaged_inside(name)
+        )
+
+    def _is_averaged_inside(self, name: str) -> bool:
+        """Whether the parameter belongs to a DDP that came into this module after it was wrapped."""
+        owner = self._module
+        for step in name.split(".")[:-1]:
+            owner = getattr(owner, step)
+            if isinstance(owner, Joinable):
+                return True
+        return False
+
+    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
+        """Warn of tensors that keep their gradients; those that were computed pass them on, to parameters perhaps."""
+        keep = [name for name, tensor in stand_ins.items() if tensor.is_leaf and tensor.requires_grad]
+        if keep and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"other tensors stand in for the parameters {enumerate_names(keep)} (torch.func.functional_call). "
+                "Their gradients stay local to each rank: DDP averages those of the module's own parameters only. "
+                "Compute the tensors from the parameters, or average their gradients yourself.",
+                stacklevel=2,
+            )
+
+    def _remember(self) -> None:
+        self._tables = list(_tables(self._module))
+        self._sizes = [len(table) for table in self._tables]
+        self._filled = [table for table in self._tables if table]
+        self._contents = [entry for table in self._filled for entry in table.values()]
+        self._frozen = [parameter for parameter in self._module.parameters() if not parameter.requires_grad]
+        self._frozen = [parameter for parameter in self._frozen if parameter not in self._averaged]
+
+
+def _tables(module: nn.Module) -> Iterator[dict[str, Any]]:
+    for owner in module.modules():
+        yield parameter_table(owner)
+        yield child_table(owner)
+
+
+def _changed(gone: Sequence[str], strangers: Sequence[str]) -> str:
+    """Return the message for parameters that the module has lost, and for those that DDP does not know."""
+    sentences = []
+    if gone:
+        sentences.append(f"parameters were replaced or removed after wrapping: {enumerate_names(gone)}.")
+    if strangers:
+        sentences.append(
+            f"parameters that DDP does not average require a gradient: {enumerate_names(strangers)}. They came into "
+            "the module, or were unfrozen, after wrapping."
+        )
+    sentences.append(
+        "DDP averages the gradients of the parameters that it was given; others would train on local gradients. Change "
+        "the module before wrapping it, change values in place (parameter.data.copy_), or wrap the module anew on "
+        "every rank."
+    )
+    if strangers:
+        sentences.append(
+            "Parameters that are to be trained later may be wrapped while they require a gradient and frozen then. For "
+            "those that are not to be trained call requires_grad_(False); those that each rank is to train alone name "
+            "in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)."
+        )
+    return " ".join(sentences)
