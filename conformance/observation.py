@@ -15,7 +15,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception as a fact: its type's name, the names of all base classes, and its message."""
+    """An exception as a fact: its type's name, the names of all base classes, and its message with its notes."""
 
     type: str
     bases: tuple[str, ...]
@@ -26,7 +26,8 @@ class Raised:
     def of(error: BaseException, traceback: str = "") -> Raised:
         """Describe `error` without keeping it or its frames alive."""
         bases = tuple(base.__name__ for base in type(error).__mro__)
-        return Raised(type(error).__name__, bases, str(error), traceback)
+        message = "\n".join((str(error), *getattr(error, "__notes__", ())))
+        return Raised(type(error).__name__, bases, message, traceback)
 
     def __str__(self) -> str:
         """Return type and message, as Python prints them."""

@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.torch_internals import keep_out_of_graphs
 
 
 class AutogradHooks:
@@ -57,8 +58,9 @@ class AutogradHooks:
         An output that is a parameter itself reports nothing but its gradient.
         """
         nodes = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        report = keep_out_of_graphs(lambda _: reached())
         for node in nodes:
-            node.register_prehook(lambda _: reached())
+            node.register_prehook(report)
         return bool(nodes)
 
     def _counting(self, index: int) -> Callable[[Tensor], None]:
@@ -77,7 +79,7 @@ class AutogradHooks:
             else:
                 report(index)
 
-        return gradient_came
+        return keep_out_of_graphs(gradient_came)
 
     def _capturing(self, index: int) -> Callable[[Any, Any], None]:
         due = self._arrivals.due
@@ -87,4 +89,4 @@ class AutogradHooks:
             if self.captures and due[index]:
                 gradient_came(None)
 
-        return gradient_captured
+        return keep_out_of_graphs(gradient_captured)

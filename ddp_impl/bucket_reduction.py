@@ -11,16 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from ddp_impl import collectives
+from ddp_impl import collectives, messages
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values
+from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import ReducerState
 from ddp_impl.telemetry import Telemetry
 from ddp_impl.user_hooks import UserHooks
@@ -40,20 +42,22 @@ class BucketReduction:
         group: dist.ProcessGroup,
         device: torch.device,
         options: ReducerOptions,
+        peers: Peers | None = None,
     ) -> None:
         """Begin without buckets."""
+        self.peers = Peers(group) if peers is None else peers
         self.members = tuple(members)
         self.options = options
         self.device = device
         self.group = group
-        self.divisor = dist.get_world_size(group)
+        self.divisor = size_of(group)
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
         self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
         self.user_hooks = UserHooks(self.members)
-        self.state = ReducerState(dist.get_rank(group))
+        self.state = ReducerState(rank_in(group))
         self.arrivals = Arrivals(len(self.members))
         self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
         self.buckets: list[Bucket] = []
@@ -138,7 +142,9 @@ class BucketReduction:
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self._in_flight.pop(bucket.index)
-        result = pending.wait()
+        names = [member.name for member in bucket.members]
+        with self.peers.awaiting("backward", messages.bucket(bucket.index, len(self.buckets), names)):
+            result = pending.wait()
         if self.comm_hook is None:
             return buffer
         reduced = tensor_in(result, self._here())

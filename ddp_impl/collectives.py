@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import foreach_copy_
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
@@ -57,7 +58,7 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
             broadcast_from(flat, group, group_src)
-            if dist.get_rank(group) == group_src:
+            if rank_in(group) == group_src:
                 continue
             pieces = flat.split([tensor.numel() for tensor in chunk])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, chunk, strict=True)]
@@ -95,7 +96,7 @@ def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGr
 
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
-    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
     dist.all_gather(gathered, tensor, group=group)
     return torch.stack(gathered)
 

@@ -23,6 +23,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
+from ddp_impl.groups import backend_of, size_of
 from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -30,23 +31,29 @@ from ddp_impl.nested_tensors import find_tensors, move
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.parameter_watch import ParameterWatch
+from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_internals import frame_callback, ignored_names
-from ddp_impl.torch_surface import TorchSurface
+from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import device_type, managed_parameters
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
     "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
-    "_local_gradients",
+    "_local_gradients", "_peers",
 )  # fmt: skip
 
 
+# A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
+# pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
+@nn.parallel.DistributedDataParallel.register
 class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     """Averages a module's gradients over a process group during backward.
+
+    `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
 
     Construction, forward in training and backward are collective: every rank of the group must go through them in the
     same order. Arguments have the names, order and meaning of `torch.nn.parallel.DistributedDataParallel` (torch 2.13).
@@ -78,7 +85,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         RuntimeError: no parameter requires a gradient; a parameter is uninitialised; ranks wrap different modules
             (on every rank, naming the parameter); no default process group.
         ValueError: arguments that contradict each other or the module's devices.
-        TypeError: `module` is not an `nn.Module`.
+        TypeError: `module` is not an `nn.Module`; a subclass overrides what torch's class calls and this one does not.
 
     """
 
@@ -107,6 +114,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
+        refuse_unheard_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
@@ -115,13 +123,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self.process_group = resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
+        self._peers = Peers(self.process_group)
         self.parameters_to_ignore = set(ignored_names(module))
-        members = managed_parameters(module, self.parameters_to_ignore)
-        self.device_type = device_type(module, self.parameters_to_ignore)
-        self.device = members[0].parameter.device
-        self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
-        self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
-        check_sync_batch_norm(module, self.device_type)
+        with self._peers.telling("construction"):
+            members = managed_parameters(module, self.parameters_to_ignore)
+            self.device_type = device_type(module, self.parameters_to_ignore)
+            self.device = members[0].parameter.device
+            self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
+            self.device_ids, self.output_device = resolve_devices(members, device_ids, output_device)
+            check_sync_batch_norm(module, self.device_type)
 
         self.module = module
         self.dim = dim
@@ -151,10 +161,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             mine = describe(
                 members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
             )
-            verify_replicas(mine, self.process_group, self.device)
-            self._synchronise_state(init_sync_buffers)
+            with self._peers.awaiting("construction", "the other ranks' modules"):
+                verify_replicas(mine, self.process_group, self.device)
+                self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
+        self.reducer.log_plan(
+            f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
+            f"{backend_of(self.process_group)}, {self._options}"
+        )
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -174,13 +189,19 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         return self._forward(compiler_behind(callback), inputs, kwargs)
 
     def _forward(self, compiler: ActiveCompiler | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+        named = torch.autograd.profiler.record_function("DistributedDataParallel.forward")
+        with named, self.reducer.peers.telling("forward"):
             inputs, kwargs = self._pre_forward(*inputs, **kwargs)
-            answer = None if compiler is None else self._averages_in_graph()
-            call = self._compiled_calls.callable_for(self.module, compiler, answer)
-            with contextlib.nullcontext() if self._caster is None else self._caster.casting():
-                output = call(*inputs, **kwargs)
-            return self._post_forward(output, answer is not None)
+            with self._compiled_calls.for_one_forward(self.module, compiler, self._averages_in_graph):
+                return self._post_forward(self._run_ddp_forward(*inputs, **kwargs))
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module. A subclass may call another method of it; its gradients are averaged all the same.
+
+        What overrides it is compiled without cuts, because it need not call the module.
+        """
+        with contextlib.nullcontext() if self._caster is None else self._caster.casting():
+            return self._compiled_calls.current(self.module)(*inputs, **kwargs)
 
     @property
     def _synchronises(self) -> bool:
@@ -197,11 +218,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             notified = Join.notify_join_context(self)
             if notified is not None:
                 notified.wait()
-            num_syncing = agree_on_sync(self.process_group, self.device, synchronise)
-            self.reducer.divisor = self._divisor(num_syncing)
+            self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()
-        if self._syncs_buffers(BufferHookLocation.PRE_FORWARD):
+        if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self.device_ids:
             inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
@@ -209,8 +229,20 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
 
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
+        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
+
+        Ranks that have joined do it by themselves.
+        """
+        if not is_joined_rank:
+            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
+                num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
+            self.reducer.divisor = self._divisor(num_syncing)
+
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
+        if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
+            return None
         return in_graph(
             self._compiled_calls.reduction,
             ForwardFacts(
@@ -226,11 +258,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             ),
         )
 
-    def _post_forward(self, output: Any, in_graph: bool = False) -> Any:
-        if self._syncs_buffers(BufferHookLocation.POST_FORWARD):
+    def _post_forward(self, output: Any) -> Any:
+        if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
-        if in_graph:
+        if self._compiled_calls.averages_in_graph:
             self._local_gradients.forward_in_graph(find_tensors(output))
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
@@ -283,9 +315,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         """The buffers that are copied before forward."""
         return list(self.named_module_buffers.values())
 
-    def _syncs_buffers(self, location: BufferHookLocation) -> bool:
-        where = BufferHookLocation.PRE_FORWARD if self._buffer_hook is None else self._buffer_hook.location
-        return where is location and self.will_sync_module_buffers()
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, before this forward."""
+        before = self._buffer_hook is None or self._buffer_hook.location is BufferHookLocation.PRE_FORWARD
+        return before and self.will_sync_module_buffers()
+
+    def _check_sync_bufs_post_fwd(self) -> bool:
+        """Whether buffers are to be synchronised now, after this forward."""
+        after = self._buffer_hook is not None and self._buffer_hook.location is BufferHookLocation.POST_FORWARD
+        return after and self.will_sync_module_buffers()
 
     def _sync_buffers(self, authoritative: bool = True) -> None:
         """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""
@@ -298,7 +336,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         source = 0
         if self._join_config.enable:
             source = agree_on_rank(self.process_group, self.device, authoritative)
-        broadcast_state([local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source)
+        with self.reducer.peers.awaiting("forward", f"the buffers of rank {source}"):
+            broadcast_state(
+                [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
+            )
 
     def _register_buffer_comm_hook(
         self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
@@ -392,7 +433,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         return self.process_group
 
     def _divisor(self, num_syncing: int) -> int:
-        world_size = dist.get_world_size(self.process_group)
+        world_size = size_of(self.process_group)
         return world_size if self._divide_by_initial_world_size else max(1, num_syncing)
 
     # -- pickling -----------------------------------------------------------------------------------------------------
@@ -416,6 +457,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         super().__setstate__(state)
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
+        self._peers = Peers(self.process_group, is_copy=True)
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
@@ -426,7 +468,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore)
-        self.reducer = Reducer(members, self.process_group, self.device, self._options)
+        self.reducer = Reducer(members, self.process_group, self.device, self._options, self._peers)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)

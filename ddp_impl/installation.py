@@ -20,7 +20,7 @@ _own_names: set[tuple[str, str]] | None = None
 def install() -> None:
     """Replace torch's class by ours wherever it can be imported from; calling it twice changes nothing.
 
-    Modules that imported the class before, under any name, get the new one too, so `isinstance` agrees everywhere.
+    Modules that imported the class before, under any name, get the new one too.
     Only objects that exist already stay what they are, and references kept elsewhere than in a module's names: a
     module-level tuple of classes, a default argument. Install before importing what keeps such. Undo it with
     `uninstall`.

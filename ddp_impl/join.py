@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
 from ddp_impl import collectives
+from ddp_impl.groups import rank_in, size_of
 from ddp_impl.reducer import Reducer
 
 
@@ -52,7 +53,7 @@ def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: boo
 
 def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
     """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
-    rank = torch.tensor([dist.get_rank(group) if candidate else -1]).to(device)
+    rank = torch.tensor([rank_in(group) if candidate else -1]).to(device)
     collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
     chosen = int(rank.item())
     assert chosen >= 0, "no rank of the group offered itself"
@@ -92,7 +93,7 @@ class DDPJoinHook(JoinHook):
         source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
         ddp._authoritative_rank = source
         ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
-        ddp.reducer.divisor = dist.get_world_size(ddp.process_group)
+        ddp.reducer.divisor = size_of(ddp.process_group)
 
 
 def _put_gradients_aside(ddp: Shadowed) -> list[Tensor | None]:

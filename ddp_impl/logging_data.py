@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import nn
 
+from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.telemetry import environment
 from ddp_impl.torch_internals import num_gloo_threads
 from ddp_impl.torch_surface import TorchSurface
@@ -18,12 +18,12 @@ def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
     indices = " ".join("".join(f"{member.index} " for member in bucket.members).strip() for bucket in reducer.buckets)
     variables = environment()
     data: dict[str, int | str] = {
-        "world_size": dist.get_world_size(ddp.process_group),
-        "rank": dist.get_rank(ddp.process_group),
+        "world_size": size_of(ddp.process_group),
+        "rank": rank_in(ddp.process_group),
         "module_name": type(ddp.module).__name__,
         "device_ids": ", ".join(str(index) for index in ddp.device_ids or ()),
         "output_device": -1 if ddp.output_device is None else ddp.output_device,
-        "backend_name": dist.get_backend(ddp.process_group),
+        "backend_name": backend_of(ddp.process_group),
         "broadcast_buffers": int(ddp.forward_sync_buffers),
         "bucket_cap_bytes": ddp.bucket_bytes_cap,
         "find_unused_parameters": int(ddp.find_unused_parameters),

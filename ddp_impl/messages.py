@@ -6,6 +6,7 @@ Users and libraries search for some phrases of torch's messages; ours contain th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
 
 _MAX_NAMES = 20
 
@@ -72,8 +73,9 @@ def compiled_backward(rank: int) -> str:
     return (
         f"[rank {rank}] the reducer averages the gradients of this forward and must know when the backward is over, "
         "but compiled autograd does not report its end. Run backward without it "
-        "(torch._dynamo.config.compiled_autograd = False), or set torch._dynamo.config.optimize_ddp = "
-        '"python_reducer" before the forward, so that the compiled backward averages by itself.'
+        "(torch._dynamo.config.compiled_autograd = False), or let the compiled backward average by itself: set "
+        'torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, and wrap the module without '
+        "find_unused_parameters and static_graph."
     )
 
 
@@ -105,3 +107,65 @@ def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
         f"[rank {rank}] parameter '{name}' was marked as ready twice: its gradient was already handed to the reduction "
         f"of iteration {iteration} when another one arrived. {advice}"
     )
+
+
+def raised(error: BaseException | None, traceback: TracebackType | None, phase: str, step: int) -> str:
+    """Return what a rank that raised tells the others: the exception, and where, as far as they are known."""
+    name = "an exception" if error is None else type(error).__name__
+    text = f": {error}" if error is not None and str(error) else ""
+    return f"raised {name} in {phase} of step {step}{_place(traceback)}{text}"
+
+
+def _place(traceback: TracebackType | None) -> str:
+    if traceback is None:
+        return ""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    return f" ({code.co_filename}:{traceback.tb_lineno}, in {code.co_name})"
+
+
+def lacks(names: Sequence[str], step: int) -> str:
+    """Return what a rank that misses gradients tells the others."""
+    return f"got no gradient in the backward of step {step} for: {enumerate_names(names)}"
+
+
+def waited(error: BaseException, what: str, phase: str, step: int) -> str:
+    """Return what a rank whose wait failed tells the others."""
+    return f"waited in vain for {what} in {phase} of step {step}: {type(error).__name__}: {error}"
+
+
+def waited_in_vain(
+    rank: int, what: str, phase: str, step: int, reasons: Sequence[tuple[int, str]] | None, *, only_waited: bool
+) -> str:
+    """Return what is added to the error of a wait that failed; `reasons` of other ranks, None if nobody could ask."""
+    begin = f"[rank {rank}] waited in vain for {what} in {phase} of step {step}."
+    told = [f"rank {other} {reason}" for other, reason in reasons or ()]
+    if told and not only_waited:
+        return "\n".join([begin, *told])
+    nobody = "No other rank has said why" if reasons is not None else "The group's store does not answer"
+    advice = (
+        f"{nobody}. A rank that was killed or crashed says nothing: look at the exit codes and the last output of the "
+        "other ranks. If all of them live, they are not in the same step: they had different numbers of batches "
+        "(model.join() allows that), used different parameters, left out a backward, or one was slower than the "
+        "group's timeout."
+    )
+    return "\n".join([begin, *told, advice])
+
+
+def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
+    """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
+    lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]
+    for index, (num_bytes, names) in enumerate(buckets):
+        lines.append(f"  bucket {index}, {num_bytes} bytes: {enumerate_names(names, None if verbose else _MAX_NAMES)}")
+    return "\n".join(lines)
+
+
+def bucket(index: int, num_buckets: int, names: Sequence[str]) -> str:
+    """Return how messages call a bucket."""
+    return f"bucket {index} of {num_buckets} ({enumerate_names(names)})"
+
+
+def usage(names: Sequence[str]) -> str:
+    """Return how messages call the exchange of which parameters ranks used."""
+    return f"the other ranks' word on which parameters they used ({enumerate_names(names)})"

@@ -29,11 +29,14 @@ from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
+from ddp_impl.groups import rank_in, size_of
+from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.torch_internals import (
     DebugLevel,
-    call_when_backward_ends,
+    WhenBackwardEnds,
     current_distributed_context_id,
     get_debug_level,
     in_compiled_backward,
@@ -53,9 +56,10 @@ class Reducer(BucketReduction):
         group: dist.ProcessGroup,
         device: torch.device,
         options: ReducerOptions,
+        peers: Peers | None = None,
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
-        super().__init__(members, group, device, options)
+        super().__init__(members, group, device, options, peers)
         self.reach = Reach([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
@@ -107,15 +111,17 @@ class Reducer(BucketReduction):
         rank = self.state.rank
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
+        missing = [(index, self.members[index].name) for index in self.arrivals.missing]
         raise self._error(
             messages.unfinished(
                 rank,
-                [(index, self.members[index].name) for index in self.arrivals.missing],
+                missing,
                 len(self.members),
                 unused_allowed=self.options.find_unused_parameters,
                 static=self.options.static_graph,
                 verbose=get_debug_level() != DebugLevel.OFF,
             )
+            + self.peers.exchange(messages.lacks([name for _, name in missing], self.peers.step))
         )
 
     def remove_hooks(self) -> None:
@@ -130,8 +136,9 @@ class Reducer(BucketReduction):
         """
         self._handle(Event.RESET)
         self.group = group
-        self.divisor = dist.get_world_size(group)
-        self.state.rank = dist.get_rank(group)
+        self.peers = Peers(group)
+        self.divisor = size_of(group)
+        self.state.rank = rank_in(group)
         self.usage.forget_agreements()
         # New storage, too: an abandoned collective may still be writing into the old one.
         self._begin_to_learn()
@@ -174,13 +181,32 @@ class Reducer(BucketReduction):
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
-        order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
+        with self.peers.awaiting("forward", "rank 0's order of gradients"):
+            order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
         if self.options.caps.measured:
             self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
+        self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
 
-    _rebuild_buckets = rebuild_buckets  # torch's name; lightning calls it
+    def log_plan(self, what: str) -> None:
+        """Log `what` happened, and the buckets as they are now."""
+        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self.buckets]
+        milestone(messages.planned(self.state.rank, what, buckets, verbose=is_verbose()))
+
+    # torch's names, which other projects use: docs/private_names.md
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.has_rebuilt_buckets
+        self.rebuild_buckets()
+        return self.has_rebuilt_buckets and not before
+
+    _check_reducer_finalized = check_finished
+    _remove_autograd_hooks = remove_hooks
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Wait for what a join context was told of this forward."""
+        work.wait()
 
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
@@ -316,7 +342,7 @@ class Reducer(BucketReduction):
         self.user_hooks.iteration_begins(search=self._learns_order)
 
     def _watch_backward(self) -> None:
-        call_when_backward_ends(self._backward_ended)
+        WhenBackwardEnds(self._backward_ended, partial(self.peers.raised, "backward"))
         self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
@@ -364,9 +390,11 @@ class Reducer(BucketReduction):
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
-        self.usage.end_agreeing()
+        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            self.usage.end_agreeing()
         self._hand_out_averages()
         self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()
+        self.peers.step += 1

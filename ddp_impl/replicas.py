@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ddp_impl import collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.errors import ReplicaMismatchError
+from ddp_impl.groups import rank_in
 from ddp_impl.options import ReducerOptions
 from ddp_impl.tensor_parallel import describe_placement, local_tensor
 
@@ -114,7 +115,7 @@ def verify_replicas(mine: Replica, group: dist.ProcessGroup, device: torch.devic
         return
     everyone = [Replica.decoded(data) for data in collectives.gather_values(mine.encoded(), group, device)]
     other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    here = f"[rank {dist.get_rank(group)}]"
+    here = f"[rank {rank_in(group)}]"
     raise ReplicaMismatchError(f"{here} {first_difference(everyone[0], everyone[other], other)}")
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ddp_impl import collectives
 from ddp_impl.errors import ReductionError
+from ddp_impl.groups import size_of
 from ddp_impl.torch_internals import BatchNorm, buffer_table, parameter_table
 
 
@@ -45,7 +46,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         """Normalise `input` of shape (rows, features, ...). Collective in training mode."""
         uses_batch = self.training or self.running_mean is None
         group = self._group()
-        if not self.training or group is None or dist.get_world_size(group) <= 1:  # -1: this rank is not in it
+        if not self.training or group is None or size_of(group) <= 1:  # -1: this rank is not in it
             return self._normalise_alone(input, uses_batch)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)

@@ -7,8 +7,11 @@ torch 2.13.0+cpu (2026-11), the only version that this repository pins and has r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+import gc
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from torch._C._distributed_c10d import (
     BuiltinCommHookType,
     DebugLevel,
     GradBucket,
+    Store,
     _register_process_group,
     _unregister_process_group,
     get_debug_level,
@@ -46,6 +50,7 @@ __all__ = [
     "FakeTensorMode",
     "GradBucket",
     "OptimizedModule",
+    "Store",
     "TracingContext",
     "Unsupported",
     "aot_autograd",
@@ -58,6 +63,21 @@ __all__ = [
     "tree_map_only",
 ]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames = torch._C._dynamo.eval_frame
+_AS_IT_IS = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+
+
+def keep_out_of_graphs(function: _Function) -> _Function:
+    """Let `function`, which C++ calls, and all that it calls run as it is while `torch.compile` is at work; return it.
+
+    Dynamo would capture it like any frame: a compiled function that runs a backward has autograd's hooks called under
+    it. `torch.compiler.disable` does the same at a cost of microseconds in every call.
+    """
+    _frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+    return function
+
+
 # -- autograd ---------------------------------------------------------------------------------------------------------
 
 
@@ -67,6 +87,60 @@ def call_when_backward_ends(callback: Callable[[], None]) -> None:
     torch has no public call for it: public hooks run when single nodes of the graph are done.
     """
     Variable._execution_engine.queue_callback(callback)
+
+
+class WhenBackwardEnds:
+    """Calls `ended` when the backward that runs now is over, or `broke_off` if it raised.
+
+    Autograd throws its callbacks away when a backward raises. That is the only notice of it which it gives. `broke_off`
+    gets the exception and its traceback, as far as `_raised_below` finds them.
+    """
+
+    __slots__ = ("_broke_off", "_ended", "_is_over")
+
+    def __init__(
+        self, ended: Callable[[], None], broke_off: Callable[[BaseException | None, TracebackType | None], None]
+    ) -> None:
+        """Have autograd call this once."""
+        self._ended, self._broke_off, self._is_over = ended, broke_off, False
+        call_when_backward_ends(self)
+
+    @keep_out_of_graphs
+    def __call__(self) -> None:
+        """Take the report that the backward is over."""
+        self._is_over = True
+        self._ended()
+
+    @keep_out_of_graphs
+    def __del__(self) -> None:
+        """Take it that the backward raised, unless it is over."""
+        if not self._is_over and not sys.is_finalizing():
+            self._broke_off(*_raised_below(sys._getframe().f_back))
+
+
+def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, TracebackType | None]:
+    """Return what Python code raised on its way up to `frame`, which runs C++ code; None for what Python does not know.
+
+    C++ holds the exception, but the garbage collector knows it like any object. Its traceback begins right below
+    `frame`, or below none in a thread of torch's own. Before Python 3.12 exception and traceback are still apart: the
+    exception is then the one that no Python object refers to; and one that C code raised (1 / 0) is no object yet.
+    """
+    begins = [item for item in gc.get_objects() if type(item) is TracebackType and item.tb_frame.f_back is frame]
+    if not begins:
+        return None, None
+    errors = [item for item in gc.get_objects() if issubclass(type(item), BaseException)]
+    caught_before = [error for error in errors if any(error.__traceback__ is part for part in _parts(begins[-1]))]
+    apart = [error for error in errors if error.__traceback__ is None]
+    found = caught_before or [
+        error for error in apart if all(one is errors or one is apart for one in gc.get_referrers(error))
+    ]
+    return found[0] if len(found) == 1 else None, begins[-1]
+
+
+def _parts(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def in_backward() -> bool:

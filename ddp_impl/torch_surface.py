@@ -5,25 +5,72 @@ Names and meaning are those of `torch.nn.parallel.DistributedDataParallel` (torc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from ddp_impl.groups import rank_in
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
 from ddp_impl.torch_internals import ignored_names, overlapped_optimizer, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
+#: Methods that torch's class calls, and that this one has for users to call and does not call itself.
+_NOT_CALLED = {"_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_default_broadcast_coalesced"}
+
+
+def refuse_unheard_overrides(cls: type, ours: type) -> None:
+    """Raise `TypeError` if `cls`, derived from our class, overrides a method that only torch's class would call.
+
+    Its author counts on being called; docs/private_names.md lists what public projects override.
+    """
+    overridden = {name: base for base in cls.__mro__[: cls.__mro__.index(ours)] for name in vars(base)}
+    for name, base in overridden.items():
+        torchs = getattr(vars(nn.parallel.DistributedDataParallel).get(name), "__get__", None) is not None
+        if name.startswith("__") or not torchs or (hasattr(ours, name) and name not in _NOT_CALLED):
+            continue
+        raise TypeError(
+            f"{base.__qualname__} overrides {name}, which torch's DistributedDataParallel calls and that of ddp_impl "
+            "does not, so that nothing would come of it. Override forward, _pre_forward, _run_ddp_forward or "
+            "_post_forward, register a comm hook, or leave this class to torch's DistributedDataParallel"
+        )
+
+
+class LoggerSurface:
+    """What users call of torch's `ddp.logger`. Statistics are always up to date here, so most of it does nothing."""
+
+    def __init__(self, ddp: TorchSurface) -> None:
+        """Speak for `ddp`."""
+        self._ddp = ddp
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Do nothing."""
+
+    def set_error_and_log(self, error: str) -> None:
+        """Keep `error` for the logging data."""
+        self._ddp.reducer.telemetry.logged(RuntimeError(error))
+
+    def _get_ddp_logging_data(self) -> Any:
+        return self._ddp._get_ddp_logging_data()
+
 
 class TorchSurface:
     """Base class of the wrapper, which has the attributes that are declared here."""
+
+    # Switches of torch's that subclasses with a forward of their own read: they decide nothing here.
+    _delay_all_reduce_all_params = False
+    _use_python_reducer = False
+    _ddp_sink_clone = False
+    _static_graph_delay_allreduce_enqueued = True
+    use_side_stream_for_tensor_copies = False
 
     module: nn.Module
     parameters_to_ignore: set[str]
@@ -52,6 +99,28 @@ class TorchSurface:
     def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
         """Concatenate outputs along dimension `dim` on `output_device`."""
         return gather(outputs, output_device, dim=self.dim)
+
+    # -- parts of a forward, for subclasses that write their own -------------------------------------------------------
+
+    @property
+    def logger(self) -> LoggerSurface:
+        """What torch's class keeps for its logging data."""
+        return LoggerSurface(self)
+
+    def _get_ddp_logging_data(self) -> dict[str, int | str]:
+        raise NotImplementedError
+
+    def _clear_grad_buffer(self) -> None:
+        """Do nothing: delayed gradients have buckets like all others."""
+
+    @contextlib.contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Do nothing: compilation is not told by a mark on the class."""
+        yield
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> NoReturn:
+        """Keep the message for the logging data, and raise it."""
+        raise self.reducer.telemetry.logged(err_type(err_msg))
 
     # -- which parameters ---------------------------------------------------------------------------------------------
 
@@ -199,4 +268,4 @@ class TorchSurface:
 
     @property
     def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
+        return rank_in(self.process_group)

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from ddp_impl import collectives
 from ddp_impl.bucket import GradBucket
+from ddp_impl.groups import size_of
 from ddp_impl.torch_internals import BuiltinCommHookType
 from ddp_impl.torch_internals import GradBucket as TorchGradBucket
 
@@ -107,7 +108,7 @@ def tensor_in(result: Any, here: str) -> Tensor:
 def _average_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:
     buffer = bucket.buffer()
     # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
-    compressed = buffer.to(dtype).div_(dist.get_world_size(group))
+    compressed = buffer.to(dtype).div_(size_of(group))
     work = collectives.all_reduce_sum(compressed, group)
 
     def decompress(_: Any) -> Tensor:

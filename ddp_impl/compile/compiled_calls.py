@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,26 @@ class CompiledCalls:
         self._ignored = ignored
         self._caps = caps
         self._compiled: list[tuple[_Key, Any, Callable[..., Any]]] = []
+        self._current: Callable[..., Any] | None = None
+        self.averages_in_graph = False
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
+
+    @contextlib.contextmanager
+    def for_one_forward(
+        self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
+    ) -> Iterator[None]:
+        """Choose what `current` returns while the block runs; `averages` tells how a compiled backward averages."""
+        answer = None if compiler is None else averages()
+        self._current = self.callable_for(module, compiler, answer)
+        self.averages_in_graph = answer is not None
+        try:
+            yield
+        finally:
+            self._current, self.averages_in_graph = None, False
+
+    def current(self, module: nn.Module) -> Callable[..., Any]:
+        """Return what this forward calls in place of `module`: itself, if nobody has chosen."""
+        return module if self._current is None else self._current
 
     @property
     def reduction(self) -> Reduction:

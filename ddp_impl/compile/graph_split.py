@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,20 +37,16 @@ from ddp_impl.compile.graph_parameters import (
     specs_of,
     value_of,
 )
+from ddp_impl.logs import graph_log, log
 from ddp_impl.options import BucketCaps
 from ddp_impl.torch_internals import (
     GLOBAL_STATE,
     FakeTensorMode,
     TracingContext,
     detect_fake_mode,
-    getArtifactLogger,
     trace_structured,
     tracing,
 )
-
-log = logging.getLogger(__name__)
-#: `TORCH_LOGS=ddp_graphs` prints it.
-graph_log = getArtifactLogger(__name__, "ddp_graphs")
 
 #: A Dynamo backend: takes a graph and example inputs, returns what runs it.
 CompilerBackend = Callable[..., Callable[..., Any]]

@@ -24,6 +24,7 @@ from ddp_impl.compile.averaging import GroupAlias, average_in_backward
 from ddp_impl.compile.fusion import FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.compile.graph_parameters import AveragedParameters, copied, parameter_inputs
 from ddp_impl.compile.graph_split import CompilerBackend
+from ddp_impl.groups import size_of
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
 from ddp_impl.torch_internals import (
@@ -53,14 +54,14 @@ class InGraphReducer:
         """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
         self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
-        self.divisor = torch.tensor(float(dist.get_world_size(group)))
+        self.divisor = torch.tensor(float(size_of(group)))
         self.group = GroupAlias(group)
         weakref.finalize(self, self.group.forget)
 
     def refer_to(self, group: dist.ProcessGroup) -> None:
         """Average over `group` from now on, in what is compiled already too."""
         if self.group.refer_to(group):
-            self.divisor.fill_(dist.get_world_size(group))
+            self.divisor.fill_(size_of(group))
 
 
 class InGraphBackend:

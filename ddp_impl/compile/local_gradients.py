@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddp_impl.errors import ReductionError
-from ddp_impl.torch_internals import call_when_backward_ends
+from ddp_impl.torch_internals import call_when_backward_ends, in_compiled_backward, keep_out_of_graphs
 
 
 class LocalGradients:
@@ -31,10 +31,12 @@ class LocalGradients:
     @property
     def none_await_reduction(self) -> bool:
         """Whether a compiled backward may average: nothing else has to be averaged along with it."""
+        self._forward_begins()
         return not self._used_locally and not self._unsynchronised_forwards
 
     def forward_will_be_reduced(self) -> None:
         """Note a forward whose backward the reducer will reduce, with all local gradients."""
+        self._forward_begins()
         self._unsynchronised_forwards = False
 
     def forward_in_graph(self, outputs: Iterable[Tensor]) -> None:
@@ -43,6 +45,7 @@ class LocalGradients:
 
     def forward_is_local(self, outputs: Iterable[Tensor]) -> None:
         """Note an unsynchronised forward."""
+        self._forward_begins()
         self._unsynchronised_forwards = True
         self._tell_apart(outputs, "local")
 
@@ -55,14 +58,21 @@ class LocalGradients:
 
         for tensor in outputs:
             if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(backward_begins)
+                tensor.grad_fn.register_prehook(keep_out_of_graphs(backward_begins))
 
     def _begin(self, kind: str) -> None:
         if kind == "in graph" and self._used_locally:
             raise self._mixed()
         self._running = kind
-        call_when_backward_ends(self._end)
+        if not in_compiled_backward():  # which reports no end, unless the whole of it is one graph
+            call_when_backward_ends(self._end)
 
+    def _forward_begins(self) -> None:
+        """Take it that a backward is over that did not report its end: of compiled autograd, or one that raised."""
+        if self._running is not None:
+            self._end()
+
+    @keep_out_of_graphs
     def _end(self) -> None:
         if self._running == "in graph":
             self._used_locally.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
@@ -53,3 +55,32 @@ class PreparesOnce(DistributedDataParallel):
             prepare(outputs)
 
         self.reducer.prepare_for_backward = prepare_once  # type: ignore[method-assign]
+
+
+class LooksItsGroupUp(DistributedDataParallel):
+    """BUG: a group is looked up among those that torch.distributed has made."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        dist.get_rank(self.process_group)
+        super()._attach_reducer(members)
+
+
+class RunsTheModuleItself(DistributedDataParallel):
+    """BUG: forward calls the module, whatever a subclass puts in the place of `_run_ddp_forward`."""
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    def _forward(self, compiler: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+        return self._post_forward(self.module(*inputs, **kwargs))
+
+
+class TakesNoSubclassSeriously(DistributedDataParallel):
+    """BUG: the constructor accepts subclasses whose overrides nobody calls."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        kind = type(self)
+        self.__class__ = DistributedDataParallel  # type: ignore[assignment]
+        DistributedDataParallel.__init__(self, module, **options)
+        self.__class__ = kind

@@ -18,6 +18,11 @@ _EACH_ALONE: dict[str, Any] = {"bucket_cap_mb": 0.000001}
 _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}), ("-view", _VIEW), ("-unused", _FIND), ("-static", _STATIC), ("-each-alone", _EACH_ALONE),
 )  # fmt: skip
+#: The keys of `KINDS` in `subclasses`.
+_KINDS = (
+    "runs_another_method", "forward_of_phases", "around_the_phases", "forward_of_its_own", "passes_attributes_through",
+    "chooses_parameters",
+)  # fmt: skip
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -76,3 +81,16 @@ def _more_from_users() -> Iterator[Scenario]:
         )  # fmt: skip
     for suffix, options in _VARIANTS:
         yield _of_chapter("COMPAT-09", f"buffer-elsewhere{suffix}", "misplaced_buffer", 2, options=options)
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-10", f"bare-group{suffix}", "compatible_training", world_size, options=options,
+            arguments={"bare_group": True}, recorded=False, deadline_s=8.0,
+        )  # fmt: skip
+    for kind in _KINDS:
+        for suffix, options, world_size in _variants():
+            if kind == "forward_of_its_own" and options == _STATIC:
+                continue  # on torch's DDP it would have to pass its outputs through torch's private _DDPSink
+            yield _of_chapter(
+                "COMPAT-11", f"{kind.replace('_', '-')}{suffix}", "derived_wrapper", world_size, options=options,
+                arguments={"kind": kind}, deadline_s=8.0,
+            )  # fmt: skip

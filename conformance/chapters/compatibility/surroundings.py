@@ -19,6 +19,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import simulate_steps
+from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
@@ -85,13 +86,14 @@ def _without_results() -> Iterator[None]:
 def compatible_training(ctx: RankContext) -> None:
     """Train three steps: with `no_results` on groups whose Work has none, with `by_hand` preparing backward once more.
 
-    Observes gradients and the buffer. All ranks run it.
+    With `bare_group` the wrapper is given a group that was made without torch.distributed. Observes gradients and the
+    buffer. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
+    group = {"process_group": bare_group(ctx.process_group, ctx.device)} if ctx.arguments.get("bare_group") else {}
     with _without_results() if ctx.arguments.get("no_results") else nullcontext():
-        observe_run(
-            ctx, lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS)
-        )
+        model = ctx.wrap(module, **group)
+        observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
 
 
 @compatible_training.expects

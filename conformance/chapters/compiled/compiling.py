@@ -46,7 +46,8 @@ class CompileOrder:
     "watched" (one built by `aot_autograd`). `way`: `torch.compile(ddp)` ("wrapper"), `ddp.compile()` ("in_place"),
     `DDP(torch.compile(module))` ("before"), `ddp.module.compile()` ("inner"), or a compiled function that calls the
     wrapped module ("function"). `reduction` and `fusion` are keys of the tables above. `compiled_autograd`: backwards
-    run inside torch's context for compiling them, which torch's own in-graph reduction asks for.
+    run inside torch's context for compiling them, which torch's own in-graph reduction asks for, as one graph only if
+    `whole_backward`.
     """
 
     backend: str = "watched"
@@ -56,6 +57,7 @@ class CompileOrder:
     fullgraph: bool = False
     dynamic: bool | None = None
     compiled_autograd: bool = False
+    whole_backward: bool = True
 
     @staticmethod
     def of(scenario: Scenario) -> CompileOrder:
@@ -180,7 +182,7 @@ class CompilingContext(RankContext):
     def _compiled_autograd(self) -> Any:
         if not self._order.compiled_autograd:
             return contextlib.nullcontext()
-        compiler = torch.compile(backend=self._watch.backend(self._order.backend), fullgraph=True)
+        compiler = torch.compile(backend=self._watch.backend(self._order.backend), fullgraph=self._order.whole_backward)
         return torch._dynamo.compiled_autograd._enable(compiler)
 
     def _keywords(self) -> dict[str, Any]:

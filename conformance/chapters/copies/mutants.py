@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from ddp_impl import DistributedDataParallel
 
@@ -84,3 +85,16 @@ class CopiesJoinedInSilence(DistributedDataParallel):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().__getstate__()
+
+
+class IsNoTorchDDP(nn.Module):
+    """BUG: averages like a DDP, but is no instance of torch's class, by which libraries find what they unwrap."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._inner = [DistributedDataParallel(module, **options)]  # in a list, it is no submodule
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self._inner[0](*inputs, **kwargs)

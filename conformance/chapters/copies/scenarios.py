@@ -86,3 +86,10 @@ def _modules() -> Iterator[Scenario]:
                         "COPY-12", f"{to.replace('_', '-')}{suffix}", "carried_state", world_size, options=options,
                         arguments={"to": to}, deadline_s=8.0,
                     )  # fmt: skip
+    for way in ("same", "to_torch", "from_torch", "to_bare", "from_bare"):
+        for world_size in (1, 2):
+            yield _of_chapter(
+                "COPY-13", way.replace("_", "-"), "distributed_checkpoint", world_size, arguments={"way": way},
+                deadline_s=8.0,
+            )  # fmt: skip
+    yield _of_chapter("COPY-14", "recognised", "recognised_wrapper", 1)

@@ -55,11 +55,11 @@ class LosesBatchedCopies(DistributedDataParallel):
 class DropsTensorHooks(DistributedDataParallel):
     """BUG: hooks that a user registered on a parameter are gone after the first forward."""
 
-    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+    def _post_forward(self, output: Any) -> Any:
         for parameter in self.module.parameters():
             if parameter._backward_hooks:
                 parameter._backward_hooks.clear()
-        return super()._post_forward(output, averages)
+        return super()._post_forward(output)
 
 
 class RefusesGraphs(Reducing):
@@ -101,11 +101,11 @@ class AnyBackwardCounts(Reducing):
 class GivesFrozenGradients(DistributedDataParallel):
     """BUG: frozen parameters get gradients of zeros."""
 
-    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+    def _post_forward(self, output: Any) -> Any:
         for parameter in self.module.parameters():
             if not parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return super()._post_forward(output, averages)
+        return super()._post_forward(output)
 
 
 class RefusesSinkClone(DistributedDataParallel):

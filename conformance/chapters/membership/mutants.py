@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel, collectives
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 
 
@@ -125,3 +128,47 @@ class StopsSyncingBuffers(DistributedDataParallel):
     def _update_process_group(self, new_process_group: Any) -> None:
         super()._update_process_group(new_process_group)
         self.forward_sync_buffers = False
+
+
+class _Talking(DistributedDataParallel):
+    """Gives a DDP the way of talking to other ranks that a mutant defines."""
+
+    OwnPeers: type[Peers] = Peers
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._peers.__class__ = self.OwnPeers
+        super()._attach_reducer(members)
+
+
+class FailsInSilence(_Talking):
+    """BUG: a rank that raises leaves no word of it."""
+
+    class OwnPeers(Peers):
+        """Says nothing."""
+
+        def tell(self, reason: str, *, waited: bool = False) -> None:
+            """Do nothing."""
+
+
+class LeavesTheTimeoutAlone(_Talking):
+    """BUG: the error of a wait that failed is the backend's alone."""
+
+    class OwnPeers(Peers):
+        """Adds nothing."""
+
+        @contextlib.contextmanager
+        def awaiting(self, phase: str, what: str) -> Iterator[None]:
+            """Run the block."""
+            yield
+
+
+class KnowsItsOwnBranchOnly(_Talking):
+    """BUG: an error about missing gradients does not say what is missing on other ranks."""
+
+    class OwnPeers(Peers):
+        """Does not listen."""
+
+        def exchange(self, reason: str) -> str:
+            """Leave the reason."""
+            self.tell(reason)
+            return ""

@@ -42,6 +42,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _accidents()
     yield from _accumulation()
     yield from _hooks()
+    yield from _peers()
 
 
 def _shrink_and_grow() -> Iterator[Scenario]:
@@ -146,3 +147,27 @@ def _hooks() -> Iterator[Scenario]:
                     )  # fmt: skip
                     yield asked.replace(requirements=("MEMBER-11", "MEMBER-12"))
     yield _of_chapter("MEMBER-13", "no-group", "foreign_group", 2, needs=_NEEDS)
+
+
+def _peers() -> Iterator[Scenario]:
+    for place in ("construction", "forward", "backward", "comm_hook"):
+        for world_size in (2, 3):
+            for suffix, options in (("", {}), ("-unused", _FIND)):
+                if world_size == 2 or not options:
+                    yield _failing("MEMBER-14", f"{place}{suffix}", world_size, place, options)
+    for suffix, options in _VARIANTS:
+        yield _failing("MEMBER-15", f"skipped{suffix}", 2, "skipped", options)
+        yield _failing("MEMBER-15", f"no-store{suffix}", 2, "backward", options, no_store=True)
+    for suffix, options in (("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE)):
+        for world_size in (2, 3):
+            yield _failing("MEMBER-16", f"branches{suffix}", world_size, "branches", options)
+
+
+def _failing(
+    requirement: str, slug: str, world_size: int, place: str, options: dict[str, Any], **arguments: Any
+) -> Scenario:
+    needs = ("comm_hook",) if place == "comm_hook" else ()
+    return _of_chapter(
+        requirement, slug.replace("_", "-"), "failing_peer", world_size, options=options, needs=needs,
+        arguments={"place": place, **arguments}, deadline_s=15.0,
+    )  # fmt: skip

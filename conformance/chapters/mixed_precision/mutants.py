@@ -46,12 +46,12 @@ class ReducesInFullPrecision(DistributedDataParallel):
 class RoundsParameters(DistributedDataParallel):
     """BUG: each forward leaves the parameters rounded to `param_dtype`."""
 
-    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+    def _post_forward(self, output: Any) -> Any:
         if self._caster is not None and self._caster.config.param_dtype is not None:
             for parameter in self.module.parameters():
                 if parameter.is_floating_point():
                     parameter.data.copy_(parameter.data.to(self._caster.config.param_dtype))
-        return super()._post_forward(output, averages)
+        return super()._post_forward(output)
 
 
 class CastsIgnored(_Casting):

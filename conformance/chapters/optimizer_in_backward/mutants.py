@@ -131,12 +131,12 @@ def _twice(step: Any) -> Any:
 class FreezesLearningRate(DistributedDataParallel):
     """BUG: optimizers in backward keep the learning rate of the first step."""
 
-    def _post_forward(self, output: Any, averages: bool = False) -> Any:
+    def _post_forward(self, output: Any) -> Any:
         for parameter in self.module.parameters():
             for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
                 for group in optimizer.param_groups:
                     group["lr"] = group.setdefault("lr of the first step", group["lr"])
-        return super()._post_forward(output, averages)
+        return super()._post_forward(output)
 
 
 class IgnoresFusedOptimizers(DistributedDataParallel):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -102,3 +104,44 @@ def _debugged_mistake(scenario: Scenario) -> Mapping[int, Facts]:
 
     answer = Satisfies("an error that names spare.weight and spare.bias", names_both)
     return {rank: {"answer": answer} for rank in range(scenario.world_size)}
+
+
+@program("debugged_milestones", invariants=("leaves_no_trace",))
+def debugged_milestones(ctx: RankContext) -> None:
+    """Train three steps at debug level `level`; observe what was written to stderr by then. All ranks run it.
+
+    `constructed` and `trained`: whether anything was written in that time, and in it the name of a parameter.
+    """
+    module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
+    with _debug_level(ctx.arguments["level"], by_environment=False):
+        with _written_to_stderr() as text:
+            model = ctx.wrap(module)
+        ctx.observe("constructed", ["last.weight" in text(), "find_unused_parameters" in text()])
+        with _written_to_stderr() as text:
+            for index in range(3):
+                turn = rank_step(ctx, index)
+                turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+        ctx.observe("trained", ["last.weight" in text(), "bucket" in text()])
+
+
+@contextmanager
+def _written_to_stderr() -> Iterator[Callable[[], str]]:
+    """Collect what this process writes to its file descriptor of stderr, from C++ too."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: text
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            text = file.read().decode()
+
+
+@debugged_milestones.expects
+def _milestones(scenario: Scenario) -> Mapping[int, Facts]:
+    said = [scenario.arguments["level"] != "OFF"] * 2
+    return {rank: {"constructed": said, "trained": said} for rank in range(scenario.world_size)}

@@ -180,3 +180,13 @@ class TakesAnyRate(DistributedDataParallel):
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         self.reducer.telemetry.sample_rate = max(1, sample_rate)
+
+
+class SaysNothingOfItsBuckets(Reducing):
+    """BUG: a rebuild of buckets leaves no trace in the log."""
+
+    class OwnReducer(Reducer):
+        """Is silent."""
+
+        def log_plan(self, what: str) -> None:
+            """Do nothing."""

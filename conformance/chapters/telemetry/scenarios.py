@@ -118,3 +118,8 @@ def _levels() -> Iterator[Scenario]:
             "TELE-17", f"{level.lower()}-by-environment", "debugged_mistake", 2,
             arguments={"level": level, "by_environment": True}, deadline_s=8.0,
         )  # fmt: skip
+    for level in ("OFF", "INFO", "DETAIL"):
+        for world_size in (1, 2):
+            yield _of_chapter(
+                "TELE-18", level.lower(), "debugged_milestones", world_size, arguments={"level": level}
+            )  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
 
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddp_impl import DistributedDataParallel
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile.who_averages import Reduction
 
@@ -27,3 +31,23 @@ class CompilesWhole(DistributedDataParallel):
         super()._attach_reducer(members)
         if self._compiled_calls.reduction is Reduction.SPLIT:
             self._compiled_calls.reduction = Reduction.WHOLE
+
+
+class CompilesItsHooks(DistributedDataParallel):
+    """BUG: Dynamo may capture the hooks of parameters, each of which it compiles anew."""
+
+    class OwnHooks(AutogradHooks):
+        """Has hooks of the same code, in a code object that nobody has marked as none to capture."""
+
+        unmarked: CodeType | None = None
+
+        def _counting(self, index: int) -> Callable[[Tensor], None]:
+            marked: Any = super()._counting(index)
+            self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
+            return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        reducer = self.reducer
+        reducer._hooks.remove()
+        reducer._hooks = self.OwnHooks(members, reducer.arrivals, reducer._bucket_full, reducer._take_reported_gradient)

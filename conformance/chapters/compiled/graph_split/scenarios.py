@@ -23,6 +23,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _graphs()
     yield from _neighbours()
     yield from _mistakes()
+    for suffix, options in (("", {}), ("-each-alone", EACH_ALONE), ("-unused", FIND), ("-static", STATIC)):
+        yield _make.written("SPLIT-32", f"step{suffix}", "compiled_step", options=options)
 
 
 def _train(requirement: str, slug: str, world_size: int = 2, model: str = "mlp", **rest: Any) -> Scenario:

@@ -73,4 +73,6 @@ def _others() -> Iterator[Scenario]:
     yield _make.written("TRACE-16", "bare", "compiled_neighbours", bare=True)
     for mistake in ("unused_parameter", "many_graphs", "local_too_late"):
         yield _make.written("TRACE-17", mistake.replace("_", "-"), "compiled_mistake", mistake=mistake)
-    yield _make.case("TRACE-19", "plain", compile_={"compiled_autograd": True}, options={})
+    for slug, whole in (("", True), ("with-breaks", False)):
+        order = {"compiled_autograd": True, "whole_backward": whole}
+        yield _make.case("TRACE-19", "plain", slug, compile_=order, options={}, num_steps=3)

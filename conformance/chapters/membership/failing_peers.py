@@ -1,0 +1,123 @@
+"""Program `failing_peer`: the last rank fails in the third step, and the others wait for it."""
+
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from conformance.models.bomb import Bomb
+from conformance.models.integers import with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises
+from conformance.programs.bare_group import bare_group
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+#: The step in which the last rank fails, counted from 0. Where branches differ, no step comes to its end.
+FAILING_STEP = 2
+_TIMEOUT = timedelta(seconds=1)
+
+
+class Branching(nn.Module):
+    """Two layers beside each other and one after them; it fails where `place` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(3, 3)
+        self.right = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 2)
+        self.place = ""
+
+    def forward(self, inputs: Tensor, uses: str) -> Tensor:
+        """Return rows of 2, having used the layers that `uses` names."""
+        if self.place == "forward":
+            raise ArithmeticError("the batch makes no sense")
+        hidden = self.last(sum(self.get_submodule(name)(inputs) for name in uses.split()))
+        output: Tensor = Bomb.apply(hidden) if self.place == "backward" else hidden
+        return output
+
+
+@contextmanager
+def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
+    """Make a group of all ranks in which no wait takes long; without a store if the scenario wants it so."""
+    if ctx.device.type != "cpu":
+        ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
+    group = dist.new_group(timeout=_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    try:
+        yield bare_group(group, ctx.device) if ctx.arguments.get("no_store") else group
+    finally:
+        dist.barrier(group=ctx.process_group)  # nobody leaves before all have failed
+        dist.destroy_process_group(group)
+
+
+def _train(ctx: RankContext, group: dist.ProcessGroup) -> None:
+    place, fails = ctx.arguments["place"], ctx.rank == ctx.world_size - 1
+    module: Any = with_integer_weights(Branching(), ctx.scenario.seed).to(ctx.device)
+    if place == "construction" and fails:
+        module.requires_grad_(False)
+    model: Any = ctx.wrap(module, process_group=group)
+    if place == "comm_hook":
+        model.register_comm_hook((group, module), _summing)
+    uses = "left right"
+    if place == "branches":
+        uses = "left" if fails else "right"
+    for index in range(FAILING_STEP + 1):
+        module.zero_grad()
+        if fails and index == FAILING_STEP:
+            module.place = place
+        turn = rank_step(ctx, index)
+        loss = turn.loss(turn.forward(model, turn.inputs(4, 3), uses))
+        if module.place != "skipped":
+            turn.backward(loss)
+
+
+@program("failing_peer", invariants=("leaves_no_trace",))
+def failing_peer(ctx: RankContext) -> None:
+    """Train until the last rank fails where argument `place` says. Observes `raised`. All ranks run it.
+
+    Places: `construction`, `forward`, `backward`, `comm_hook`; `skipped`: it leaves a backward out, and raises nothing;
+    `branches`: from the first step it uses another layer than the other ranks. With `no_store` the group has none.
+    """
+    with _impatient_group(ctx) as group, ctx.catching("raised"):
+        _train(ctx, group)
+
+
+def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> Future[Tensor]:
+    group, module = state
+    if module.place == "comm_hook":
+        raise ArithmeticError("the hook does not like this bucket")
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+@failing_peer.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    place, last = scenario.arguments["place"], scenario.world_size - 1
+    others = range(last)
+    if place == "branches":
+        told = ("left.weight", "left.bias", "right.weight", "right.bias")
+        facts = {rank: {"raised": Raises(("RuntimeError",), (*told, f"rank {last}"))} for rank in others}
+        return {**facts, last: {"raised": Raises(("RuntimeError",), (*told, "rank 0"))}}
+    step = f"step {FAILING_STEP}"
+    if place == "skipped" or scenario.arguments.get("no_store"):
+        waits = Raises(("RuntimeError",), (step, "last."))
+    elif place == "construction":
+        waits = Raises(("RuntimeError",), (f"rank {last}", "RuntimeError", place))
+    else:
+        phase = "forward" if place == "forward" else "backward"
+        waits = Raises(("RuntimeError",), (f"rank {last}", "ArithmeticError", phase, step))
+    fails: Raises | None = Raises(("RuntimeError" if place == "construction" else "ArithmeticError",))
+    if place == "skipped":
+        fails = None
+    return {**{rank: {"raised": waits} for rank in others}, last: {"raised": fails}}

@@ -1,0 +1,179 @@
+"""What ranks tell each other when one fails: it leaves a word in the group's store, and a wait that fails reads it.
+
+A rank that raises leaves the others waiting for it. All that they learn from the backend is "Connection closed by peer"
+or a timeout. Nothing is written or read while all goes well, and nothing here replaces the error that was raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch.distributed as dist
+
+from ddp_impl import messages
+from ddp_impl.groups import rank_in, size_of
+from ddp_impl.torch_internals import Store
+
+#: How long the others' words are waited for.
+_PATIENCE_S = 0.5
+#: How long a store may take to answer. One whose server is frozen never does.
+_STORE_ANSWERS_S = 5.0
+_MAX_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them."""
+
+    rank: int
+    step: int
+    reason: str
+    waited: bool = False
+
+
+class Peers:
+    """The other ranks of one wrapper's group.
+
+    Not collective, but ranks find each other's words only if they build their wrappers in the same order. A group
+    without a store is silent: ranks then report what they know themselves.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, is_copy: bool = False) -> None:
+        """Count the wrappers of `group`. A copy, which one rank may make alone, is not counted."""
+        self.group = group
+        self.step = 0  # the reducer counts them
+        self._told: Word | None = None
+        self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
+        self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
+        _living.add(self)
+
+    @contextlib.contextmanager
+    def telling(self, phase: str) -> Iterator[None]:
+        """Leave word of an exception that the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.raised(phase, error, error.__traceback__)
+            raise
+
+    @contextlib.contextmanager
+    def awaiting(self, phase: str, what: str) -> Iterator[None]:
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
+        try:
+            yield
+        except Exception as error:
+            self.tell(messages.waited(error, what, phase, self.step), waited=True)
+            words = self.words(until_cause=True)
+            error.add_note(
+                messages.waited_in_vain(
+                    rank_in(self.group), what, phase, self.step,
+                    None if words is None else [(word.rank, word.reason) for word in words],
+                    only_waited=bool(words) and all(word.waited for word in words or ()),
+                )
+            )  # fmt: skip
+            raise
+
+    def raised(self, phase: str, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Leave word of an exception, as far as it is known; what more is known when the process ends comes then."""
+        self.tell(messages.raised(error, traceback, phase, self.step))
+        if error is None:
+            self._unknown_in = phase
+
+    def ended_by(self, error: BaseException) -> None:
+        """Leave word of the exception that ends this process: that of a backward, perhaps, or the user's own."""
+        phase, self._unknown_in = self._unknown_in, None
+        if phase is not None:
+            self._told = None
+        self.raised(phase or "the training loop", error, error.__traceback__)
+
+    def tell(self, reason: str, *, waited: bool = False) -> None:
+        """Leave `reason` where the other ranks can read it; the first one of a step, because it is the cause."""
+        if self._told is not None and self._told.step >= self.step:
+            return
+        rank = rank_in(self.group)
+        self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited)
+        store = self._store()
+        if store is not None and size_of(self.group) > 1:
+            with contextlib.suppress(Exception):  # the error that is being raised matters more
+                store.set(self._key(rank), json.dumps(dataclasses.asdict(self._told)))
+
+    def exchange(self, reason: str) -> str:
+        """Leave `reason`, and return what other ranks left, a line each."""
+        self.tell(reason)
+        return "".join(f"\nrank {word.rank} {word.reason}" for word in self.words() or ())
+
+    def words(self, *, until_cause: bool = False) -> list[Word] | None:
+        """Return what other ranks said of this step, causes first; None if the store does not answer.
+
+        Waits a moment, because a rank that fails too may only be about to say so; `until_cause`: no longer than until
+        one has said what is no consequence.
+        """
+        store = self._store()
+        if store is None:
+            return []
+        found: dict[int, Word] = {}
+        reader = threading.Thread(target=self._read, args=(store, found, until_cause), daemon=True)
+        try:
+            reader.start()
+        except RuntimeError:  # the interpreter is shutting down
+            return None
+        reader.join(_PATIENCE_S + _STORE_ANSWERS_S)
+        if reader.is_alive():
+            return None
+        return sorted(found.values(), key=lambda word: (word.waited, word.rank))
+
+    def _read(self, store: Store, found: dict[int, Word], until_cause: bool) -> None:
+        others = set(range(size_of(self.group))) - {rank_in(self.group)}
+        end = time.monotonic() + _PATIENCE_S
+        with contextlib.suppress(Exception):
+            while others and time.monotonic() < end:
+                for rank in sorted(others):
+                    if store.check([self._key(rank)]):
+                        others.discard(rank)
+                        word = Word(**json.loads(store.get(self._key(rank))))
+                        if word.step >= self.step - 1:  # an older one was about something that is over
+                            found[rank] = word
+                if until_cause and not all(word.waited for word in found.values()):
+                    return
+                time.sleep(0.02)
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
+
+    def _store(self) -> Store | None:
+        try:
+            return self.group.get_group_store()
+        except (RuntimeError, AttributeError):  # made without one; or this rank is not in the group
+            return None
+
+
+def _count(group: dist.ProcessGroup) -> int:
+    """Return how many wrappers `group` had before this one; a rank that is not in it need not count."""
+    number = 0
+    if isinstance(group, dist.ProcessGroup):
+        number = _num_wrappers.get(group, 0)
+        _num_wrappers[group] = number + 1
+    return number
+
+
+_num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_living: weakref.WeakSet[Peers] = weakref.WeakSet()
+
+
+@atexit.register
+def _say_why_the_process_ends() -> None:
+    """Leave word of the exception that ends this process, wherever it was raised: before connections are closed."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if error is not None:
+        for peers in list(_living):
+            peers.ended_by(error)

@@ -1,0 +1,131 @@
+"""What ranks tell each other when one fails: bounded, without cost in a good step, never in the error's way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_impl import DistributedDataParallel, peers
+from ddp_impl.peers import Peers
+from ddp_impl.tests.ranks import group_of_one, run_ranks
+
+
+class Group(dist.ProcessGroup):
+    """One of two ranks that have a store and no connection."""
+
+    def __init__(self, rank: int, store: Any) -> None:
+        super().__init__(rank, 2)  # type: ignore[call-arg]
+        self._rank, self.store = rank, store
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return 2
+
+    def get_group_store(self) -> Any:
+        if self.store is None:
+            raise RuntimeError("no store")
+        return self.store
+
+
+def pair(store: Any) -> list[Peers]:
+    return [Peers(Group(rank, store)) for rank in range(2)]
+
+
+def failed_wait(waiting: Peers) -> str:
+    with pytest.raises(ConnectionError, match="closed") as caught, waiting.awaiting("backward", "bucket 0"):
+        raise ConnectionError("closed")
+    return "\n".join(getattr(caught.value, "__notes__", ()))
+
+
+def test_the_first_word_of_a_step_is_read_and_kept() -> None:
+    zero, one = pair(dist.HashStore())  # type: ignore[attr-defined]
+    with pytest.raises(KeyError), one.telling("forward"):
+        raise KeyError("first")
+    one.tell("raised something later")
+    told = failed_wait(zero)
+    assert "[rank 0] waited in vain for bucket 0 in backward of step 0" in told
+    assert "rank 1 raised KeyError in forward of step 0" in told
+    assert "later" not in told
+
+
+def test_words_of_steps_long_past_and_of_other_wrappers_are_not_read() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    groups = [Group(rank, store) for rank in range(2)]
+    zero, one = map(Peers, groups)
+    one.tell("raised this long ago")
+    zero.step = 5
+    assert "No other rank has said why" in failed_wait(zero)
+    later = [Peers(group) for group in groups]
+    assert "No other rank has said why" in failed_wait(later[0])
+
+
+def test_a_wait_in_vain_elsewhere_is_no_cause() -> None:
+    zero, one = pair(dist.HashStore())  # type: ignore[attr-defined]
+    failed_wait(one)
+    told = failed_wait(zero)
+    assert "rank 1 waited in vain for bucket 0" in told
+    assert "No other rank has said why" in told
+
+
+def test_without_a_store_only_this_rank_is_described() -> None:
+    zero, one = pair(None)
+    one.tell("raised")
+    assert "waited in vain for bucket 0" in failed_wait(zero)
+
+
+def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen:
+        def set(self, key: str, value: str) -> None:
+            raise OSError("broken pipe")
+
+        def check(self, keys: list[str]) -> bool:
+            return threading.Event().wait()
+
+    monkeypatch.setattr(peers, "_STORE_ANSWERS_S", 0.1)
+    zero, _ = pair(Frozen())
+    begin = time.monotonic()
+    assert "store does not answer" in failed_wait(zero)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_good_step_does_not_touch_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with group_of_one():
+        monkeypatch.setattr(Peers, "_store", lambda _: pytest.fail("asked for the store"))
+        ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+        for _ in range(3):
+            ddp(torch.ones(1, 2)).sum().backward()
+
+
+def rank_that_fails(rank: int) -> tuple[str, str]:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    layer = torch.nn.Linear(2, 2)
+    ddp = DistributedDataParallel(layer, process_group=group)
+
+    def refuse(gradient: torch.Tensor) -> torch.Tensor:
+        if rank == 1:
+            raise ArithmeticError("no such gradient")
+        return gradient
+
+    layer.weight.register_hook(refuse)
+    try:
+        ddp(torch.ones(1, 2)).sum().backward()
+    except Exception as error:
+        dist.barrier()
+        return type(error).__name__, "\n".join((str(error), *getattr(error, "__notes__", ())))
+    raise AssertionError("nothing was raised")
+
+
+def test_an_exception_in_a_hook_is_told_by_its_name_and_place(tmp_path: Path) -> None:
+    (_, waited), (name, own) = run_ranks(rank_that_fails, 2, tmp_path)
+    assert (name, own) == ("ArithmeticError", "no such gradient")
+    assert "rank 1 raised ArithmeticError in backward of step 0" in waited
+    assert "in refuse): no such gradient" in waited
