@@ -31,6 +31,10 @@ class KnownFailureError(ConformanceError, ValueError):
     """Known failures are malformed, contradict each other, or name scenarios that do not exist."""
 
 
+class ReplicaError(ConformanceError):
+    """The rank that computes the truth did not return it."""
+
+
 class InterpreterError(ConformanceError):
     """The Python that runs the harness skips checks that verdicts rest on."""
 

@@ -13,6 +13,11 @@ from conformance.history import Collective
 Facts = Mapping[str, Any]
 
 
+def _text(value: object) -> str:
+    """Return `str(value)` as text that any encoding of Unicode takes: without halves of surrogate pairs."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Raised:
     """An exception as a fact: its type's name, the names of all base classes, and its message with its notes."""
@@ -25,9 +30,12 @@ class Raised:
     @staticmethod
     def of(error: BaseException, traceback: str = "") -> Raised:
         """Describe `error` without keeping it or its frames alive."""
-        bases = tuple(base.__name__ for base in type(error).__mro__)
-        message = "\n".join((str(error), *getattr(error, "__notes__", ())))
-        return Raised(type(error).__name__, bases, message, traceback)
+        bases = tuple(_text(base.__name__) for base in type(error).__mro__)
+        try:
+            message = "\n".join(map(_text, (error, *getattr(error, "__notes__", ()))))
+        except Exception as second:
+            message = f"<its message cannot be had: {type(second).__name__}>"
+        return Raised(bases[0], bases, message, _text(traceback))
 
     def __str__(self) -> str:
         """Return type and message, as Python prints them."""
@@ -54,7 +62,8 @@ class Ending:
 class Observation:
     """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
 
-    `host` is set only if ranks run on several hosts.
+    `host` is set only if ranks run on several hosts. `after` is the scenario that the same process ran before, empty on
+    a fresh rank.
     """
 
     rank: int
@@ -70,3 +79,4 @@ class Observation:
     stderr: str = ""
     duration_ns: int = 0
     host: str = ""
+    after: str = ""

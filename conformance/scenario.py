@@ -20,6 +20,9 @@ from conformance.errors import ScenarioError
 
 SCHEMA_VERSION = 1
 
+#: The most ranks of a scenario: more processes than a host can run, so that a typing error starts none.
+MAX_WORLD_SIZE = 1024
+
 ZERO_GRAD = ("none", "zeros", "keep")
 FAULT_KINDS = ("kill", "stop", "loop", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
@@ -114,8 +117,10 @@ class Scenario:
             raise ScenarioError("id must be a non-empty string")
         if not self.requirements:
             raise ScenarioError(f"{self.id}: a scenario must name at least one requirement")
-        if type(self.world_size) is not int or self.world_size < 1:
-            raise ScenarioError(f"{self.id}: world_size must be an integer >= 1, got {self.world_size!r}")
+        if type(self.world_size) is not int or not 1 <= self.world_size <= MAX_WORLD_SIZE:
+            raise ScenarioError(
+                f"{self.id}: world_size must be an integer from 1 to {MAX_WORLD_SIZE}, got {self.world_size!r:.40}"
+            )
         if self.dtype not in DTYPES:
             raise ScenarioError(f"{self.id}: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.deadline_s <= 0:

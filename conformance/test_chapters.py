@@ -19,10 +19,10 @@ from conformance.run.runner import check, probe
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
-from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios, one_per_requirement
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.subject_finder import find_subject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,7 +43,7 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
     mistake = ""
     try:
-        subject = get_subject(request.config.getoption("--ddp"))
+        subject = find_subject(request.config.getoption("--ddp"))
         backend = get_backend(request.config.getoption("--ddp-backend"))
         chosen = _chosen(request)
         check(chosen, backend)
@@ -71,6 +71,8 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
         backend = scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.name, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
+    if outcome.contaminated_by:
+        pytest.fail(outcome.subject.findings[0].summary, pytrace=False)
     if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
         reasons = "; ".join(finding.summary for finding in outcome.subject.findings)
         pytest.skip(f"{outcome.subject.verdict.value}: {reasons}")

@@ -31,7 +31,7 @@ class ParameterUsage:
 
     def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Start exchanging with all ranks what they used; every rank calls it between the same collectives."""
-        flags = self._flags(self.unused).to(device)
+        flags = _on_device(self._flags(self.unused), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group))
 
     def end_agreeing(self) -> None:
@@ -46,7 +46,7 @@ class ParameterUsage:
 
     def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
         """Return whether any rank expects to use each parameter; `absent` are those this rank does not. Collective."""
-        flags = self._flags(set(absent)).to(device)
+        flags = _on_device(self._flags(set(absent)), device)
         collectives.all_reduce_now(flags, group)
         return [count > 0 for count in flags.tolist()]
 
@@ -68,3 +68,8 @@ class ParameterUsage:
     def _flags(self, unused: set[int]) -> Tensor:
         used = (index not in unused or index in self.used_locally for index in range(len(self.num_users)))
         return torch.tensor(list(used), dtype=torch.int32)
+
+
+def _on_device(flags: Tensor, device: torch.device) -> Tensor:
+    """Return `flags` on `device` without making the host wait for the device: a copy from pinned memory does not."""
+    return flags if device.type == "cpu" else flags.pin_memory().to(device, non_blocking=True)

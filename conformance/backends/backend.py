@@ -33,10 +33,16 @@ CAPABILITIES = frozenset(
         "reduce_scatter",
         "send_recv",
         "sparse",
+        "streams",
     }
 )
 
-BUILT_IN = {"gloo": "conformance.backends.gloo:GLOO", "nccl": "conformance.backends.nccl:NCCL"}
+BUILT_IN = {
+    "gloo": "conformance.backends.gloo:GLOO",
+    "nccl": "conformance.backends.nccl:NCCL",
+    "sim": "conformance.backends.sim:SIM",
+    "sim-late": "conformance.backends.sim:SIM_LATE",
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,9 @@ class Backend:
     needs, and dtypes beyond float32, float64 and integers. `max_world_size()` returns None for no limit.
     `unavailable()` returns an empty string if the backend can be used here, else the reason. The controller calls both;
     they may touch the device. Ranks call `device(rank)` and `create(store, rank, world_size, timeout)`; every rank must
-    call `create`, which returns the connected group. `source` is the text by which ranks find this value again in their
-    own process, because functions of a vendor's module need not pickle.
+    call `create`, which returns the connected group. A rank calls `noticed()` after every
+    scenario: what its device found wrong, such as a race; each phrase fails the subject. `source` is the text by which
+    ranks find this value again in their own process, because functions of a vendor's module need not pickle.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Backend:
     unavailable: Callable[[], str]
     device: Callable[[int], str]
     create: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup]
+    noticed: Callable[[], tuple[str, ...]] = tuple
     source: str = ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from conformance.errors import ConformanceError
-from conformance.run.interpreter import check_interpreter
+from conformance.run.interpreter import check_interpreter, check_working_directory
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -65,6 +65,7 @@ class LazyGroup(click.Group):
             sys.path.insert(0, "")
         try:
             check_interpreter()
+            check_working_directory()
             return super().invoke(ctx)
         except ConformanceError as error:
             raise UsageError(str(error)) from error

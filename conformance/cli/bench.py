@@ -43,7 +43,7 @@ def command(
     from conformance.backends.backend import get_backend
     from conformance.bench import measure as bench
     from conformance.report.terminal import ratios_table
-    from conformance.subjects.subject import get_subject
+    from conformance.workers.subject_finder import find_subject
 
     console = make_console()
     how = f", both compiled with {compiler}" if compiled else ""
@@ -51,7 +51,7 @@ def command(
         f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
     )
     ratios = bench.run(
-        get_subject(ddp),
+        find_subject(ddp),
         get_backend(backend),
         world_size=world_size,
         rounds=rounds,

@@ -63,10 +63,10 @@ def command(
     from conformance.run.exploration import PROBED, Deviation, explore
     from conformance.run.outcome import Outcome
     from conformance.run.scenario_runner import ScenarioRunner
-    from conformance.subjects.subject import get_subject
     from conformance.workers.controller import Controller
+    from conformance.workers.subject_finder import find_subject
 
-    subject, backend_value = get_subject(ddp), get_backend(backend)
+    subject, backend_value = find_subject(ddp), get_backend(backend)
     probed = PROBED.replace(world_size=max(world_sizes))
     runner.check([probed], backend_value)
     console = make_console()

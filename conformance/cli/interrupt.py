@@ -8,21 +8,24 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextlib.contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Within the block, raise `KeyboardInterrupt` at the first SIGINT or SIGTERM and ignore later ones.
+    """Within the block, raise `KeyboardInterrupt` at the first SIGINT, SIGTERM or SIGHUP and ignore later ones.
 
-    A CI system sends SIGTERM to a job that it cancels, and wants the partial report too.
+    A CI system sends SIGTERM to a job that it cancels, a closed terminal SIGHUP, and both want the partial report too.
     """
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        print("\nStopping; the report will hold the results so far.", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print("\nStopping; the report will hold the results so far.", file=sys.stderr, flush=True)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
     finally:

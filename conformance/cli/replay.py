@@ -48,9 +48,9 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
 
     from conformance.backends.backend import get_backend
     from conformance.run import runner
-    from conformance.subjects.subject import get_subject
+    from conformance.workers.subject_finder import find_subject
 
-    subject, backend_value = get_subject(ddp), get_backend(backend)
+    subject, backend_value = find_subject(ddp), get_backend(backend)
     runner.check_world_sizes((scenario.world_size,), backend_value)
     repeated = [scenario] * times
     with interrupted_once():

@@ -236,9 +236,9 @@ def judge_selection(
     from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
     from conformance.run import runner
-    from conformance.subjects.subject import get_subject
+    from conformance.workers.subject_finder import find_subject
 
-    subject, backend = get_subject(ddp), get_backend(backend_name)
+    subject, backend = find_subject(ddp), get_backend(backend_name)
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)

@@ -63,13 +63,14 @@ def command(
 
     Exits with 0 when the DDP passes every test that torch's passes, 1 when it does not, and 2 for a usage error.
     """
-    from conformance.subjects.subject import KNOWN, get_subject
+    from conformance.subjects.subject import KNOWN
     from conformance.upstream.comparison import compare
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
     from conformance.upstream.launcher import find_tests, warm_hosts
     from conformance.upstream.report import prepare_report, print_comparison, write_comparison
+    from conformance.workers.subject_finder import find_subject
 
-    subject, exclusions = get_subject(ddp), load_exclusions()
+    subject, exclusions = find_subject(ddp), load_exclusions()
     if report is not None and not only_list:
         prepare_report(report)
     console = make_console()

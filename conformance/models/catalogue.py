@@ -45,8 +45,11 @@ class ModelFixture:
     sparse: bool = False
     exact: bool = True
 
-    def build(self, scenario: Scenario) -> nn.Module:
-        """Return a new module on the CPU in training mode, equal on every rank.
+    def build(self, scenario: Scenario, device: torch.device | str = "cpu") -> nn.Module:
+        """Return a new module on `device` in training mode, equal on every rank.
+
+        The rounding of gradients is installed there: torch gives a module that moves to some devices new parameters,
+        without the hooks of the old ones.
 
         Raises `ScenarioError` for a dtype that the model does not have.
         """
@@ -56,6 +59,7 @@ class ModelFixture:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(mixed_seed("weights", scenario.seed, self.name))
             module = self.architecture(getattr(torch, scenario.dtype))
+        module = moved(module, torch.device(device))
         return make_exact(module) if self.exact else module
 
     def loss(
@@ -64,6 +68,18 @@ class ModelFixture:
         """Run `model` (wrapped or not) once on this rank's micro-batch and return the scalar loss."""
         dtype = getattr(torch, scenario.dtype)
         return self.batch_loss(model, Batch(scenario.seed, rank, step, micro, dtype, torch.device(device)))
+
+
+def moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return `module` on `device`, with the same parameters tied; torch unties them on the way to a private device."""
+    if device.type == "cpu":
+        return module
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return module.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def load_fixtures() -> Mapping[str, ModelFixture]:

@@ -67,9 +67,9 @@ def coarsen(gradient: Tensor | None) -> Tensor | None:
     return counts.mul_(_QUANTUM).add_(0.0).to(gradient.dtype)
 
 
-def build_coarse(fixture: ModelFixture, scenario: Scenario) -> nn.Module:
-    """Return the fixture's model, equal on every rank, with coarse gradients."""
-    module = dataclasses.replace(fixture, exact=False).build(scenario)
+def build_coarse(fixture: ModelFixture, scenario: Scenario, device: torch.device | str = "cpu") -> nn.Module:
+    """Return the fixture's model on `device`, equal on every rank, with coarse gradients."""
+    module = dataclasses.replace(fixture, exact=False).build(scenario, device)
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.register_hook(coarsen)

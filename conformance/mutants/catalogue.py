@@ -19,7 +19,7 @@ import importlib
 import inspect
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -68,18 +68,19 @@ class Mutant:
     target: str
     of: str
     kills: tuple[Kill, ...]
+    backend: str = "gloo"
 
     @property
     def trial(self) -> Trial:
         """The mutant in its place: a DDP on gloo, or a backend under `ddp_impl`."""
         if self.of == "gloo":
             return Trial(get_subject("ddp_impl"), get_backend(self.target))
-        return Trial(get_subject(self.target), get_backend("gloo"))
+        return Trial(get_subject(self.target), get_backend(self.backend))
 
     @property
     def base(self) -> Trial:
         """The same without the bug."""
-        return Trial(get_subject("ddp_impl" if self.of == "gloo" else self.of), get_backend("gloo"))
+        return Trial(get_subject("ddp_impl" if self.of == "gloo" else self.of), get_backend(self.backend))
 
     @property
     def bug(self) -> str:
@@ -90,6 +91,9 @@ class Mutant:
         assert text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}"
         return " ".join(text.removeprefix(_BUG).split("\n\n")[0].split())
 
+
+#: A table of `mutants.toml` is called by what its mutants are made from, `ddp_impl`, or `ddp_impl on sim`.
+_ON = " on "
 
 #: torch's own DDP, where it deviates: judged as a mutant of `ddp_impl`, and not counted as one.
 DEVIATING = "torch"
@@ -111,7 +115,7 @@ def load_mutants() -> tuple[Mutant, ...]:
 
 def _mutants(module: str, tables: dict[str, dict[str, dict[str, str]]]) -> list[Mutant]:
     return [
-        Mutant(name, f"{module}:{name}", base, _kills(kills))
+        Mutant(name, f"{module}:{name}", base.partition(_ON)[0], _kills(kills), base.partition(_ON)[2] or "gloo")
         for base, table in tables.items()
         for name, kills in table.items()
     ]
@@ -157,7 +161,7 @@ def chosen(names: Iterable[str], profile: str, catalogue: Catalogue, chapter: st
     for mutant in mutants:
         kills = tuple(kill for kill in mutant.kills if catalogue.requirement(kill.requirement).level in levels)
         if kills and (not names or mutant.name in names):
-            found.append(Mutant(mutant.name, mutant.target, mutant.of, kills))
+            found.append(replace(mutant, kills=kills))
     if not found:
         asked = f"profile {profile}" if profile else f"a requirement of chapter {chapter}"
         raise SubjectError(f"no mutant is to be killed by {asked}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from conformance.mutants.catalogue import Kill, Mutant, Trial
-from conformance.observation import Observation
+from conformance.observation import Facts, Observation
 from conformance.programs.registry import preloads_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
@@ -136,7 +136,7 @@ class Detector:
 
     def of_base(self, mutant: Mutant, scenario: Scenario) -> Tried:
         """Return how the mutant's base fares in `scenario`."""
-        key = (mutant.base.subject.name, scenario.id)
+        key = (f"{mutant.base.subject.name} on {mutant.backend}", scenario.id)
         if key not in self._of_bases:
             self._of_bases[key] = self.tried(mutant.base, scenario)
         return self._of_bases[key]
@@ -158,11 +158,15 @@ class _Watched:
         self._controller = controller
         self.seen: tuple[object, ...] = ()
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Run the scenario and remember facts, collectives and ends."""
-        observations = self._controller.run(scenario, subject)
+        observations = self._controller.run(scenario, subject, fresh=fresh)
         self.seen = tuple(map(_seen_by, observations.values()))
         return observations
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Start to compute what the ranks must observe."""
+        return self._controller.expect(scenario)
 
 
 def _seen_by(rank: Observation) -> object:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from conformance.models.catalogue import get_fixture
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import follow_step
 from conformance.scenario import Scenario, Step
@@ -69,7 +70,7 @@ class _Simulation:
         self.ranks = range(key.world_size)
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}
         self.replicas = Replicas(
-            [self.fixture.build(self.scenario) for _ in self.ranks],
+            [self.fixture.build(self.scenario, replica_device()) for _ in self.ranks],
             ignored=key.ignored,
             broadcast_buffers=key.broadcast_buffers,
         )
@@ -91,7 +92,7 @@ class _Simulation:
     def _backward(self, prefix: str, step: int, micro: int, *, synchronised: bool) -> None:
         self.replicas.before_forward()
         for rank, module in enumerate(self.replicas.modules):
-            loss = self.fixture.loss(module, self.scenario, rank=rank, step=step, micro=micro, device="cpu")
+            loss = self.fixture.loss(module, self.scenario, rank=rank, step=step, micro=micro, device=replica_device())
             loss.backward()
             self._record(rank, f"{prefix}/loss", loss)
         self.replicas.after_forward(synchronised=synchronised)

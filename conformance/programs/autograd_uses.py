@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
@@ -304,7 +305,7 @@ def refusable_use(ctx: RankContext) -> None:
 
 
 def _run(ctx: RankContext, use: Use) -> None:
-    module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
+    module = moved(with_integer_weights(use.build(), ctx.scenario.seed), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(use.ignored)  # type: ignore[assignment]
     observe_run(
         ctx,

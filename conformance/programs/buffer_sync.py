@@ -15,6 +15,7 @@ from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.rank_context import RankContext
@@ -234,7 +235,7 @@ def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     with single_threaded():
-        modules = [fixture.build(scenario) for _ in ranks]
+        modules = [fixture.build(scenario, replica_device()) for _ in ranks]
         world = Replicas(modules)
         for index in range(3):
             losses: list[list[Tensor]] = [[] for _ in ranks]
@@ -243,7 +244,7 @@ def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
             for micro in range(scenario.arguments["forwards"]):
                 _copy_buffers_of_first(modules)
                 for rank, module in enumerate(modules):
-                    loss = fixture.loss(module, scenario, rank=rank, step=index, micro=micro, device="cpu")
+                    loss = fixture.loss(module, scenario, rank=rank, step=index, micro=micro, device=replica_device())
                     losses[rank].append(loss)
             for rank in ranks:
                 total = torch.stack(losses[rank]).sum()
@@ -312,10 +313,10 @@ def evaluation(ctx: RankContext) -> None:
 def _evaluation(scenario: Scenario) -> Mapping[int, Facts]:
     fixture = get_fixture(scenario.model)
     with single_threaded():
-        module = fixture.build(scenario)  # rank 0's, because only rank 0's buffers matter
+        module = fixture.build(scenario, replica_device())  # rank 0's, because only rank 0's buffers matter
         for index in range(2):
-            fixture.loss(module, scenario, rank=0, step=index, micro=0, device="cpu")
+            fixture.loss(module, scenario, rank=0, step=index, micro=0, device=replica_device())
         module.eval()
-        loss = fixture.loss(module, scenario, rank=0, step=9, micro=0, device="cpu").detach()
+        loss = fixture.loss(module, scenario, rank=0, step=9, micro=0, device=replica_device()).detach()
     facts = {"output": loss, **{f"final/buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}}
     return dict.fromkeys(range(scenario.world_size), facts)

@@ -125,10 +125,13 @@ def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, 
     used = parts[:1] if scenario.arguments.get("loss") == "first" else parts
     turn.backward(torch.stack([turn.loss(part, micro) for micro, part in enumerate(used)]).sum())
     rest, seen_marker, options = inner.seen
+    same_extra = rest[1] is extra
+    if torch.device(turn.device).type != "cpu":  # moving inputs to a device rebuilds containers
+        same_extra = rest[1]["deep"][0] is extra["deep"][0]
     return {
         "structure": structure.shape(output),
         "same_marker": structure.marker is None or structure.marker(output) is marker,
-        "arguments": [len(rest), rest[0], rest[1] is extra, seen_marker is marker, sorted(options), options["flag"]],
+        "arguments": [len(rest), rest[0], same_extra, seen_marker is marker, sorted(options), options["flag"]],
         "scale": options["scale"],
     }
 

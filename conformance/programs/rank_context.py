@@ -77,7 +77,7 @@ class RankContext:
 
     def build_model(self) -> nn.Module:
         """Return the fixture's model on this rank's device, the same weights on every rank."""
-        return self.fixture.build(self.scenario).to(self.device)
+        return self.fixture.build(self.scenario, self.device)
 
     def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         """Return the subject around `module`, with the scenario's options updated by `options`."""

@@ -9,23 +9,30 @@ reads too early, the worst result is a field that is half old, half new.
 
 from __future__ import annotations
 
-import marshal
+import contextlib
 import mmap
 import os
 import struct
 import time
+import types
+import typing
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+
+import msgspec
 
 from conformance.history import Collective
 
 _PHASE = struct.Struct("=q32s")  # step, phase
 _COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote
-_SLOT = struct.Struct("=H")  # length of the marshalled collective
+_SLOT = struct.Struct("=H")  # length of the encoded collective
 _SLOT_BYTES = 512
 #: How many collectives the record keeps; a new one overwrites the oldest.
 NUM_SLOTS = 256
 _as_tuple = attrgetter(*(field.name for field in fields(Collective)))
+_encode = msgspec.msgpack.Encoder().encode
+_kinds = types.GenericAlias(tuple, tuple(typing.get_type_hints(Collective).values()))
+_decode = msgspec.msgpack.Decoder(_kinds).decode
 _COUNTS_AT = _PHASE.size
 _SLOTS_AT = 64
 _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
@@ -73,11 +80,11 @@ class FlightRecord:
     def issued(self, collective: Collective) -> None:
         """Record that the rank is about to issue `collective`."""
         slot = _SLOTS_AT + self._num_collectives % NUM_SLOTS * _SLOT_BYTES
-        data = marshal.dumps(_as_tuple(collective))
+        data = _encode(_as_tuple(collective))
         if len(data) > _SLOT_BYTES - _SLOT.size:  # many tensors or ranks: keep only the total number of elements
             dtypes = tuple(dict.fromkeys(collective.dtypes))
             short = replace(collective, shapes=((collective.numel,),), dtypes=dtypes, members=())
-            data = marshal.dumps(_as_tuple(short))
+            data = _encode(_as_tuple(short))
         _SLOT.pack_into(self._map, slot, len(data))
         self._map[slot + _SLOT.size : slot + _SLOT.size + len(data)] = data
         self._num_collectives += 1
@@ -95,9 +102,10 @@ class FlightRecord:
 def read_flight(path: str) -> LastSeen:
     """Read another process's record; returns an empty `LastSeen` if the rank has not created one."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_SIZE)
-    except FileNotFoundError:
+        # Not blocked by a pipe that a subject has put in its place.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            data = file.read(_SIZE) or b""
+    except OSError:
         data = b""
     if len(data) < _SIZE:
         return LastSeen("", -1, 0, 0, ())
@@ -108,6 +116,7 @@ def read_flight(path: str) -> LastSeen:
         slot = _SLOTS_AT + ordinal % NUM_SLOTS * _SLOT_BYTES
         (length,) = _SLOT.unpack_from(data, slot)
         start = slot + _SLOT.size
-        collectives.append(Collective(*marshal.loads(data[start : start + length])))
+        with contextlib.suppress(msgspec.DecodeError):  # half written, or overwritten by the subject
+            collectives.append(Collective(*_decode(data[start : start + length])))
     name = phase.rstrip(b"\0").decode(errors="replace")
     return LastSeen(name, step, num_collectives, faults_fired, tuple(collectives), alive_at)

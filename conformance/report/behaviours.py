@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.report.markdown import as_code
 from conformance.run.outcome import combine
 from conformance.run.report import Report
 from conformance.spec.behaviours import SECTIONS, Behaviour
@@ -24,7 +25,8 @@ def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[Report]) 
     lines = [_HEAD]
     runs: dict[str, set[str]] = {}
     for report in reports:
-        run = f"Run of {report.subject.name} on {report.backend} with torch {report.package_version('torch')}"
+        names = (report.subject.name, report.backend, report.package_version("torch"))
+        run = "Run of {} on {} with torch {}".format(*map(as_code, names))
         runs.setdefault(run, set()).update(scenario.id for scenario in report.scenarios)
     lines += [f"{run}: {len(scenarios)} scenarios.\n" for run, scenarios in runs.items()]
     for section, title in SECTIONS.items():

@@ -32,6 +32,8 @@ def headline(report: Report) -> str:
         return f"incomplete, {report.num_not_run} of {report.totals.selected} scenarios did not run"
     if failed:
         return f"{failed} of {total} failed"
+    if report.contaminated:
+        return f"{len(report.contaminated)} of {total} contaminated"
     if not report.is_green:
         return "nothing passed"
     known = f", {report.num_excused} known failures" if report.num_excused else ""

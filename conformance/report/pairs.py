@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.report.markdown import as_code
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -36,7 +37,7 @@ def _table(report: Report, features: Sequence[str]) -> str:
     lines = [
         f"## {report.subject.name}",
         "",
-        f"{count} pairs on {report.backend} with torch {report.package_version('torch')}.",
+        f"{count} pairs on {as_code(report.backend)} with torch {as_code(report.package_version('torch'))}.",
         "",
         f"| | {' | '.join(str(number) for number in range(1, len(features)))} |",
         "|---|" + "---|" * (len(features) - 1),

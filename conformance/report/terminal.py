@@ -210,6 +210,8 @@ def print_totals(console: Console, report: Report) -> None:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
     if report.num_excused:
         console.print(f"{counted(report.num_excused, 'failure')} of these expected.", highlight=False)
+    for outcome in report.contaminated:
+        console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
         console.print(
             f"Incomplete: {report.num_not_run} of {totals.selected} scenarios did not run.",
@@ -220,6 +222,8 @@ def print_totals(console: Console, report: Report) -> None:
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
         console.print(f"{_short(report)} keeps every requirement that was exercised.", style="bold green")
+    elif not report.failures and report.contaminated:
+        console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:

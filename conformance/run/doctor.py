@@ -105,10 +105,11 @@ def _plugins() -> Symptom:
     from conformance import plugins
     from conformance.backends.backend import BUILT_IN, get_backend
     from conformance.errors import ConformanceError
-    from conformance.subjects.subject import KNOWN, get_subject
+    from conformance.subjects.subject import KNOWN
+    from conformance.workers.subject_finder import find_subject
 
     sound, broken = [], []
-    for group, load, taken in ((plugins.BACKENDS, get_backend, BUILT_IN), (plugins.SUBJECTS, get_subject, KNOWN)):
+    for group, load, taken in ((plugins.BACKENDS, get_backend, BUILT_IN), (plugins.SUBJECTS, find_subject, KNOWN)):
         for plugin in plugins.installed(group):
             try:
                 if plugin.name in taken:
@@ -125,16 +126,16 @@ def _plugins() -> Symptom:
 def _two_ranks() -> Symptom:
     from conformance.backends.backend import get_backend
     from conformance.scenario import Scenario
-    from conformance.subjects.subject import get_subject
+    from conformance.subjects.subject import KNOWN
     from conformance.workers.controller import Controller
 
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size=2)
     started = time.monotonic()
     with Controller(get_backend("gloo")) as controller:
-        cold = controller.run(scenario, get_subject("torch"))
+        cold = controller.run(scenario, KNOWN["torch"])
         started_s = time.monotonic() - started
         again = time.monotonic()
-        controller.run(scenario, get_subject("torch"))
+        controller.run(scenario, KNOWN["torch"])
         warm_ms = (time.monotonic() - again) * 1000
     lost = [str(seen.raised or seen.fate) for seen in cold.values() if seen.fate.kind != "returned"]
     detail = "; ".join(lost) or f"two steps of torch's DDP; started in {started_s:.1f} s, again in {warm_ms:.0f} ms"

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
 from conformance.errors import InterpreterError
 
 
-def check_interpreter(optimisation: int = sys.flags.optimize) -> None:
-    """Raise `InterpreterError` under `python -O` or PYTHONOPTIMIZE, which remove every `assert`.
+def check_working_directory() -> None:
+    """Raise `InterpreterError` if the working directory has been removed; half of what Python does needs one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InterpreterError(
+            f"the working directory is gone ({error.strerror}); start this in another one"
+        ) from error
+
+
+def check_interpreter(
+    optimisation: int = sys.flags.optimize, warning_options: Sequence[str] = tuple(sys.warnoptions)
+) -> None:
+    """Raise `InterpreterError` under `python -O` or PYTHONOPTIMIZE, which remove every `assert`, and `-W error`.
 
     The truth asserts that its means are exact, and programs assert what they rely on: without these checks a wrong DDP
     could pass.
@@ -17,4 +31,9 @@ def check_interpreter(optimisation: int = sys.flags.optimize) -> None:
         raise InterpreterError(
             f"this Python runs with optimisation level {optimisation} (python -O or PYTHONOPTIMIZE), which removes the"
             " assertions that verdicts rest on; start it without -O and unset PYTHONOPTIMIZE"
+        )
+    if any(option.startswith("e") for option in warning_options):
+        raise InterpreterError(
+            f"this Python makes errors of warnings ({', '.join(warning_options)}), torch's own among them; start it"
+            " without -W error and unset PYTHONWARNINGS"
         )

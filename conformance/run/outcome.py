@@ -33,7 +33,8 @@ class Outcome:
     """One scenario's result for the subject and, unless switched off, for torch's own DDP.
 
     `warm` tells whether the ranks had run something before; only warm times are worth comparing. `expectation` is the
-    known failure that applied, if any. `replay` is the scenario itself, kept when it failed.
+    known failure that applied, if any. `replay` is the scenario itself, kept when it failed. `contaminated_by` is the
+    scenario after which the subject failed, if it did not fail on fresh ranks, whose verdict it then has.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Outcome:
     native: ScenarioResult | None
     expectation: Excuse | None
     replay: Mapping[str, Any] | None
+    contaminated_by: str = ""
 
     @staticmethod
     def of(
@@ -57,11 +59,12 @@ class Outcome:
         notes: tuple[Note, ...] = (),
         warm: bool = False,
         excuse: Excuse | None = None,
+        contaminated_by: str = "",
     ) -> Outcome:
         """Return what `scenario` came to."""
         outcome = Outcome(
             scenario.id, scenario.requirements, scenario.world_size, scenario.seed, scenario.digest, warm, notes,
-            subject, native, excuse, None,
+            subject, native, excuse, None, contaminated_by,
         )  # fmt: skip
         return replace(outcome, replay=scenario.to_json()) if outcome.is_failure else outcome
 

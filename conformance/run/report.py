@@ -146,8 +146,16 @@ class Report:
 
     @property
     def is_green(self) -> bool:
-        """Whether the report shows conformance, worked out anew: it is complete, nothing failed, something passed."""
-        return self.is_complete and not self.failures and self.verdicts[Verdict.PASS] > 0
+        """Whether the report shows conformance, worked out anew: it is complete, nothing failed, something passed.
+
+        A verdict that depended on what ran before shows none either.
+        """
+        return self.is_complete and not self.failures and not self.contaminated and self.verdicts[Verdict.PASS] > 0
+
+    @property
+    def contaminated(self) -> tuple[Outcome, ...]:
+        """The scenarios whose verdict depended on what the same ranks had run before."""
+        return tuple(outcome for outcome in self.scenarios if outcome.contaminated_by)
 
     @property
     def is_complete(self) -> bool:

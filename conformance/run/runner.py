@@ -107,7 +107,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
 
 
 def _died_in_constructor(observation: Observation) -> bool:
-    return observation.phase == "construct" and observation.fate.kind != "returned"
+    return observation.phase in ("import", "construct") and observation.fate.kind != "returned"
 
 
 def _run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from conformance.run.judge import authority_of, judge
 from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.scenario import DTYPES, Scenario
-from conformance.subjects.subject import Subject, get_subject
+from conformance.subjects.subject import KNOWN, Subject
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
@@ -31,8 +31,11 @@ _DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
 class Ranks(Protocol):
     """What runs a scenario on ranks: a `Controller`, or a stand-in in tests."""
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Return what every rank observed."""
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        """Return what every rank observed; with `fresh` on ranks that have run nothing yet."""
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Start to compute the facts that every rank must show; returns a function that waits for them, or raises."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,9 @@ class Attempt:
     error: str = ""
 
     @property
-    def left_ranks_warm(self) -> bool:
-        """Whether every rank came back unharmed, so that the next scenario finds it running."""
-        return bool(self.observations) and all(
-            observation.fate.kind == "returned" and not observation.hygiene
-            for observation in self.observations.values()
-        )
+    def after(self) -> str:
+        """The scenario that the same ranks ran before; empty if they were fresh."""
+        return next((observation.after for observation in self.observations.values() if observation.after), "")
 
     def notes(self, truth: Truth) -> tuple[Note, ...]:
         """Return rank 0's numbers about the whole run for which the truth demands a property and no exact value."""
@@ -86,14 +86,26 @@ class Truth:
     error: str = ""
 
     @staticmethod
-    def of(program: Program, scenario: Scenario) -> Truth:
-        """Compute the program's expectation; an exception in it is the harness's failure, kept as text."""
+    def begin(program: Program, scenario: Scenario, ranks: Ranks) -> Callable[[], Truth]:
+        """Have `ranks` start to compute the program's expectation; returns a function that waits for the truth.
+
+        An error in the expectation is the harness's failure, kept as text.
+        """
         if program.expectation is None:
-            return Truth()
+            return Truth
         try:
-            return Truth(program.expectation(scenario))
+            facts = ranks.expect(scenario)
         except Exception:
-            return Truth(error=traceback.format_exc())
+            error = traceback.format_exc()
+            return lambda: Truth(error=error)
+
+        def wait() -> Truth:
+            try:
+                return Truth(facts())
+            except Exception:
+                return Truth(error=traceback.format_exc())
+
+        return wait
 
 
 def judged(
@@ -113,7 +125,7 @@ def judged(
 
 
 class ScenarioRunner:
-    """Runs one scenario after the other on the same ranks and knows which of them were warm."""
+    """Runs one scenario after the other on the same ranks, and a failure once more on fresh ones."""
 
     def __init__(
         self,
@@ -129,47 +141,53 @@ class ScenarioRunner:
         Raises `InterpreterError` where this Python skips the assertions that verdicts rest on.
         """
         check_interpreter()
-        torch_ddp = get_subject(NATIVE)
+        torch_ddp = KNOWN[NATIVE]
         self.subject = subject
         self.backend = backend
         self._ranks = ranks
         self._excuses = excuses
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
-        self._warm_pools: set[tuple[int, bool]] = set()
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run `scenario` in both columns. Only Ctrl-C escapes; whatever else happens is a verdict."""
         program = get_program(scenario.program)
-        warm = _pool(scenario) in self._warm_pools
+        subjects = [self.subject] if self._native is None else [self.subject, self._native]
+        runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
+        wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
         attempt = self._attempt(scenario, self.subject)
         native = self._attempt(scenario, self._native) if self._native is not None else None
-        ran = any(try_.observations for try_ in (attempt, native) if try_ is not None)
-        truth = Truth.of(program, scenario) if ran else Truth()
+        truth = wait_for_truth()
         beside, authority = None, None
         if native is not None:
             beside = judged(native, program, truth)
             authority = authority_of(program, beside.verdict, native.observations)
         result = judged(attempt, program, truth, authority)
+        contaminated_by = ""
+        if result.verdict.is_failure and attempt.after:
+            again = self._attempt(scenario, self.subject, fresh=True)
+            alone = judged(again, program, truth, authority)
+            if alone.verdict is not result.verdict:
+                contaminated_by = attempt.after
+                attempt, result = again, _contaminated(alone, result, contaminated_by)
         return Outcome.of(
             scenario,
             result,
             beside,
             notes=attempt.notes(truth),
-            warm=warm and bool(attempt.observations),
+            warm=bool(attempt.after),
             excuse=self._excuses(scenario, result.verdict),
+            contaminated_by=contaminated_by,
         )
 
-    def _attempt(self, scenario: Scenario, subject: Subject) -> Attempt:
+    def _attempt(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Attempt:
         if reason := self._why_unsupported(scenario, subject):
             return Attempt(scenario, subject, unsupported=reason)
         started = time.perf_counter()
         try:
-            attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject))
+            attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject, fresh=fresh))
         except Exception:
             attempt = Attempt(scenario, subject, error=traceback.format_exc())
-        duration_ms = round((time.perf_counter() - started) * 1000, 3)
-        (self._warm_pools.add if attempt.left_ranks_warm else self._warm_pools.discard)(_pool(scenario))
-        return replace(attempt, duration_ms=duration_ms)
+        return replace(attempt, duration_ms=round((time.perf_counter() - started) * 1000, 3))
 
     def _why_unsupported(self, scenario: Scenario, subject: Subject) -> str:
         limit = self.backend.max_world_size()
@@ -193,8 +211,14 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
     return frozenset({*scenario.needs, *dtypes, *sparse})
 
 
-def _pool(scenario: Scenario) -> tuple[int, bool]:
-    return scenario.world_size, scenario.recorded
+def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str) -> ScenarioResult:
+    """Return the verdict of fresh ranks with what it was `after` the same ranks had run the scenario `by`."""
+    summary = (
+        f"contaminated by {by}: {after.verdict.value} on ranks that had run it, {alone.verdict.value} on fresh ones;"
+        " it left something behind that ranks could not notice, or the verdict is not stable"
+    )
+    finding = Finding("runner", alone.verdict, summary, "\n".join(one.summary for one in after.findings_that_tell))
+    return replace(alone, findings=(finding, *alone.findings))
 
 
 def _rank_fate(observation: Observation) -> RankFate:

@@ -10,15 +10,15 @@ from enum import Enum
 
 from conformance.backends.backend import CAPABILITIES, Backend, get_backend
 from conformance.errors import BackendError, SubjectError
-from conformance.programs.registry import get_program
 from conformance.run.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
-from conformance.subjects.subject import KNOWN, Subject, get_subject
+from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.subject_finder import find_subject
 from conformance.workers.zygote_process import ZygoteProcess
 
 DEFAULT_DEADLINE_S = 30.0
@@ -88,7 +88,7 @@ def climb(
         return
     yield Footing("import", "the backend is found", Status.HOLDS, backend.source)
     try:
-        subject = get_subject(ddp_name)
+        subject = find_subject(ddp_name)
     except SubjectError as error:
         yield _broken("import DDP", "the DDP is found", f"{error}", "Correct the import, or the name after --ddp.")
         return
@@ -128,12 +128,11 @@ class _Climber:
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         scenario = rung.scenario(world_size, self._deadline_s)
-        expectation = get_program(scenario.program).expectation
-        assert expectation is not None, f"rung {rung.name} must know what it expects"
+        expected = self._controller.expect(scenario)
         started = time.perf_counter()
         observations = self._controller.run(scenario, subject)
         duration_ms = (time.perf_counter() - started) * 1000
-        found = find_breakage(observations, expectation(scenario), deadline_s=self._deadline_s, advice=rung.advice)
+        found = find_breakage(observations, expected(), deadline_s=self._deadline_s, advice=rung.advice)
         declared = not rung.capability or rung.capability in self._backend.capabilities
         name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
         status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))

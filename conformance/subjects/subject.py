@@ -57,6 +57,9 @@ class Subject:
     capabilities: frozenset[str] = CAPABILITIES
 
 
+#: The subject of a rank that computes the truth; its program wraps nothing.
+NO_DDP = Subject("none", "", frozenset())
+
 KNOWN = {
     "ddp_impl": Subject("ddp_impl", "ddp_impl:DistributedDataParallel"),
     # torch's mixed precision has no such settings; its configuration lists them as future work. torch has no view of
@@ -70,30 +73,41 @@ KNOWN = {
 
 
 def get_subject(text: str) -> Subject:
-    """Return the subject called `text`; imports it here too, so that errors appear before the run, not on every rank.
+    """Return the subject called `text`, and import it in this process. The controller calls `find_subject` instead.
 
-    `text` is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or
-    `module:Class`. An entry point and `module:attr` may also name a `Subject`, which states its name and its
+    `text` is as for `named`. An entry point and `module:attr` may also name a `Subject`, which states its name and its
     capabilities.
 
     Raises:
         SubjectError: `text` is no name of that form; also as `load` raises it.
 
     """
-    known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
-    if text in known:
-        subject = known[text]
-    elif target := _installed_target(text) or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
-        subject = Subject(text, target)
-        if isinstance(described := _attribute(subject), Subject):
-            subject = described
-    else:
-        names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
-        near = difflib.get_close_matches(text, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
-        raise SubjectError(f"unknown DDP {text!r}; {hint}")
+    subject = named(text)
+    if subject not in KNOWN.values() and isinstance(described := _attribute(subject), Subject):
+        subject = described
     load(subject)
     return subject
+
+
+def named(text: str) -> Subject:
+    """Return the subject that `text` names, without importing anything; it claims every capability unless it is known.
+
+    `text` is `ddp_impl`, `torch`, the name of an entry point of the group `ddp_conformance.subjects`, or
+    `module:Class`.
+
+    Raises:
+        SubjectError: `text` is no name of that form.
+
+    """
+    known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
+    if text in known:
+        return known[text]
+    if target := _installed_target(text) or (text if re.fullmatch(r"[\w.]+:[\w.]+", text) else ""):
+        return Subject(text, target)
+    names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
+    near = difflib.get_close_matches(text, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
+    raise SubjectError(f"unknown DDP {text!r}; {hint}")
 
 
 def load(subject: Subject) -> Callable[..., nn.Module]:

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, Pipe
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch._C._distributed_c10d import HashStore
 
@@ -24,21 +26,26 @@ from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of
-from conformance.workers import attached_agent, attached_place
+from conformance.workers import attached_agent
 from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
-from conformance.workers.attached_messages import Beat, Forget, Hello, RunOrder
-from conformance.workers.attached_place import Door, Place, interface_of, knock, place_of
-from conformance.workers.messages import receive, send
+from conformance.workers.attached_messages import Beat, Challenge, Forget, FromAgent, Hello, Proof, RunOrder, ToAgent
+from conformance.workers.attached_place import Door, Place, agree_on_secret, interface_of, knock, place_of
+from conformance.workers.channel import Channel, pair
 
 TRAIN = Scenario("gradients/GRAD-01/attached", ("GRAD-01",), "train", schedule=(Step(), Step()), deadline_s=10.0)
 OURS = KNOWN["ddp_impl"]
+_PROOF = msgspec.msgpack.encode(Proof(bytes(32)))
+#: What a controller that does not know the secret may say, as it travels.
+CHALLENGE = b"".join(
+    len(data).to_bytes(4, sys.byteorder) + data for data in (msgspec.msgpack.encode(Challenge(bytes(32))), _PROOF)
+)
 
 
 @pytest.fixture(scope="module")
 def attached() -> Iterator[AttachedController]:
     """Yield the controller of two agents, which are threads of this process with zygotes of their own."""
-    ours, theirs = zip(*(Pipe() for _ in range(2)), strict=True)
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
     threads = [threading.Thread(target=_serve, args=(theirs[index], index), daemon=True) for index in range(2)]
     for thread in threads:
         thread.start()
@@ -49,10 +56,10 @@ def attached() -> Iterator[AttachedController]:
         assert not thread.is_alive()
 
 
-def _serve(connection: Connection, index: int) -> None:
+def _serve(channel: Channel, index: int) -> None:
     place = Place(index, 2, index, f"host-{'ab'[index]}", "127.0.0.1")
     Agent(
-        connection, place, ("conformance.tests.worker_programs",), {"GLOO_SOCKET_IFNAME": interface_of("127.0.0.1")}
+        channel, place, ("conformance.tests.worker_programs",), {"GLOO_SOCKET_IFNAME": interface_of("127.0.0.1")}
     ).serve()
 
 
@@ -103,46 +110,107 @@ def test_a_smaller_world_is_spread_and_a_larger_one_is_refused(attached: Attache
         attached.run(TRAIN.replace(world_size=3), OURS)
 
 
-def test_strangers_at_the_door_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached_place, "_ANSWER_TIMEOUT_S", 1)
+SECRET = b"0123456789abcdef"
+ALONE = Place(0, 1, 0, "host-a", "127.0.0.1")
+
+
+def test_strangers_at_the_door_hold_nobody_up() -> None:
+    """Not those who say nothing, nor those who say too much, nor those with another secret."""
     store = HashStore()
-    door = Door(Place(0, 1, 0, "host-a", "127.0.0.1"), store)
-    address, port, _ = json.loads(store.get("ddp_conformance/controller"))
-    silent, rude = (socket.create_connection((address, port)) for _ in range(2))
+    door = Door(ALONE, store, SECRET)
+    address, port = json.loads(store.get("ddp_conformance/controller"))
+    silent, rude, greedy = (socket.create_connection((address, port)) for _ in range(3))
     rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    agent = threading.Thread(target=lambda: send(knock(store)[0], Hello(0, "host-a")))
+    greedy.sendall(b"\xff\xff\xff\x00" + bytes(5000))
+    refused: list[str] = []
+
+    def forge() -> None:
+        try:
+            knock(store, b"another secret that is long enough")
+        except ConformanceError as error:
+            refused.append(str(error))
+
+    forger = threading.Thread(target=forge)
+    forger.start()
+    agent = threading.Thread(target=lambda: knock(store, SECRET)[0].send(Hello(0, "host-a")))
     agent.start()
-    assert receive(door.admit()) == Hello(0, "host-a")
+    started = time.monotonic()
+    (channel,) = door.admit(1)
+    assert channel.receive(5.0) == Hello(0, "host-a")
+    assert time.monotonic() - started < 5
     agent.join()
-    for one in (silent, rude, door):
+    for one in (silent, rude, greedy, door):
         one.close()
+    forger.join()
+    assert len(refused) == 1
+    assert "has every process the same DDP_CONFORMANCE_SECRET?" in refused[0]
+
+
+def test_an_agent_takes_no_orders_from_who_does_not_know_the_secret() -> None:
+    """Whoever writes the controller's address into the store is none yet."""
+    store = HashStore()
+    stranger = Door(ALONE, store, b"what a stranger made up")
+    admitting = threading.Thread(target=lambda: stranger._socket.accept()[0].sendall(CHALLENGE), daemon=True)
+    admitting.start()
+    with pytest.raises(ConformanceError, match="cannot join the controller at "):
+        knock(store, SECRET)
+    stranger.close()
+
+
+def test_the_secret_comes_from_the_environment_a_file_or_the_host(tmp_path: Path) -> None:
+    store, first, second = HashStore(), ALONE, Place(1, 2, 1, "host-a", "127.0.0.1")
+    text = "a secret of this cluster"
+    assert agree_on_secret(first, store, {"DDP_CONFORMANCE_SECRET": text}).text == text.encode()
+    file = tmp_path / "secret"
+    file.write_text(text + "\n")
+    file.chmod(0o600)
+    assert agree_on_secret(second, store, {"DDP_CONFORMANCE_SECRET_FILE": str(file)}).text == text.encode()
+    file.chmod(0o644)
+    with pytest.raises(ConformanceError, match="only you can read"):
+        agree_on_secret(first, store, {"DDP_CONFORMANCE_SECRET_FILE": str(file)})
+    with pytest.raises(ConformanceError, match="at least 16 characters, got 3"):
+        agree_on_secret(first, store, {"DDP_CONFORMANCE_SECRET": "abc"})
+    near = [replace(place, one_host=True) for place in (first, second)]
+    drawn = [agree_on_secret(place, store, {}) for place in near]
+    assert drawn[0].text == drawn[1].text
+    assert drawn[0].text not in store.get("ddp_conformance/secret")  # the store knows only where it is
+    drawn[0].forget()
+    with pytest.raises(ConformanceError, match="cannot read the secret"):
+        agree_on_secret(near[1], store, {})
+
+
+def test_without_a_secret_from_outside_several_hosts_are_warned(caplog: pytest.LogCaptureFixture) -> None:
+    store = HashStore()
+    far = [Place(index, 2, 0, f"host-{index}", "node0") for index in range(2)]
+    assert agree_on_secret(far[0], store, {}).text == agree_on_secret(far[1], store, {}).text
+    assert "Whoever reaches node0 can take part in this run: set DDP_CONFORMANCE_SECRET" in caplog.text
 
 
 class Stranger:
     """An agent that says hello and what it last saw of its rank, and then no more."""
 
-    def __init__(self, connection: Connection, index: int, host: str) -> None:
+    def __init__(self, channel: Channel, index: int, host: str) -> None:
         self.heard: list[Any] = []
-        self._connection = connection
-        send(connection, Hello(index, host))
+        self._channel = channel
+        channel.send(Hello(index, host))
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
         while True:
             try:
-                message = receive(self._connection)
+                message = self._channel.receive(None)
             except (EOFError, OSError):
                 return
             self.heard.append(message)
             if isinstance(message, RunOrder):
                 seen = LastSeen("backward", 0, 1, 0, (collective(0),))
-                send(self._connection, Beat(message.number, seen))
+                self._channel.send(Beat(message.number, seen))
 
 
 @contextmanager
 def silent_hosts() -> Iterator[tuple[AttachedController, list[Stranger]]]:
-    ours, theirs = zip(*(Pipe() for _ in range(2)), strict=True)
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
     strangers = [Stranger(end, index, f"host-{'ab'[index]}") for index, end in enumerate(theirs)]
     with AttachedController(GLOO, ours, "127.0.0.1") as controller:
         yield controller, strangers
@@ -176,8 +244,6 @@ def test_a_hang_over_a_cut_link_names_both_sides() -> None:
 
 
 def _unheard(observation: Any) -> Any:
-    from dataclasses import replace
-
     return replace(observation, fate=replace(observation.fate, detail="unheard of for 3 s, last seen in backward"))
 
 
@@ -198,11 +264,11 @@ class NoZygote:
 def test_an_agent_whose_controller_falls_silent_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
     monkeypatch.setattr(attached_agent, "LOST_S", 0.3)
-    ours, theirs = Pipe()
+    ours, theirs = pair(FromAgent, ToAgent)
     agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
     with pytest.raises(ConformanceError, match=r"host-b: no message from the controller .* or the link to it is cut"):
         agent.serve()
-    assert isinstance(receive(ours), Hello)
+    assert isinstance(ours.receive(5.0), Hello)
     assert agent._zygote.closed  # type: ignore[attr-defined]
 
 

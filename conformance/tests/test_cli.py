@@ -207,7 +207,8 @@ def test_a_replay_shows_one_scenario_again(tmp_path: Path, ddp: str, exit_code: 
     assert shown in result.stdout
 
 
-def test_ctrl_c_leaves_a_partial_report_and_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
+def test_a_signal_leaves_a_partial_report_and_no_process(tmp_path: Path, signum: signal.Signals) -> None:
     """As in a terminal, every process of the command gets the signal; the ranks are in the middle of a scenario."""
     announcements = tmp_path / "announcements"
     os.mkfifo(announcements)
@@ -225,7 +226,7 @@ def test_ctrl_c_leaves_a_partial_report_and_no_process(tmp_path: Path) -> None:
         for _ in range(5):  # one for the probe, the others for scenarios
             assert pipe.readline() == "constructed\n"
         assert processes_under(tmp_path)
-        os.killpg(run.pid, signal.SIGINT)
+        os.killpg(run.pid, signum)
         stdout, stderr = run.communicate()
     assert run.returncode == 130, stderr
     assert "Traceback" not in stderr

@@ -14,7 +14,7 @@ ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
 ROOMS = (
     ("errors", "codec", "history", "plugins"),
-    ("scenario", "observation"),
+    ("scenario", "observation", "sim_device"),
     ("verdict", "spec", "models", "starters"),
     ("suite", "oracles", "backends"),
     ("checkers", "recorder"),
@@ -33,7 +33,7 @@ ROOMS = (
 TIERS = {room: tier for tier, rooms in enumerate(ROOMS) for room in rooms}
 #: What is pure names no implementation, no backend and no process.
 PURE = {"spec", "suite", "models", "oracles", "checkers", "programs", "chapters"}
-EFFECTS = {"backends", "subjects", "recorder", "workers"}
+EFFECTS = {"backends", "sim_device", "subjects", "recorder", "workers"}
 NAMES_DDP_IMPL = {"subjects", "mutants"}
 
 

@@ -44,15 +44,15 @@ def test_ranks_inherit_no_variable_of_python_that_changes_what_it_does(
     for name, value in {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONDONTWRITEBYTECODE": "1"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "tells.py").write_text(
-        "import os, sys\nfrom multiprocessing.connection import Connection\n"
+        "import os, socket, sys\nfrom conformance.workers.channel import Channel\n"
         "names = sorted(name for name in os.environ if name.startswith('PYTHON'))\n"
-        "Connection(int(sys.argv[1])).send((sys.flags.optimize, sys.warnoptions, names))\n"
+        "channel = Channel(socket.socket(fileno=int(sys.argv[1])), None)\n"
+        "channel.send((sys.flags.optimize, sys.warnoptions, names))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    process, connection = start_interpreter("tells", environment={})
-    with connection:
-        assert connection.poll(60)
-        assert connection.recv() == (
-            0, [], ["PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED"],
-        )  # fmt: skip
+    process, channel = start_interpreter("tells", expects=tuple[int, list[str], list[str]], environment={})
+    assert channel.receive(60) == (
+        0, [], ["PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED"],
+    )  # fmt: skip
+    channel.close()
     assert process.wait(60) == 0

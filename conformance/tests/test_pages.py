@@ -127,7 +127,8 @@ def test_reports_renew_the_verdicts() -> None:
     made = page_at("docs/behaviours.md").make("old", own).text
     assert made is not None
     assert made.startswith("# Behaviours")
-    assert f"Run of ddp_impl on gloo with torch 2.13.0+cpu: {len(scenarios)} scenarios." in made
+    run = "Run of <code>ddp_impl</code> on <code>gloo</code> with torch <code>2.13.0+cpu</code>"
+    assert f"{run}: {len(scenarios)} scenarios." in made
     assert "| - |" not in made
 
     pairs = page_at("docs/pairs.md")

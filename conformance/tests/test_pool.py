@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
 from conformance.workers import pool as pool_module
+from conformance.workers.channel import Channel, wait
 from conformance.workers.controller import Controller
 from conformance.workers.messages import FromRank
 from conformance.workers.pool import RAISE_GRACE_S, Pool, answer
@@ -211,7 +211,7 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
         faults = (Fault("stop", rank=1, at="backward"),)
         observations = pool.run(scenario("step", faults=faults, deadline_s=1.0), TORCH)
         assert [one.fate.kind for one in observations.values()] == ["hung", "hung"]
-        assert wait(pool._connections, timeout=0.5) == []  # neither has ended its step
+        assert not wait(pool._channels, 0.5)  # neither has ended its step
     finally:
         zygote.close()
 
@@ -266,7 +266,7 @@ def test_a_program_may_leave_through_sys_exit(controller: Controller) -> None:
 
 def test_facts_that_cannot_travel_are_an_error_of_their_rank(controller: Controller) -> None:
     observations = run(controller, scenario("unreadable"))
-    assert str(observations[0].raised) == "TypeError: this stays here"
+    assert str(observations[0].raised) == "TypeError: facts are tensors, Raised or JSON data, got Unreadable"
     assert observations[0].facts == {}
 
 
@@ -287,11 +287,11 @@ def test_ranks_may_find_at_different_times_that_it_is_unsupported(
     answered: list[int] = []
     patience_s: list[float] = []
 
-    def note(connection: Connection, rank: int) -> FromRank:
+    def note(channel: Channel, rank: int, number: int) -> FromRank | None:
         answered.append(rank)
-        return answer(connection, rank)
+        return answer(channel, rank, number)
 
-    def wait_on_a_clock_of_ours(sources: list[Any], timeout_s: float) -> list[Any]:
+    def wait_on_a_clock_of_ours(sources: list[Any], timeout_s: float) -> Collection[object]:
         """Let a short wait for rank 1 pass in vain at once, and have rank 1 answer in a long one."""
         if answered == [0] and not patience_s:
             patience_s.append(timeout_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
@@ -43,7 +43,7 @@ class PretendedRanks:
         self.observe = observe
         self.asked: list[tuple[str, str]] = []
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         if scenario.id != "probe":
             self.asked.append((scenario.id.rpartition("/")[2], subject.name))
         facts = self.observe(scenario, subject)
@@ -52,6 +52,10 @@ class PretendedRanks:
             rank: Observation(rank, fate, facts, history=(COLLECTIVE,), phase="observe")
             for rank in range(scenario.world_size)
         }
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
+        return partial(expectation, scenario)
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +160,8 @@ def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("answer", "verdict"), [(42, Verdict.HARNESS_ERROR), (41, Verdict.FAIL)])
 def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: int, verdict: Verdict) -> None:
     class SilentRanks(PretendedRanks):
-        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-            observations = super().run(scenario, subject)
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            observations = super().run(scenario, subject, fresh=fresh)
             return {rank: dataclasses.replace(seen, history=()) for rank, seen in observations.items()}
 
     ranks = SilentRanks(lambda scenario, subject: {"answer": answer})
@@ -166,7 +170,7 @@ def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: in
 
 def test_a_single_rank_may_be_silent() -> None:
     class SilentRanks(PretendedRanks):
-        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             return {0: Observation(0, Ending("returned"), {"answer": 42})}
 
     assert verdicts(scenario("a", 1), ranks=SilentRanks()) == [Verdict.PASS]
@@ -247,7 +251,7 @@ def test_what_can_be_known_before_the_run_is_said_before_it() -> None:
 )
 def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised | Ending) -> None:
     class DyingRanks(PretendedRanks):
-        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             raised = last_word if isinstance(last_word, Raised) else None
             fate = last_word if isinstance(last_word, Ending) else Ending("raised")
             return {0: Observation(0, fate, raised=raised, phase="construct")}
@@ -289,15 +293,44 @@ def test_events_tell_how_far_the_run_is() -> None:
     ]  # fmt: skip
 
 
-def test_only_ranks_that_came_back_unharmed_are_warm() -> None:
-    class TiringRanks(PretendedRanks):
-        def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-            observations = super().run(scenario, subject)
-            if scenario.id.endswith("unclean"):
-                observations[0] = dataclasses.replace(observations[0], hygiene=("a thread is left",))
-            return observations
+class WarmRanks(PretendedRanks):
+    """Ranks that remember the scenario before, and may let it spoil the next one."""
 
-    one = ScenarioRunner(MINE, GLOO, TiringRanks(), native=False)
-    names = ["a", "b", "unclean", "c", "d"]
-    assert [one.run(scenario(name)).warm for name in names] == [False, True, True, False, True]
-    assert not one.run(scenario("other", 2)).warm
+    def __init__(self, spoils: Callable[[str, Scenario], bool] = lambda before, scenario: False) -> None:
+        super().__init__()
+        self.spoils = spoils
+        self.before = ""
+
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        before = "" if fresh else self.before
+        answer = 41 if self.spoils(before, scenario) else 42
+        self.observe = lambda scenario, subject: {"answer": answer}
+        self.before = scenario.id
+        return {
+            rank: dataclasses.replace(seen, after=before)
+            for rank, seen in super().run(scenario, subject, fresh=fresh).items()
+        }
+
+
+def test_ranks_that_have_run_something_are_warm() -> None:
+    one = ScenarioRunner(MINE, GLOO, WarmRanks(), native=False)
+    assert [one.run(scenario(name)).warm for name in "ab"] == [False, True]
+
+
+def test_a_failure_after_another_scenario_is_tried_on_fresh_ranks_and_named_for_what_it_is() -> None:
+    ranks = WarmRanks(lambda before, wanted: before.endswith("/dirty"))
+    chosen = [scenario("dirty"), scenario("next"), scenario("last")]
+    report = runner.run(chosen, MINE, GLOO, native=False, controller=ranks)
+    assert [one.subject.verdict for one in report.scenarios] == [Verdict.PASS] * 3
+    assert [one.contaminated_by for one in report.scenarios] == ["", chosen[0].id, ""]
+    summary = report.scenarios[1].subject.findings[0].summary
+    assert summary.startswith(f"contaminated by {chosen[0].id}: FAIL on ranks that had run it, PASS on fresh ones")
+    assert not report.is_green
+    assert ranks.asked == [("dirty", "mine"), ("next", "mine"), ("next", "mine"), ("last", "mine")]
+
+
+def test_a_failure_on_fresh_ranks_too_is_the_subject_s() -> None:
+    ranks = WarmRanks(lambda before, wanted: wanted.id.endswith("/broken"))
+    report = runner.run([scenario("a"), scenario("broken")], MINE, GLOO, native=False, controller=ranks)
+    assert [one.subject.verdict for one in report.scenarios] == [Verdict.PASS, Verdict.FAIL]
+    assert report.contaminated == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from conformance.subjects import others
 from conformance.subjects.adapters.adapter import only
 from conformance.subjects.others import OTHERS
 from conformance.subjects.subject import CAPABILITIES, KNOWN, Subject, get_subject, load
+from conformance.workers.subject_finder import find_subject
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -58,6 +60,39 @@ def test_a_subject_of_another_project_is_described_by_a_value(subject: Subject) 
     (name,) = [name for name, value in vars(others).items() if value is subject]
     assert get_subject(f"conformance.subjects.others:{name}") is subject
     assert subject.capabilities < CAPABILITIES
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import os; os._exit(0)", "the process that imported bad_import exited 0"),
+        ("import os; os.kill(os.getpid(), 9)", "the process that imported bad_import killed by SIGKILL"),
+        ("raise KeyboardInterrupt", "its import raised KeyboardInterrupt"),
+        ("import os; os.closerange(3, 99)", "the process that imported bad_import"),
+    ],
+    ids=["exits", "dies", "interrupts", "closes"],
+)
+def test_an_import_harms_only_the_process_that_does_it(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_import.py").write_text(source + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find_subject.cache_clear()
+    with pytest.raises(SubjectError) as caught:
+        find_subject("bad_import:DDP")
+    assert says in str(caught.value)
+    assert "bad_import" not in sys.modules
+
+
+def test_a_subject_is_found_without_its_import_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "threaded_import.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+        "from conformance.subjects.subject import Subject\n"
+        "MINE = Subject('mine', 'torch.nn:Sequential', frozenset({'join'}))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_subject("threaded_import:MINE") == Subject("mine", "torch.nn:Sequential", frozenset({"join"}))
+    assert "threaded_import" not in sys.modules
 
 
 def test_what_another_ddp_lacks_is_refused_and_what_it_does_anyway_is_not() -> None:

@@ -12,23 +12,24 @@ import importlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NoReturn
 
 from conformance.subjects.subject import Subject, load
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
 from conformance.upstream.rank import prepare_environment, run_rank
-from conformance.upstream.requests import ListTests, Refusal, RunTest
+from conformance.upstream.requests import ListTests, Ran, Refusal, RunTest, Tests, ToHost
 from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
-from conformance.workers.forked import die_with, lead_own_group, signal_group
+from conformance.workers.channel import Channel, MessageError, pair, wait
+from conformance.workers.forked import die_with, lead_own_group, name_of_signal, signal_group
 
 #: How long ranks may go on after another one has failed: they may fail too, or hang for ever.
 _GRACE_S = 3.0
@@ -44,23 +45,21 @@ class ControllerGoneError(Exception):
 class Host:
     """The tests, as imported for one world size, and the DDP to run them with."""
 
-    def __init__(self, connection: Connection, subject: Factory) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, subject: Factory) -> None:
+        self._channel = channel
         self._subject = subject
         self._world_size = 0
 
     def serve(self) -> None:
         """Answer the controller until it is gone."""
         while True:
-            match self._connection.recv():
+            match self._channel.receive(None):
                 case ListTests(world_size):
                     self._import_tests(world_size)
-                    self._connection.send(tuple(self._tests()))
+                    self._channel.send(Tests(tuple(self._tests())))
                 case RunTest() as request:
                     self._import_tests(request.world_size)
-                    self._connection.send(self._run(request))
-                case other:
-                    raise AssertionError(f"the controller sent {other!r}")
+                    self._channel.send(Ran(self._run(request)))
 
     def _import_tests(self, world_size: int) -> None:
         if world_size == self._world_size:
@@ -95,15 +94,15 @@ class Host:
         return TestRun(request.name, request.world_size, ends, time.monotonic() - begin)
 
     def _fork(self, request: RunTest, rank: int, directory: Path, elders: list[_Rank]) -> _Rank:
-        ours, theirs = Pipe()
+        ours, theirs = pair(RankEnd, bool)
         host = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         lead_own_group(pid)
         if pid == 0:
-            for connection in (ours, self._connection, *(elder.connection for elder in elders)):
-                connection.close()  # else this rank would keep another's connection open, and hide its death
+            for channel in (ours, self._channel, *(elder.channel for elder in elders)):
+                channel.close()  # else this rank would keep another's connection open, and hide its death
             _become_rank(request, rank, directory, self._subject, theirs, host)
         theirs.close()
         return _Rank(pid, ours)
@@ -115,19 +114,19 @@ class Host:
         deadline = time.monotonic() + request.timeout_s + _OVERTIME_S
         while waiting:
             ready = wait(
-                [self._connection, *(rank.connection for rank in waiting.values())],
+                [self._channel, *(rank.channel for rank in waiting.values())],
                 max(0.0, deadline - time.monotonic()),
             )
-            if self._connection in ready:
+            if self._channel in ready:
                 raise ControllerGoneError  # it sends nothing while it waits for an answer, so this is the end of file
-            if not ready:
-                break
             for number, rank in list(waiting.items()):
-                if rank.connection in ready:
-                    ends.append(_end_of(number, rank, directory))
+                if rank.channel in ready and (end := _end_of(number, rank, directory)) is not None:
+                    ends.append(end)
                     del waiting[number]
             if any(end.outcome.is_failure for end in ends):
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
+            if time.monotonic() >= deadline:
+                break
         failed = next((end.rank for end in ends if end.outcome.is_failure), None)
         for number in waiting:
             ends.append(
@@ -141,33 +140,41 @@ class Host:
 @dataclass(frozen=True, slots=True)
 class _Rank:
     pid: int
-    connection: Connection
+    channel: Channel
 
     def exit_cause(self) -> str:
-        """Wait for the end of the process and return how it ended; `kill` reaps it."""
-        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        assert end is not None
+        """Wait for the end of the process, which is near, and return how it ended; `kill` reaps it."""
+        process = os.pidfd_open(self.pid)
+        try:
+            wait([process], _GRACE_S)
+        finally:
+            os.close(process)
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if end is None:
+            return "closed its connection to the host"
         if end.si_code == os.CLD_EXITED:
             return f"exited with status {end.si_status}"
-        return f"killed by {signal.Signals(end.si_status).name}"
+        return f"killed by {name_of_signal(end.si_status)}"
 
     def kill(self) -> None:
         """Kill the process, if it lives, and the processes that it started."""
         signal_group(self.pid, signal.SIGKILL)
-        self.connection.close()
+        self.channel.close()
         os.waitpid(self.pid, 0)
 
 
-def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd:
+def _end_of(number: int, rank: _Rank, directory: Path) -> RankEnd | None:
+    """Return how a rank ended whose channel can be read; None if only a part of its message is here."""
     try:
-        end = rank.connection.recv()
-        assert isinstance(end, RankEnd)
-        return end
+        end: RankEnd | None = rank.channel.arrived()
+    except MessageError as error:
+        return RankEnd(number, TestOutcome.CRASHED, f"something in the rank wrote into its connection: {error}")
     except (EOFError, OSError):
         cause = rank.exit_cause()
         if stack := _tail(directory / f"stack{number}"):
             return RankEnd(number, TestOutcome.HUNG, _innermost_frames(stack), stack)
         return RankEnd(number, TestOutcome.CRASHED, cause, _tail(directory / f"output{number}"))
+    return end
 
 
 def _innermost_frames(stack: str) -> str:
@@ -184,7 +191,7 @@ def _tail(path: Path) -> str:
 
 
 def _become_rank(
-    request: RunTest, rank: int, directory: Path, subject: Factory, connection: Connection, host: int
+    request: RunTest, rank: int, directory: Path, subject: Factory, channel: Channel, host: int
 ) -> NoReturn:
     """Run the rank in the forked child, and exit; never returns into the host's code."""
     try:
@@ -196,10 +203,10 @@ def _become_rank(
         cancel_deadline = prepare_environment(rank, request.world_size, directory, request.timeout_s)
         end = run_rank(request.name, rank, request.world_size, directory, subject)
         cancel_deadline()
-        connection.send(end)
+        channel.send(end, None)
         if end.outcome is TestOutcome.PASSED:
             with contextlib.suppress(EOFError, OSError):
-                connection.recv()  # the host's farewell
+                channel.receive(None)  # the host's farewell: it closes the channel
     except BaseException:
         traceback.print_exc()
     finally:
@@ -210,18 +217,18 @@ def _become_rank(
 
 def main(arguments: list[str]) -> None:
     """Serve the controller; see the module."""
-    connection, target = Connection(int(arguments[0])), arguments[1]
+    channel, target = Channel(socket.socket(fileno=int(arguments[0])), ToHost), arguments[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # so that `finally` cleans up
     try:
         importlib.import_module("torch._dynamo")  # else DDP's constructor imports it, for a second on each rank
-        host = Host(connection, load(Subject(target, target)))
+        host = Host(channel, load(Subject(target, target)))
         host.serve()
     except (EOFError, OSError, ControllerGoneError):
         pass
     except Exception:
         with contextlib.suppress(OSError):
-            connection.send(Refusal(traceback.format_exc()))
+            channel.send(Refusal(traceback.format_exc()))
 
 
 if __name__ == "__main__":

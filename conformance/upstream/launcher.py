@@ -8,13 +8,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TypeVar
 
 from conformance.errors import ConformanceError
 from conformance.subjects.subject import Subject
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
-from conformance.upstream.requests import ListTests, Refusal, RunTest
+from conformance.upstream.requests import FromHost, ListTests, Ran, Refusal, RunTest, Tests
+from conformance.workers.channel import Channel, MessageError
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 
 #: A test gets the smallest of these world sizes at which it can run.
@@ -22,6 +22,8 @@ WORLD_SIZES = (2, 3, 4, 6)
 
 #: How much longer than a test's deadline a host may take before the launcher takes the host for hung.
 _PATIENCE_S = 60.0
+
+_Answer = TypeVar("_Answer", Tests, Ran)
 
 
 class WarmHost:
@@ -32,68 +34,64 @@ class WarmHost:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._connection: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: tuple[subprocess.Popen[bytes], Channel] | None = None
 
     def tests(self, world_size: int) -> tuple[TestName, ...]:
         """Return the DDP tests that can run at `world_size`; raises `ConformanceError`."""
         try:
-            names: tuple[TestName, ...] = self._ask(ListTests(world_size), START_TIMEOUT_S)
+            return self._ask(ListTests(world_size), START_TIMEOUT_S, Tests).names
         except _HostDiedError as death:
             raise ConformanceError(f"cannot list torch's tests: their host died ({death})") from death
-        return names
 
     def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
         """Run one test and return its result, also if its host dies; the next call then starts a new host."""
         try:
-            run = self._ask(RunTest(name, world_size, timeout_s), START_TIMEOUT_S + timeout_s + _PATIENCE_S)
-            assert isinstance(run, TestRun)
-            return run
+            return self._ask(RunTest(name, world_size, timeout_s), START_TIMEOUT_S + timeout_s + _PATIENCE_S, Ran).run
         except _HostDiedError as death:
             self.close()
             return TestRun(name, world_size, (RankEnd(0, TestOutcome.CRASHED, f"the host of the ranks died: {death}"),))
 
     def abandon(self) -> None:
         """Make the process end its ranks and itself; call it from another thread than the one that waits in `run`."""
-        process = self._process  # the other thread may reset it
-        if process is not None:
-            process.terminate()
+        running = self._running  # the other thread may reset it
+        if running is not None:
+            running[0].terminate()
 
     def close(self) -> None:
         """End the process and its ranks; none is left when this returns."""
-        if self._process is None or self._connection is None:
+        if self._running is None:
             return
-        self._connection.close()
+        process, channel = self._running
+        channel.close()
         try:
-            self._process.wait(5.0)
+            process.wait(5.0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._connection = self._process = None
+            process.kill()
+            process.wait()
+        self._running = None
 
-    def _ask(self, request: ListTests | RunTest, timeout_s: float) -> Any:
-        if self._connection is None:
-            self._start()
-        assert self._connection is not None
+    def _ask(self, request: ListTests | RunTest, timeout_s: float, expected: type[_Answer]) -> _Answer:
+        if self._running is None:
+            self._running = start_interpreter(
+                "conformance.upstream.host",
+                self._subject.target,
+                expects=FromHost,
+                environment={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+            )
+        process, channel = self._running
         try:
-            self._connection.send(request)
-            if not self._connection.poll(timeout_s):
-                raise _HostDiedError(f"no answer within {timeout_s:.0f} s")
-            answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            assert self._process is not None
-            self._process.kill()  # it may have closed only its connection
-            raise _HostDiedError(f"exit status {self._process.wait()}") from error
+            channel.send(request)
+            answer = channel.receive(timeout_s)
+        except TimeoutError as error:
+            raise _HostDiedError(f"no answer within {timeout_s:.0f} s") from error
+        except (EOFError, OSError, MessageError) as error:
+            process.kill()  # it may have closed only its connection
+            raise _HostDiedError(f"exit status {process.wait()}") from error
         if isinstance(answer, Refusal):
             raise ConformanceError(f"cannot run torch's tests with {self._subject.name}:\n{answer.reason}")
+        if not isinstance(answer, expected):
+            raise _HostDiedError(f"it answered with {type(answer).__name__}")
         return answer
-
-    def _start(self) -> None:
-        self._process, self._connection = start_interpreter(
-            "conformance.upstream.host",
-            self._subject.target,
-            environment={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
-        )
 
 
 class _HostDiedError(Exception):

@@ -1,30 +1,43 @@
-"""The messages between controller and host, as pickles over a pipe."""
+"""The messages between controller and host."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from conformance.upstream.outcome import TestName
+from conformance.upstream.outcome import TestName, TestRun
 
 
-@dataclass(frozen=True, slots=True)
-class ListTests:
-    """Controller to host: which tests can run at this world size? The answer is a tuple of `TestName`."""
+class ListTests(Struct, frozen=True, tag=True):
+    """Controller to host: which tests can run at this world size? The answer is `Tests`."""
 
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunTest:
-    """Controller to host: run this. The answer is a `TestRun`."""
+class RunTest(Struct, frozen=True, tag=True):
+    """Controller to host: run this. The answer is `Ran`."""
 
     name: TestName
     world_size: int
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Tests(Struct, frozen=True, tag=True):
+    """Host to controller: the tests that can run."""
+
+    names: tuple[TestName, ...]
+
+
+class Ran(Struct, frozen=True, tag=True):
+    """Host to controller: how the test ended."""
+
+    run: TestRun
+
+
+class Refusal(Struct, frozen=True, tag=True):
     """Host to controller, instead of an answer: why it cannot serve."""
 
     reason: str
+
+
+ToHost = ListTests | RunTest
+FromHost = Tests | Ran | Refusal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from torch._C._distributed_c10d import Store
 from conformance.backends.backend import Backend
 from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
-from conformance.workers.attached_place import Door, Place, interface_of, knock, meet
+from conformance.workers.attached_place import Door, Place, agree_on_secret, interface_of, knock, meet
 
 Lead = Callable[[AttachedController], int]
 
@@ -26,21 +27,25 @@ def attach(place: Place, backend: Backend, preload: tuple[str, ...], lead: Lead)
 
     """
     store = meet(place)
+    secret = agree_on_secret(place, store, os.environ)
     if place.index != 0:
-        _serve(place, store, preload)
+        _serve(place, store, secret.text, preload)
         return 0
-    door = Door(place, store)
-    own = threading.Thread(target=_serve, args=(place, store, preload), daemon=True)
+    door = Door(place, store, secret.text)
+    own = threading.Thread(target=_serve, args=(place, store, secret.text, preload), daemon=True)
     own.start()
     with contextlib.closing(door):
-        connections = [door.admit() for _ in range(place.num_processes)]
+        try:
+            channels = door.admit(place.num_processes)
+        finally:
+            secret.forget()
     try:
-        with AttachedController(backend, connections, door.address) as controller:
+        with AttachedController(backend, channels, door.address) as controller:
             return lead(controller)
     finally:
         own.join()
 
 
-def _serve(place: Place, store: Store, preload: tuple[str, ...]) -> None:
-    connection, address = knock(store)
-    Agent(connection, place, preload, {"GLOO_SOCKET_IFNAME": interface_of(address)}).serve()
+def _serve(place: Place, store: Store, secret: bytes, preload: tuple[str, ...]) -> None:
+    channel, address = knock(store, secret)
+    Agent(channel, place, preload, {"GLOO_SOCKET_IFNAME": interface_of(address)}).serve()

@@ -12,7 +12,8 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+
+from msgspec.structs import replace as change
 
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Observation
@@ -28,12 +29,13 @@ from conformance.workers.attached_messages import (
     Ping,
     Reply,
     RunOrder,
-    ToAgent,
 )
 from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
-from conformance.workers.messages import FromRank, Seat, receive, send
-from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, prolonged
+from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.messages import Answer, FromRank, Ready, Seat
+from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, not_an_answer, prolonged
+from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: While a rank works, its agent beats more often than an idle one, so that the controller knows the rank's state if the
@@ -48,29 +50,29 @@ class Dismissed(Exception):  # noqa: N818 - how an agent ends, not an error
 
 
 class Post:
-    """One rank of this host: its seat, process and connection."""
+    """One rank of this host: its seat, process and channel."""
 
     def __init__(self, zygote: ZygoteProcess, seat: Seat) -> None:
         """Fork the rank."""
         number, directory = zygote.new_pool()
-        self.seat = replace(seat, pool=number, directory=str(directory))
-        (self.pid,), (self.connection,) = zygote.fork((self.seat,))
+        self.seat = change(seat, pool=number, directory=str(directory))
+        (self.pid,), (self.channel,) = zygote.fork((self.seat,), START_TIMEOUT_S)
         self.open = True  # whether the rank may still send something
         self.ready = False
 
 
 class Agent:
-    """Serves a controller over `connection` with ranks forked on this host."""
+    """Serves a controller over `channel` with ranks forked on this host."""
 
     def __init__(
         self,
-        connection: Connection,
+        channel: Channel,
         place: Place,
         preload: tuple[str, ...],
         environment: Mapping[str, str],
     ) -> None:
         """Start the zygote and send `Hello`; ranks use the device of `place` and get `environment`."""
-        self._connection = connection
+        self._channel = channel
         self._host = place.host
         self._local_index = place.local_index
         self._zygote = ZygoteProcess(None, preload, environment)
@@ -79,7 +81,7 @@ class Agent:
         self._heard_at = self._beaten_at = time.monotonic()
         self._beaten: LastSeen | None = None
         self._orders: list[RunOrder | Forget] = []
-        send(connection, Hello(place.index, place.host))
+        channel.send(Hello(place.index, place.host))
 
     def serve(self) -> None:
         """Carry out the controller's orders until it sends `Goodbye`.
@@ -91,7 +93,7 @@ class Agent:
         try:
             while True:
                 while not self._orders:
-                    self._listen(self._connection, timeout_s=BEAT_S)
+                    self._listen(timeout_s=BEAT_S)
                 order = self._orders.pop(0)
                 if isinstance(order, Forget):
                     self._forget(order.pool)
@@ -104,48 +106,58 @@ class Agent:
 
     def _carry_out(self, order: RunOrder) -> None:
         post = self._posts.get(order.pool)
-        observation = None
+        observation: Observation | None = None
         if post is None:
-            post = self._posts[order.pool] = Post(self._zygote, replace(order.seat, device_index=self._local_index))
+            post = self._posts[order.pool] = Post(self._zygote, change(order.seat, device_index=self._local_index))
             observation = self._start(order, post)
         if observation is None:
             started = time.monotonic()
             with contextlib.suppress(OSError):  # the rank has just died; `_await` finds out how
-                send(post.connection, order.job)
-            message = self._await(order, post, order.deadline_s)
-            assert isinstance(message, Observation)
-            observation = replace(message, duration_ns=message.duration_ns or int((time.monotonic() - started) * 1e9))
+                post.channel.send(order.job)
+            message = self._await(order, post, order.deadline_s, order.job.number)
+            if isinstance(message, Ready):  # never: `answer` refuses a second one
+                raise TypeError("a rank that works cannot become ready")
+            observation = message.observation if isinstance(message, Answer) else message
+            elapsed_ns = int((time.monotonic() - started) * 1e9)
+            observation = replace(observation, duration_ns=observation.duration_ns or elapsed_ns)
             if post.ready and observation.fate.kind != "returned":
                 observation = replace(observation, stderr=tail(post.seat))
-        send(self._connection, Reply(order.number, replace(observation, host=self._host), post.ready))
+        observation = portable(replace(observation, host=self._host))
+        self._channel.send(Reply(order.number, observation, post.ready))
 
     def _start(self, order: RunOrder, post: Post) -> Observation | None:
         """Wait until the rank is connected to the others; returns an observation of why it is not, else None."""
-        message = self._await(order, post, START_TIMEOUT_S)
+        message = self._await(order, post, START_TIMEOUT_S, 0)
         if isinstance(message, Observation):
             return message
-        if message.error is None:
+        if not isinstance(message, Ready) or message.error is None:
             return None
         post.ready = False
         fate = Ending("raised", detail=f"raised {message.error}")
         return replace(describe(post.seat, fate), raised=message.error)
 
-    def _await(self, order: RunOrder, post: Post, deadline_s: float) -> FromRank:
-        """Return what the rank sends, or an observation of why it does not; `post.ready` says which."""
+    def _await(self, order: RunOrder, post: Post, deadline_s: float, number: int) -> FromRank | Observation:
+        """Return what the rank sends about job `number`, or an observation of why it does not; `post.ready` says which.
+
+        See `answer` for `number`.
+        """
         post.ready = False
         started = time.monotonic()
         deadline, kind = started + deadline_s, "hung"
         while True:
             self._zygote.update()
-            if post.open and post.connection.poll(0):
+            if post.open:
                 try:
-                    message = answer(post.connection, post.seat.rank)
+                    message = answer(post.channel, post.seat.rank, number)
                 except (EOFError, OSError):
                     post.open = False
                     deadline = min(deadline, time.monotonic() + EOF_GRACE_S)
                     continue
-                post.ready = True
-                return message
+                except MessageError as error:
+                    return not_an_answer(post.seat, error)
+                if message is not None:
+                    post.ready = True
+                    return message
             if (status := self._zygote.exit_status(post.seat)) is not None:
                 return describe(post.seat, death(status))
             if self._zygote.gone:
@@ -154,21 +166,19 @@ class Agent:
                 deadline = prolonged(started, deadline_s, post.seat.file("flight"))
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                return examine_living(self._zygote, {post.seat: post.pid}, kind)[post.seat.rank]
-            sources = [*([post.connection] if post.open else ()), *self._zygote.sources]
-            for hurry in self._listen(
-                self._connection, *sources, timeout_s=min(_BUSY_BEAT_S, left_s), beat=(order, post)
-            ):
+                half, deaf = ([post.seat.rank] if so else () for so in (post.channel.half_a_message, not post.open))
+                return examine_living(self._zygote, {post.seat: post.pid}, kind, half, deaf)[post.seat.rank]
+            sources = [*([post.channel] if post.open else ()), *self._zygote.sources]
+            for hurry in self._listen(*sources, timeout_s=min(_BUSY_BEAT_S, left_s), beat=(order, post)):
                 if hurry.number == order.number:
                     kind = "abandoned"
                     deadline = min(deadline, time.monotonic() + hurry.patience_s)
 
-    def _listen(self, *sources: Connection, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
-        """Wait until one of `sources` has something, queue orders, and send a beat when it is due."""
-        wait(sources, timeout_s)
+    def _listen(self, *sources: Channel, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
+        """Wait for the controller or one of `sources`, queue orders, and send a beat when it is due."""
+        wait([self._channel, *sources], timeout_s)
         hurries = []
-        while self._connection.poll(0):
-            message: ToAgent = receive(self._connection)
+        while (message := self._channel.arrived()) is not None:
             self._heard_at = time.monotonic()
             if isinstance(message, Goodbye):
                 raise Dismissed
@@ -181,7 +191,7 @@ class Agent:
             raise ConformanceError(self._last_words(beat))
         if now - self._beaten_at >= (BEAT_S if beat is None else _BUSY_BEAT_S):
             self._beaten_at = now
-            send(self._connection, self._beat(*beat) if beat is not None else Beat())
+            self._channel.send(self._beat(*beat) if beat is not None else Beat())
         return hurries
 
     def _beat(self, order: RunOrder, post: Post) -> Beat:
@@ -208,4 +218,4 @@ class Agent:
         post = self._posts.pop(pool, None)
         if post is not None:
             self._zygote.signal(post.seat, signal.SIGKILL)
-            post.connection.close()
+            post.channel.close()

@@ -10,24 +10,23 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
-from conformance.observation import Ending, Observation
+from conformance.observation import Ending, Facts, Observation
+from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
     Beat,
     Forget,
-    FromAgent,
     Goodbye,
     Hello,
     Hurry,
@@ -36,7 +35,8 @@ from conformance.workers.attached_messages import (
     RunOrder,
     ToAgent,
 )
-from conformance.workers.messages import Job, Seat, dumps, receive
+from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.messages import Job, Seat
 from conformance.workers.pool import (
     DEATH_GRACE_S,
     MOST_DEADLINES,
@@ -49,6 +49,8 @@ from conformance.workers.pool import (
 _MARGIN_S = 2.0
 #: The controller gives up an agent whose answer is due and that has sent nothing for so long.
 _SILENCE_S = 8 * BEAT_S
+#: How long an agent may take to read what the controller sends; the others hear nothing meanwhile.
+_SEND_TIMEOUT_S = LOST_S / 5
 
 
 @dataclass
@@ -57,28 +59,36 @@ class Reached:
 
     index: int
     host: str
-    connection: Connection
+    channel: Channel
     heard_at: float
     lost: str = ""
+    choked: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, message: ToAgent) -> None:
-        """Send `message`; ignores errors, because `_gather` notices an agent that is gone."""
+        """Send `message`; ignores errors, because `_gather` notices an agent that is gone.
+
+        One that has not read an earlier message to its end gets no other.
+        """
         with self.lock, contextlib.suppress(OSError):
-            self.connection.send_bytes(dumps(message))
+            if not self.choked:
+                try:
+                    self.channel.send(message, _SEND_TIMEOUT_S)
+                except TimeoutError:
+                    self.choked = True
 
 
 class AttachedController:
-    """Hands scenarios to the agents behind `connections`; a context manager, for one thread."""
+    """Hands scenarios to the agents behind `channels`; a context manager, for one thread."""
 
-    def __init__(self, backend: Backend, connections: Sequence[Connection], address: str) -> None:
+    def __init__(self, backend: Backend, channels: Sequence[Channel], address: str) -> None:
         """Receive every agent's `Hello`. Ranks rendezvous through a store on this host's `address`."""
         self._backend = backend
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        self._agents = sorted((_greeted(connection) for connection in connections), key=lambda one: one.index)
-        self._pools: dict[tuple[tuple[int, ...], bool], int] = {}
-        self._numbers = itertools.count()
+        self._agents = sorted((_greeted(channel) for channel in channels), key=lambda one: one.index)
+        self._pools: dict[tuple[str, tuple[int, ...], bool], tuple[int, str]] = {}
+        self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
         self._pinging.start()
@@ -88,19 +98,24 @@ class AttachedController:
         """How many ranks a scenario may have: one for each process that has joined, also if it has been lost since."""
         return len(self._agents)
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Run the scenario on as many agents as it has ranks, spread over the hosts; returns each rank's observation.
+
+        With `fresh` on new ranks; otherwise on those that ran the same subject before, if they are unharmed.
 
         Raises:
             ConformanceError: too few agents are left.
 
         """
         chosen = self._spread(scenario.world_size)
-        key = tuple(agent.index for agent in chosen), scenario.recorded
-        fresh = key not in self._pools
-        pool = self._pools.pop(key) if not fresh else next(self._numbers)
+        key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded
+        pool, after = self._pools.pop(key, (-1, ""))
+        if fresh and after:
+            self._forget(chosen, pool)
+        if fresh or not after:
+            pool, after = next(self._numbers), ""
         number = next(self._numbers)
-        job = Job(scenario.to_json(), subject)
+        job = Job(number, scenario.to_json(), subject)
         meeting = (self._address, self._store.port, f"pool{pool}")
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
@@ -109,15 +124,25 @@ class AttachedController:
                 source = self._backend.source or self._backend.name
                 seat = Seat(pool, rank, scenario.world_size, source, "", scenario.recorded, meeting)
                 agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
-            patience_s = MOST_DEADLINES * (scenario.deadline_s + (START_TIMEOUT_S if fresh else 0.0))
+            patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else START_TIMEOUT_S))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
-                self._pools[key] = pool
+                self._pools[key] = pool, scenario.id
             else:
-                for agent in chosen:
-                    agent.tell(Forget(pool))
-        return dict(sorted(observations.items()))
+                self._forget(chosen, pool)
+        return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.
+
+        The replica starts when the function is called: an agent runs one rank at a time.
+
+        Raises, when the facts are asked for:
+            ReplicaError: the replica did not return.
+
+        """
+        return lambda: expected_by(self.run(replica_of(scenario), NO_DDP)[0])
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""
@@ -125,7 +150,7 @@ class AttachedController:
         self._pinging.join()
         for agent in self._agents:
             agent.tell(Goodbye())
-            agent.connection.close()
+            agent.channel.close()
 
     def __enter__(self) -> AttachedController:
         """Return the controller."""
@@ -134,6 +159,10 @@ class AttachedController:
     def __exit__(self, *raised: object) -> None:
         """Close the controller."""
         self.close()
+
+    def _forget(self, agents: Sequence[Reached], pool: int) -> None:
+        for agent in agents:
+            agent.tell(Forget(pool))
 
     def _spread(self, world_size: int) -> list[Reached]:
         """Return agents at equal distances in the list, so that even two ranks run on two hosts."""
@@ -152,41 +181,44 @@ class AttachedController:
         now = time.monotonic()
         due, end = now + deadline_s + _MARGIN_S, now + patience_s + _MARGIN_S + LOST_S
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
-        waiting = {agent.connection: agent for agent in chosen}
+        waiting = {agent.channel: agent for agent in chosen}
         seen: dict[int, LastSeen] = {}
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
         while waiting:
-            for source in wait(list(waiting), BEAT_S):
-                assert isinstance(source, Connection)
-                agent = waiting[source]
+            ready_now = wait(list(waiting), BEAT_S)
+            for channel in [channel for channel in waiting if channel in ready_now]:
+                agent = waiting[channel]
                 try:
-                    message: FromAgent = receive(source)
-                except (EOFError, OSError):
-                    agent.lost = "ended"
-                    fate = Ending("abandoned", detail="abandoned: the process that held it has ended")
+                    message = channel.arrived()
+                except (EOFError, OSError, MessageError) as error:
+                    agent.lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
+                    fate = Ending("abandoned", detail=f"abandoned: the process that held it {agent.lost}")
                     observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
-                    del waiting[source]
+                    del waiting[channel]
+                    continue
+                if message is None:  # half of one
                     continue
                 agent.heard_at = time.monotonic()
                 if isinstance(message, Beat) and message.number == number and message.last_seen is not None:
                     seen[ranks[agent.index]] = message.last_seen
                 elif isinstance(message, Reply) and message.number == number:
-                    observations[ranks[agent.index]] = message.observation
+                    rank = ranks[agent.index]
+                    observations[rank] = replace(message.observation, rank=rank)
                     ready.append(message.ready)
-                    del waiting[source]
+                    del waiting[channel]
                     if (hurry_s := _patience_s(message.observation)) is not None:
                         for other in waiting.values():
                             other.tell(Hurry(number, hurry_s))
             now = time.monotonic()
-            for connection, agent in list(waiting.items()):
+            for channel, agent in list(waiting.items()):
                 silent_s = now - agent.heard_at
                 if (now > due and silent_s > _SILENCE_S) or now > end:
                     agent.lost = f"has not been heard of for {silent_s:.0f} s"
                     where = seen[rank].phase if (rank := ranks[agent.index]) in seen else "an unknown phase"
                     fate = Ending("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
                     observations[rank] = _last_heard(agent, ranks, seen, fate)
-                    del waiting[connection]
+                    del waiting[channel]
         return observations, ready
 
     def _ping(self) -> None:
@@ -196,10 +228,14 @@ class AttachedController:
                     agent.tell(Ping())
 
 
-def _greeted(connection: Connection) -> Reached:
-    hello = receive(connection)
-    assert isinstance(hello, Hello), f"an agent must say hello first, got {hello!r}"
-    return Reached(hello.index, hello.host, connection, time.monotonic())
+def _greeted(channel: Channel) -> Reached:
+    try:
+        hello = channel.receive(START_TIMEOUT_S)
+    except (EOFError, OSError, MessageError) as error:
+        raise ConformanceError(f"an agent joined and then did not say who it is: {error}") from error
+    if not isinstance(hello, Hello):
+        raise ConformanceError(f"an agent must say hello first, got {type(hello).__name__}")
+    return Reached(hello.index, hello.host, channel, time.monotonic())
 
 
 def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Ending) -> Observation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from conformance.observation import Observation
 from conformance.recorder.flight_record import LastSeen
@@ -14,16 +14,27 @@ BEAT_S = 0.25
 LOST_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Challenge(Struct, frozen=True, tag=True):
+    """Controller to a connection that nobody has vouched for yet: prove that you know the secret, about `nonce`."""
+
+    nonce: bytes
+
+
+class Proof(Struct, frozen=True, tag=True):
+    """Agent to controller, and back: an HMAC of both nonces under the secret; `nonce` is the sender's own challenge."""
+
+    mac: bytes
+    nonce: bytes = b""
+
+
+class Hello(Struct, frozen=True, tag=True):
     """Agent to controller, once: its index and its host."""
 
     index: int
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunOrder:
+class RunOrder(Struct, frozen=True, tag=True):
     """Controller to agent: run `job` on the rank of `seat`. The agent forks a new rank if it has none of that pool.
 
     The agent fills in its own parts of the seat: the pool's number in its zygote, the directory and the device index.
@@ -36,41 +47,35 @@ class RunOrder:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True, tag=True):
     """Controller to agent: end the rank of that pool."""
 
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hurry:
+class Hurry(Struct, frozen=True, tag=True):
     """Controller to agent: another rank has failed in this order; wait for yours at most `patience_s` seconds."""
 
     number: int
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True, tag=True):
     """Controller to agent: the controller is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(Struct, frozen=True, tag=True):
     """Controller to agent: the run is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Struct, frozen=True, tag=True):
     """Agent to controller: the agent is alive; `last_seen` is what its rank was doing, if that has changed."""
 
     number: int = -1
     last_seen: LastSeen | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True, tag=True):
     """Agent to controller: the result of an order; `ready` tells whether the rank can take another one."""
 
     number: int
@@ -78,5 +83,5 @@ class Reply:
     ready: bool
 
 
-ToAgent = RunOrder | Forget | Hurry | Ping | Goodbye
-FromAgent = Hello | Beat | Reply
+ToAgent = Challenge | Proof | RunOrder | Forget | Hurry | Ping | Goodbye
+FromAgent = Proof | Hello | Beat | Reply

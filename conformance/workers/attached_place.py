@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hmac
 import json
+import logging
 import os
 import secrets
 import socket
+import stat
 import struct
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from conformance.errors import ConformanceError
+from conformance.workers.attached_messages import Challenge, FromAgent, Proof, ToAgent
+from conformance.workers.channel import LIMIT_BYTES, Channel, MessageError, wait
 
 #: How long processes wait for each other at the start; a cluster may start them minutes apart.
 MEETING_TIMEOUT_S = 300.0
-#: How long a new connection may take to prove the secret: a port scanner that sends nothing must not block the agents.
-_ANSWER_TIMEOUT_S = 10
+#: How long a new connection may take to prove the secret, and the longest message that it may send before.
+_ANSWER_TIMEOUT_S = 10.0
+_MOST_BYTES_UNPROVED = 1024
+#: How often the door looks for those who are late.
+_LOOK_S = 0.5
+#: The environment variable that holds the secret; with `_FILE` after it, the one that holds the path of a file with it.
+SECRET = "DDP_CONFORMANCE_SECRET"
+_LEAST_SECRET_BYTES = 16
 _KEY = "ddp_conformance/controller"
+_SECRET_KEY = "ddp_conformance/secret"
 _SIOCGIFADDR = 0x8915
 
 #: For each launcher the variables that hold rank, world size and rank within the host.
@@ -32,17 +45,23 @@ _LAUNCHERS = {
     "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 }
+#: Each launcher's variable for the number of processes on this host.
+_LOCAL_SIZES = {"torchrun": "LOCAL_WORLD_SIZE", "srun": "SLURM_NTASKS_PER_NODE", "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of `num_processes` processes of a launcher, and the address (`master`) at which they meet."""
+    """One of `num_processes` processes of a launcher, and the address (`master`) at which they meet.
+
+    With `one_host` the launcher says that all of them are on this host.
+    """
 
     index: int
     num_processes: int
     local_index: int
     host: str
     master: str
+    one_host: bool = False
 
 
 def place_of(variables: Mapping[str, str]) -> Place:
@@ -52,9 +71,10 @@ def place_of(variables: Mapping[str, str]) -> Place:
         ConformanceError: no launcher has set its variables, or MASTER_ADDR or MASTER_PORT is not set.
 
     """
-    for names in _LAUNCHERS.values():
+    for launcher, names in _LAUNCHERS.items():
         if all(name in variables for name in names):
             index, num_processes, local_index = (int(variables[name]) for name in names)
+            one_host = variables.get(_LOCAL_SIZES[launcher]) == str(num_processes)
             break
     else:
         raise ConformanceError(
@@ -63,68 +83,182 @@ def place_of(variables: Mapping[str, str]) -> Place:
         )
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]:
         raise ConformanceError(f"set {' and '.join(missing)}, so that the {num_processes} processes can meet")
-    return Place(index, num_processes, local_index, socket.gethostname(), variables["MASTER_ADDR"])
+    return Place(index, num_processes, local_index, socket.gethostname(), variables["MASTER_ADDR"], one_host)
 
 
 def meet(place: Place) -> Store:
     """Return the c10d store that all processes share; every process must call it."""
     os.environ.update(RANK=str(place.index), WORLD_SIZE=str(place.num_processes))  # as torchrun sets them
+    store: Store
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=MEETING_TIMEOUT_S)))
-    assert isinstance(store, Store)
     return store
 
 
-class Door:
-    """The controller's listening socket, and the secret that agents must prove to connect."""
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """What every process of a run knows and no stranger; `file` is where the processes of one host found it."""
 
-    def __init__(self, place: Place, store: Store) -> None:
-        """Listen on the first host's address; publish the address and the secret in `store`."""
-        self._secret = secrets.token_bytes(32)
+    text: bytes
+    file: str = ""
+
+    def forget(self) -> None:
+        """Remove the file, once every process has read it."""
+        if self.file:
+            os.unlink(self.file)
+
+
+def agree_on_secret(place: Place, store: Store, variables: Mapping[str, str]) -> Secret:
+    """Return the secret of this run; every process must call it.
+
+    It is that of the environment: `DDP_CONFORMANCE_SECRET`, or the content of `DDP_CONFORMANCE_SECRET_FILE`. Without
+    one, processes of a single host share a file that only their user can read. Processes of several hosts then have
+    only the store, which anyone who reaches the launcher's port can read, and the first process says so.
+
+    Raises:
+        ConformanceError: the secret is too short, or the file cannot be read or is readable for others.
+
+    """
+    if given := variables.get(SECRET):
+        return Secret(_long_enough(given.encode(), f"${SECRET}"))
+    if path := variables.get(f"{SECRET}_FILE"):
+        return Secret(_read_secret(path))
+    if place.index == 0:
+        drawn = secrets.token_hex(32)
+        if place.one_host:
+            handle, path = tempfile.mkstemp(prefix="ddp-conformance-secret-")  # mode 0600
+            os.write(handle, drawn.encode())
+            os.close(handle)
+            store.set(_SECRET_KEY, path)
+            return Secret(drawn.encode(), path)
+        store.set(_SECRET_KEY, drawn)
+        logging.getLogger(__name__).warning(
+            "Whoever reaches %s can take part in this run: set %s to the same text for all processes.",
+            place.master, SECRET,
+        )  # fmt: skip
+        return Secret(drawn.encode())
+    known = store.get(_SECRET_KEY)
+    return Secret(_read_secret(known.decode()) if place.one_host else known)
+
+
+def _read_secret(path: str) -> bytes:
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
+                raise ConformanceError(
+                    f"{path} must be a file that belongs to you and that only you can read: chmod 600"
+                )
+            return _long_enough(file.read(_MOST_BYTES_UNPROVED).strip(), path)
+    except OSError as error:
+        raise ConformanceError(f"cannot read the secret in {path}: {error.strerror}") from error
+
+
+def _long_enough(secret: bytes, where: str) -> bytes:
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise ConformanceError(f"{where} must have at least {_LEAST_SECRET_BYTES} characters, got {len(secret)}")
+    return secret
+
+
+class Door:
+    """The controller's listening socket. Only who proves to know the secret comes in."""
+
+    def __init__(self, place: Place, store: Store, secret: bytes) -> None:
+        """Listen on the first host's address, and publish the address in `store`."""
+        self._secret = secret
         self._socket = socket.create_server((place.master, 0))
-        self._socket.settimeout(MEETING_TIMEOUT_S)
         address, port = self._socket.getsockname()[:2]
         self.address = str(address)
-        store.set(_KEY, json.dumps([self.address, port, self._secret.hex()]))
+        store.set(_KEY, json.dumps([self.address, port]))
 
-    def admit(self) -> Connection:
-        """Return the next agent's connection; close others. Raises `ConformanceError` if no agent comes in time."""
-        while True:
-            try:
+    def admit(self, number: int) -> list[Channel]:
+        """Return the channels of `number` agents; close those of others.
+
+        A stranger has `_ANSWER_TIMEOUT_S` seconds and `_MOST_BYTES_UNPROVED` bytes, and holds nobody up meanwhile.
+
+        Raises:
+            ConformanceError: an agent did not come in time.
+
+        """
+        admitted: list[Channel] = []
+        asked: dict[Channel, tuple[bytes, float]] = {}
+        end = time.monotonic() + MEETING_TIMEOUT_S
+        while len(admitted) < number:
+            now = time.monotonic()
+            if now >= end:
+                raise ConformanceError(
+                    f"{number - len(admitted)} of {number} processes did not join within {MEETING_TIMEOUT_S:g} s, or"
+                    f" have another {SECRET}"
+                )
+            for channel in [channel for channel, (_, deadline) in asked.items() if now >= deadline]:
+                del asked[channel]
+                channel.close()
+            ready = wait([self._socket, *asked], _LOOK_S)
+            if self._socket in ready:
                 accepted, _ = self._socket.accept()
-            except TimeoutError as error:
-                raise ConformanceError(f"a process did not join within {MEETING_TIMEOUT_S:g} s") from error
-            with accepted:
-                connection = Connection(os.dup(accepted.fileno()))
-                _limit_waiting(accepted, _ANSWER_TIMEOUT_S)
+                channel, nonce = Channel(accepted, FromAgent, _MOST_BYTES_UNPROVED), secrets.token_bytes(32)
+                with contextlib.suppress(OSError):
+                    channel.send(Challenge(nonce), 0.0)
+                asked[channel] = nonce, now + _ANSWER_TIMEOUT_S
+            for channel in [channel for channel in asked if channel in ready]:
                 try:
-                    deliver_challenge(connection, self._secret)
-                    answer_challenge(connection, self._secret)
-                except (AuthenticationError, EOFError, OSError):
-                    connection.close()
-                    continue
-                _limit_waiting(accepted, 0)
-                return connection
+                    if (proof := channel.arrived()) is None:
+                        continue
+                    self._check(channel, proof, asked.pop(channel)[0])
+                except (EOFError, OSError, MessageError):
+                    asked.pop(channel, None)
+                    channel.close()
+                else:
+                    admitted.append(channel)
+        for channel in asked:
+            channel.close()
+        return admitted
 
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
 
+    def _check(self, channel: Channel, proof: Proof, nonce: bytes) -> None:
+        """Prove the secret in turn to who has proved it; raises `MessageError` to who has not."""
+        if not isinstance(proof, Proof) or not hmac.compare_digest(
+            proof.mac, _mac(self._secret, b"agent", nonce, proof.nonce)
+        ):
+            raise MessageError("no proof of the secret")
+        channel.send(Proof(_mac(self._secret, b"controller", proof.nonce, nonce)), _ANSWER_TIMEOUT_S)
+        channel.limit_bytes = LIMIT_BYTES
 
-def _limit_waiting(joined: socket.socket, seconds: int) -> None:
-    """Limit how long a read from the socket waits, in seconds (0: no limit), also through another descriptor of it."""
-    joined.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+def knock(store: Store, secret: bytes) -> tuple[Channel, str]:
+    """Connect to the controller; returns the channel and this host's own address in it.
+
+    Raises:
+        ConformanceError: who listens there does not know the secret, or cannot be reached.
+
+    """
+    address, port = json.loads(store.get(_KEY))
+    try:
+        joined = socket.create_connection((address, port), timeout=MEETING_TIMEOUT_S)
+        own_address = str(joined.getsockname()[0])
+        channel = Channel(joined, ToAgent)
+        challenge, nonce = channel.receive(MEETING_TIMEOUT_S), secrets.token_bytes(32)
+        if not isinstance(challenge, Challenge):
+            raise MessageError("no challenge")
+        channel.send(Proof(_mac(secret, b"agent", challenge.nonce, nonce), nonce))
+        proof = channel.receive(_ANSWER_TIMEOUT_S)
+        if not isinstance(proof, Proof) or not hmac.compare_digest(
+            proof.mac, _mac(secret, b"controller", nonce, challenge.nonce)
+        ):
+            raise MessageError("no proof of the secret")
+    except (EOFError, OSError, MessageError) as error:
+        raise ConformanceError(
+            f"cannot join the controller at {address}:{port}: {str(error) or 'it closed the connection'};"
+            f" has every process the same {SECRET}?"
+        ) from error
+    return channel, own_address
 
 
-def knock(store: Store) -> tuple[Connection, str]:
-    """Connect to the controller; returns the connection and this host's own address in it."""
-    address, port, secret = json.loads(store.get(_KEY))
-    joined = socket.create_connection((address, port), timeout=MEETING_TIMEOUT_S)
-    joined.settimeout(None)
-    own_address = str(joined.getsockname()[0])
-    connection = Connection(joined.detach())
-    answer_challenge(connection, bytes.fromhex(secret))
-    deliver_challenge(connection, bytes.fromhex(secret))
-    return connection, own_address
+def _mac(secret: bytes, role: bytes, challenged: bytes, own: bytes) -> bytes:
+    """Return what proves the secret; the role keeps one side's proof from being sent back to it as the other's."""
+    return hmac.digest(secret, b"|".join((role, challenged, own)), "sha256")
 
 
 def interface_of(address: str) -> str:

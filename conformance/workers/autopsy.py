@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
+from conformance.workers.forked import is_stopped, name_of_signal
 from conformance.workers.messages import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -18,23 +19,29 @@ _STACK_TIMEOUT_S = 1.0
 _STACK_POLL_S = 0.005
 _OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
+_STACK_BYTES = 1 << 20
 _STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension modules:")
 
 
 def death(status: int) -> Ending:
     """Return the fate of a rank with this exit status, which is negative for a signal."""
     if status < 0:
-        return Ending("killed", -status, f"killed by {signal.Signals(-status).name}")
+        return Ending("killed", -status, f"killed by {name_of_signal(-status)}")
     return Ending("exited", status, f"exited {status}")
 
 
-def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -> dict[int, Observation]:
+def examine_living(
+    zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str, half: Collection[int] = (), deaf: Collection[int] = ()
+) -> dict[int, Observation]:
     """Observe ranks that live but do not answer, as `hung` or `abandoned`. They cannot be used afterwards.
+
+    The ranks in `half` have sent a part of their answer. Those that are `deaf` have closed their connection, so that
+    they are at fault, whatever `kind` says.
 
     A stopped rank cannot write its stack, so this function notes that it was stopped and continues it. The signal that
     asks for the stack arrives first, so the stack shows where the rank was stopped.
     """
-    seen = {seat: (read_flight(seat.file("flight")), _is_stopped(pid)) for seat, pid in pids.items()}
+    seen = {seat: (read_flight(seat.file("flight")), is_stopped(pid)) for seat, pid in pids.items()}
     for seat, (_, stopped) in seen.items():
         zygote.signal(seat, STACK_SIGNAL)
         if stopped:
@@ -43,7 +50,12 @@ def examine_living(zygote: ZygoteProcess, pids: Mapping[Seat, int], kind: str) -
     observations = {}
     for seat, (last_seen, stopped) in seen.items():
         where = f" in {last_seen.phase}" if last_seen.phase else ""
-        fate = Ending(kind, detail=f"{kind}{where}" + (", stopped by a signal" if stopped else ""))
+        own_kind = "hung" if seat.rank in deaf else kind
+        detail = f"{own_kind}{where}" + (", stopped by a signal" if stopped else "")
+        detail += ", in the middle of its answer" if seat.rank in half else ""
+        detail += ", after its connection to the harness was closed" if seat.rank in deaf else ""
+        detail += "; a signal has stopped the zygote too" if zygote.is_stopped else ""
+        fate = Ending(own_kind, detail=detail)
         observations[seat.rank] = describe(seat, fate, last_seen)
     return observations
 
@@ -73,15 +85,6 @@ def _stack(seat: Seat) -> str:
     return "".join(line for line in lines if not any(noise in line for noise in _STACK_NOISE))
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
 def _await_stacks(files: list[Path]) -> None:
     """Wait until every file holds a complete stack."""
     deadline = time.monotonic() + _STACK_TIMEOUT_S
@@ -98,11 +101,11 @@ def _is_whole(stack: str) -> bool:
     return stack.endswith("\n") and (last.endswith(_OUTERMOST) or last == "  ...")
 
 
-def _text(path: str, last_bytes: int | None = None) -> str:
+def _text(path: str, last_bytes: int = _STACK_BYTES) -> str:
+    """Return the end of a file of the rank's; nothing if its program has replaced the file by something else."""
     try:
-        with open(path, "rb") as file:
-            if last_bytes is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
-            return file.read().decode(errors="replace")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            return (file.read(last_bytes) or b"").decode(errors="replace")
     except OSError:
         return ""

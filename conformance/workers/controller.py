@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conformance.backends.backend import Backend
-from conformance.observation import Observation
+from conformance.observation import Facts, Observation
+from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
+#: The subject's target, the world size, and whether collectives are recorded.
+_PoolKey = tuple[str, int, bool]
+
 
 class Controller:
-    """Owns one zygote and one pool of warm ranks per world size that scenarios use. A context manager.
+    """Owns one zygote and a pool of warm ranks per subject and world size. A context manager.
 
+    A rank serves one subject only: whatever a subject does to its process, torch's own DDP beside it runs in others.
     Unrecorded scenarios have separate pools, whose default group no recorder wraps. Any number of controllers may exist
     at once, in one process or many: they share no port, no file and no name. Use a controller in one thread only.
     """
@@ -38,12 +44,12 @@ class Controller:
         self._work_dir = work_dir
         self._preload = preload
         self._start_timeout_s = start_timeout_s
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._pools: dict[_PoolKey, Pool] = {}  # the latest last
         self._lent = zygote
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Run the scenario and return one observation per rank, whatever its ranks do.
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
         Returns at the latest when no rank has made progress for the scenario's deadline, and after five deadlines in
         any case, plus the time to explain a hang (and, on the first call, to start). If anything failed, the next
@@ -53,20 +59,36 @@ class Controller:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
-        key = (scenario.world_size, scenario.recorded)
-        pool = self._pools.pop(key, None)
-        self._zygote.update()
-        if pool is None or not pool.reusable:
-            if pool is not None:
-                pool.close()
-            pool = self._new_pool(*key)
+        key = _key(scenario, subject)
+        pool = self._take(key, fresh=fresh)
         try:
             return pool.start() or pool.run(scenario, subject)
         finally:  # also after an interrupt: a late answer must not count as the next scenario's
-            if pool.reusable:
-                self._pools[key] = pool
-            else:
-                pool.close()
+            self._give_back(key, pool)
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.
+
+        Returns a function that waits for the facts. If nobody calls it, the next scenario gets a new replica.
+
+        Raises, when the facts are asked for:
+            ReplicaError: the replica did not return.
+
+        """
+        computation = replica_of(scenario)
+        key = _key(computation, NO_DDP)
+        pool = self._pools[key] = self._take(key)
+        failed = pool.start()
+        if not failed:
+            pool.begin(computation, NO_DDP)
+
+        def result() -> Mapping[int, Facts]:
+            try:
+                return expected_by((failed or pool.finish())[0])
+            finally:
+                self._give_back(key, pool)
+
+        return result
 
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
@@ -85,6 +107,30 @@ class Controller:
         """Close the controller."""
         self.close()
 
+    def _forget_subjects_but(self, target: str) -> None:
+        """End the ranks of all subjects but this one, the one that ran last, and none: mutants are hundreds."""
+        others = [key[0] for key in self._pools if key[0] not in (target, NO_DDP.target)]
+        kept = {target, NO_DDP.target, *others[-1:]}
+        for key in [key for key in self._pools if key[0] not in kept]:
+            self._pools.pop(key).close()
+
+    def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
+        pool = self._pools.pop(key, None)
+        self._zygote.update()
+        if pool is None or fresh or not pool.reusable:
+            if pool is not None:
+                pool.close()
+            self._forget_subjects_but(key[0])
+            pool = self._new_pool(*key[1:])
+        return pool
+
+    def _give_back(self, key: _PoolKey, pool: Pool) -> None:
+        if pool.reusable:
+            self._pools[key] = pool
+        else:
+            self._pools.pop(key, None)
+            pool.close()
+
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:
             return self._fork_pool(world_size, recorded)
@@ -96,3 +142,7 @@ class Controller:
     def _fork_pool(self, world_size: int, recorded: bool) -> Pool:
         timeout_s = self._start_timeout_s
         return Pool(self._zygote, self._backend, world_size, recorded=recorded, start_timeout_s=timeout_s)
+
+
+def _key(scenario: Scenario, subject: Subject) -> _PoolKey:
+    return subject.target, scenario.world_size, scenario.recorded

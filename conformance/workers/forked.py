@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,3 +42,20 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def name_of_signal(signum: int) -> str:
+    """Return e.g. `SIGKILL`; real-time signals but the first and the last have numbers only."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}" if signum > signal.SIGRTMIN else f"signal {signum}"

@@ -1,4 +1,4 @@
-"""Starts Python interpreters from which ranks are forked, each connected by a pipe."""
+"""Starts Python interpreters from which ranks are forked, each connected by a channel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from multiprocessing.connection import Connection, Pipe
-from typing import IO
+from typing import IO, Any
+
+from conformance.workers.channel import Channel, pair
 
 #: Importing torch takes seconds, and many times that when several controllers start at once on a busy machine.
 START_TIMEOUT_S = 300.0
@@ -44,15 +45,19 @@ _FIRST_HANDLE = 3
 
 
 def start_interpreter(
-    module: str, *arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None
-) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Run `python -m <module> <fd> <arguments>`; returns the process, and our end of a pipe whose other end is `<fd>`.
+    module: str,
+    *arguments: str,
+    expects: Any,
+    environment: Mapping[str, str],
+    output: IO[bytes] | None = None,
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """Run `python -m <module> <fd> <arguments>`; returns the process, and our end of the channel to its `<fd>`.
 
-    The interpreter gets this process's module search path. `environment` overrides the usual variables of ranks.
-    Without `output`, its stdout is discarded and its stderr is ours. It has its own session, so the terminal's Ctrl-C
-    does not reach it.
+    Our end expects messages of the type `expects`. The interpreter gets this process's module search path.
+    `environment` overrides the usual variables of ranks. Without `output`, its stdout is discarded and its stderr is
+    ours. It has its own session, so the terminal's Ctrl-C does not reach it.
     """
-    ours, theirs = Pipe()
+    ours, theirs = pair(expects, None)
     # The handle must not be 0, 1 or 2, which become the interpreter's standard streams: this process may lack its own.
     handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
     theirs.close()

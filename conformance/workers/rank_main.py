@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -37,30 +36,34 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, get_subject, load
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, load
+from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
-from conformance.workers.messages import STACK_SIGNAL, Job, Ready, Seat, dumps, receive, send
+from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
+from conformance.workers.relied_functions import ReliedFunctions
+from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
 
 
-def rank_main(seat: Seat, connection: Connection) -> None:
-    """Run as the rank of `seat` until the controller closes `connection`. Every rank of the pool must run it."""
+def rank_main(seat: Seat, channel: Channel) -> None:
+    """Run as the rank of `seat` until the controller closes `channel`. Every rank of the pool must run it."""
     try:
         rank = Rank(seat, _arrange_process(seat))
     except Exception as error:
-        send(connection, Ready(Raised.of(error, traceback.format_exc())))
+        channel.send(Ready(Raised.of(error, traceback.format_exc())), None)
         return
-    send(connection, Ready())
+    channel.send(Ready(), None)
     while True:
         try:
-            job = receive(connection)
+            job: Job = channel.receive(None)
         except EOFError:
             break
-        connection.send_bytes(_as_bytes(rank.run(job)))
-        gc.collect()  # a subject's cycles hold hooks and groups; cheap, because the zygote froze all earlier objects
+        _answer(channel, job.number, rank.run(job))
+        if job.subject != NO_DDP:  # a subject's cycles hold hooks and groups; cheap: the zygote froze earlier objects
+            gc.collect()
 
 
 class Rank:
@@ -72,9 +75,10 @@ class Rank:
         self._flight = flight
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
+        self._relied: ReliedFunctions | None = None
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
-        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
+        self._noticed = backend.noticed
         self._group = init_process_group(
             backend,
             self._recorder if seat.recorded else None,
@@ -83,6 +87,7 @@ class Rank:
             world_size=seat.world_size,
             timeout=_GROUP_TIMEOUT,
         )
+        self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
 
     def run(self, job: Job) -> Observation:
         """Run one scenario and return the observation, which contains any exception that the program raises.
@@ -97,6 +102,12 @@ class Rank:
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
         try:
+            self._flight.entered("import", -1, True)
+            if job.subject != NO_DDP:
+                load(job.subject)
+            self._flight.entered("start", -1, True)
+            before = surroundings()  # what the subject's module does at import, such as to start a thread, stays
+            self._relied = self._relied or ReliedFunctions()
             scenario = Scenario.from_json(job.scenario)
             self._faults = FaultInjector(
                 [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
@@ -117,7 +128,11 @@ class Rank:
             history=self._recorder.history(),
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
-            hygiene=violations(before, surroundings()),
+            hygiene=(
+                *violations(before, surroundings()),
+                *(self._relied.changes() if self._relied else ()),
+                *self._noticed(),
+            ),
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
         )
@@ -156,12 +171,13 @@ class Rank:
         self._flight.issued(collective)
 
 
-def _as_bytes(observation: Observation) -> bytes:
+def _answer(channel: Channel, number: int, observation: Observation) -> None:
     try:
-        return dumps(observation)
-    except Exception as error:  # a fact cannot be pickled, such as a tensor that holds its process group
+        channel.send(Answer(number, portable(observation)), None)
+    except (TypeError, ValueError, OverflowError, MessageError) as error:  # a fact is no data, such as a huge integer
         raised = Raised.of(error, traceback.format_exc())
-        return dumps(replace(observation, fate=Ending("raised", detail=f"raised {raised}"), raised=raised, facts={}))
+        fate = Ending("raised", detail=f"raised {raised}")
+        channel.send(Answer(number, replace(observation, fate=fate, raised=raised, facts={})), None)
 
 
 def _meeting_place(seat: Seat) -> Store:

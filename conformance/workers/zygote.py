@@ -18,30 +18,33 @@ import importlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import traceback
-from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import recv_handle
 from typing import NoReturn
 
+from conformance.workers.channel import Channel, wait
 from conformance.workers.forked import die_with, lead_own_group, signal_group, signal_main_thread
 from conformance.workers.messages import (
     STACK_SIGNAL,
     Ended,
     Forked,
     ForkPool,
+    Job,
     Preloaded,
     Seat,
     SignalRank,
-    receive,
-    send,
+    ToZygote,
 )
 from conformance.workers.rank_main import rank_main
+from conformance.workers.relied_functions import settle
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
 
 _PR_SET_NAME = 15
+#: The controller sends the ranks' connections right after the order to fork; the zygote is of no use without them.
+_HANDLES_TIMEOUT_S = 60.0
 
 
 def preload(modules: tuple[str, ...]) -> None:
@@ -55,6 +58,7 @@ def preload(modules: tuple[str, ...]) -> None:
         importlib.import_module(name)
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
+    settle()
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
 
@@ -62,9 +66,9 @@ def preload(modules: tuple[str, ...]) -> None:
 class Nursery:
     """The ranks that have been forked and not yet reaped."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Start without ranks; `connection` leads to the controller."""
-        self._connection = connection
+    def __init__(self, channel: Channel) -> None:
+        """Start without ranks; `channel` leads to the controller."""
+        self._channel = channel
         self._seats: dict[int, Seat] = {}
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -75,13 +79,13 @@ class Nursery:
     def serve(self) -> None:
         """Carry out the controller's orders until it is gone."""
         while True:
-            ready = wait([self._connection, self._wakeup])
+            ready = wait([self._channel, self._wakeup], None)
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._bury()
-            if self._connection in ready:
+            if self._channel in ready:
                 try:
-                    message = receive(self._connection)
+                    message = self._channel.receive(None)
                 except (EOFError, OSError):
                     return
                 if isinstance(message, ForkPool):
@@ -97,22 +101,22 @@ class Nursery:
             os.waitpid(pid, 0)
 
     def _fork_pool(self, seats: tuple[Seat, ...]) -> None:
-        handles = [recv_handle(self._connection) for _ in seats]
+        handles = self._channel.receive_handles(len(seats), _HANDLES_TIMEOUT_S)
         pids = []
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
             pid = os.fork()
             lead_own_group(pid)
             if pid == 0:
-                for other in (*handles, self._wakeup, self._wakeup_writer, self._connection.fileno()):
+                for other in (*handles, self._wakeup, self._wakeup_writer, self._channel.fileno()):
                     if other != handle:
                         os.close(other)  # else this rank would keep another rank's connection, or the zygote's, open
-                _become_rank(seat, Connection(handle), zygote)
+                _become_rank(seat, Channel(socket.socket(fileno=handle), Job), zygote)
             self._seats[pid] = seat
             pids.append(pid)
         for handle in handles:
             os.close(handle)
-        send(self._connection, Forked(seats[0].pool, tuple(pids)))
+        self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
 
     def _signal(self, message: SignalRank) -> None:
         for pid, seat in self._seats.items():  # only ranks not yet reaped: another process may reuse a reaped one's pid
@@ -129,10 +133,10 @@ class Nursery:
             if seat is None:
                 continue  # a process that a preloaded module has started
             signal_group(pid, signal.SIGKILL)  # processes that a dead rank started must not live on
-            send(self._connection, Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)))
+            self._channel.send(Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)), None)
 
 
-def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
+def _become_rank(seat: Seat, channel: Channel, zygote: int) -> NoReturn:
     """Run the rank in the forked child, and exit; never returns into the zygote's code."""
     status = 1
     try:
@@ -140,7 +144,7 @@ def _become_rank(seat: Seat, connection: Connection, zygote: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with(zygote)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
-        rank_main(seat, connection)
+        rank_main(seat, channel)
         status = 0
     except SystemExit as end:  # a program called sys.exit: the rank exits with that code, which is no harness error
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -158,15 +162,15 @@ def main(arguments: list[str]) -> None:
     `arguments[1]` is the private directory, which `main` removes at the end; the rest are modules to import.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a child inherits the signals that the controller's parent blocked
-    connection, directory = Connection(int(arguments[0])), arguments[1]
-    nursery = Nursery(connection)
+    channel, directory = Channel(socket.socket(fileno=int(arguments[0])), ToZygote), arguments[1]
+    nursery = Nursery(channel)
     try:
         try:
             preload(tuple(arguments[2:]))
         except BaseException:
-            send(connection, Preloaded(traceback.format_exc()))
+            channel.send(Preloaded(traceback.format_exc()))
             return
-        send(connection, Preloaded())
+        channel.send(Preloaded())
         nursery.serve()
     finally:
         nursery.kill_all()

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import send_handle
 from pathlib import Path
 
 from conformance.errors import ConformanceError
+from conformance.workers.channel import Channel, MessageError, pair
+from conformance.workers.forked import is_stopped, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
-from conformance.workers.messages import Ended, Forked, ForkPool, Preloaded, Seat, SignalRank, receive, send
+from conformance.workers.messages import (
+    Ended,
+    Forked,
+    ForkPool,
+    FromRank,
+    FromZygote,
+    Job,
+    Preloaded,
+    Seat,
+    SignalRank,
+)
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -23,8 +35,8 @@ _CLOSE_TIMEOUT_S = 5.0
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
 
 
-class ZygoteGoneError(Exception):
-    """The zygote has ended unexpectedly, and its ranks with it."""
+class ZygoteGoneError(ConformanceError):
+    """The zygote has ended unexpectedly, or does not answer; its ranks are gone with it."""
 
 
 class ZygoteProcess:
@@ -44,14 +56,16 @@ class ZygoteProcess:
         self.gone = False
         self._ready = False
         self._failure = ""
+        self._pids: dict[tuple[int, int], int] = {}
         self._ended: dict[tuple[int, int], int] = {}
         self._pool_numbers = itertools.count()
         self._forked: dict[int, tuple[int, ...]] = {}
         with open(self.directory / "zygote.output", "wb") as output:
-            self._process, self._connection = start_interpreter(
+            self._process, self._channel = start_interpreter(
                 "conformance.workers.zygote",
                 str(self.directory),
                 *preload,
+                expects=FromZygote,
                 environment={MARKER: str(self.directory), **(environment or {})},
                 output=output,
             )
@@ -69,46 +83,54 @@ class ZygoteProcess:
         directory.mkdir()
         return number, directory
 
-    def fork(self, seats: tuple[Seat, ...]) -> tuple[tuple[int, ...], tuple[Connection, ...]]:
-        """Fork one rank per seat of a pool; returns process ids and connections in the order of `seats`.
+    def fork(self, seats: tuple[Seat, ...], timeout_s: float) -> tuple[tuple[int, ...], tuple[Channel, ...]]:
+        """Fork one rank per seat of a pool; returns process ids and channels in the order of `seats`.
 
         Raises:
-            ZygoteGoneError: the zygote has ended.
+            ZygoteGoneError: the zygote has ended, or did not fork within `timeout_s` and was killed.
 
         """
         pool = seats[0].pool
-        ours, theirs = zip(*(Pipe() for _ in seats), strict=True)
+        ours, theirs = zip(*(pair(FromRank, Job) for _ in seats), strict=True)
+        deadline = time.monotonic() + timeout_s
         try:
-            send(self._connection, ForkPool(seats))
-            for connection in theirs:
-                send_handle(self._connection, connection.fileno(), self._process.pid)
-        except OSError as error:
-            self.gone = True
-            raise ZygoteGoneError from error
+            self._channel.send(ForkPool(seats), timeout_s, [channel.fileno() for channel in theirs])
+            while pool not in self._forked:
+                self._record(self._channel.receive(deadline - time.monotonic()))
+        except (EOFError, OSError, MessageError) as error:
+            self._lose(error)
+            raise ZygoteGoneError(f"the ranks' zygote forked no ranks within {timeout_s:g} s: {error}") from error
         finally:
-            for connection in theirs:
-                connection.close()
-        while pool not in self._forked:
-            self._receive()
-        return self._forked.pop(pool), ours
+            for channel in theirs:
+                channel.close()
+        pids = self._forked.pop(pool)
+        self._pids.update(zip(((seat.pool, seat.rank) for seat in seats), pids, strict=True))
+        return pids, ours
 
     def signal(self, seat: Seat, signum: int) -> None:
         """Send a signal to a rank and its children, if it lives; a rank does not outlive the zygote."""
         try:
-            send(self._connection, SignalRank(seat.pool, seat.rank, signum))
-        except OSError:
-            self.gone = True
+            self._channel.send(SignalRank(seat.pool, seat.rank, signum))
+        except OSError as error:
+            self._lose(error)
 
     @property
-    def sources(self) -> tuple[Connection, ...]:
-        """The connections to wait on besides the ranks'; when one is readable, call `update`."""
-        return () if self.gone else (self._connection,)
+    def sources(self) -> tuple[Channel, ...]:
+        """The channels to wait on besides the ranks'; when one is readable, call `update`."""
+        return () if self.gone else (self._channel,)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the zygote, which then neither forks nor reports deaths."""
+        return not self.gone and is_stopped(self._process.pid)
 
     def update(self) -> None:
         """Record everything that the zygote has reported so far, including its own end. Does not wait."""
-        with contextlib.suppress(ZygoteGoneError):
-            while not self.gone and self._connection.poll(0):
-                self._receive()
+        try:
+            while not self.gone and (message := self._channel.arrived()) is not None:
+                self._record(message)
+        except (EOFError, OSError, MessageError) as error:
+            self._lose(error)
 
     def exit_status(self, seat: Seat) -> int | None:
         """Return the exit status of a rank (negative for a signal), None while it lives, as of the last `update`."""
@@ -116,43 +138,65 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """End the zygote and its ranks; none of them is left when this returns."""
-        self._connection.close()
+        self.update()
         if not self._ready:
             self._process.kill()  # it has no ranks yet, and would notice the closed connection only after its imports
+        if self.is_stopped:
+            self._kill()
+        self._channel.close()
+        self.gone = True
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # its ranks go with it: PR_SET_PDEATHSIG
-            self._process.wait()
+            self._kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def await_ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._ready or self._failure):
-            if not self._connection.poll(max(0.0, deadline - time.monotonic())):
-                self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s"
-                break
-            with contextlib.suppress(ZygoteGoneError):
-                self._receive()
+            try:
+                self._record(self._channel.receive(deadline - time.monotonic()))
+            except TimeoutError:
+                stopped = ": a signal has stopped it" if self.is_stopped else ""
+                self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"
+            except (EOFError, OSError, MessageError):
+                self.gone = True
+                output = (self.directory / "zygote.output").read_text(errors="replace")
+                self._failure = f"the ranks' zygote died while it was starting:\n{output}"
         if self._failure:
             raise ConformanceError(self._failure)
 
-    def _receive(self) -> None:
-        try:
-            message = receive(self._connection)
-        except (EOFError, OSError) as error:
-            self.gone = True
-            if not self._ready and not self._failure:
-                output = (self.directory / "zygote.output").read_text(errors="replace")
-                self._failure = f"the ranks' zygote died while it was starting:\n{output}"
-            raise ZygoteGoneError from error
-        if isinstance(message, Ended):
-            self._ended[message.pool, message.rank] = message.status
-        elif isinstance(message, Forked):
-            self._forked[message.pool] = message.pids
-        elif isinstance(message, Preloaded):
-            self._ready = not message.error
-            self._failure = message.error and f"the ranks' zygote could not import what ranks need:\n{message.error}"
-        else:
-            raise AssertionError(f"the zygote sent {message!r}")
+    def _record(self, message: FromZygote) -> None:
+        match message:
+            case Ended(pool, rank, status):
+                self._ended[pool, rank] = status
+            case Forked(pool, pids):
+                self._forked[pool] = pids
+            case Preloaded(error):
+                self._ready = not error
+                self._failure = error and f"the ranks' zygote could not import what ranks need:\n{error}"
+
+    def _lose(self, error: Exception) -> None:
+        """Note that the zygote is of no use any more; it may still be there, stopped for example."""
+        if self.gone:
+            return
+        self.gone = True
+        if self._ready and self._process.poll() is None:
+            why = (
+                "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
+            )
+            logging.getLogger(__name__).warning("The ranks' zygote does not answer (%s); it is replaced.", why)
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill the zygote, its ranks and the processes that these have started, without its help."""
+        self._process.send_signal(signal.SIGSTOP)  # it reaps no rank from here on, so that their ids stay theirs
+        with contextlib.suppress(EOFError, OSError, MessageError):
+            while (message := self._channel.arrived()) is not None:
+                self._record(message)
+        for place, pid in self._pids.items():
+            if place not in self._ended:
+                signal_group(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()

@@ -15,6 +15,7 @@ from conformance.chapters.comm_hooks.hook_mending import any_backend
 from conformance.models.catalogue import get_fixture
 from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
@@ -54,7 +55,7 @@ def zero_overlap(ctx: RankContext) -> None:
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     fixture = get_fixture(scenario.model)
     ranks = range(scenario.world_size)
-    modules: list[nn.Module] = [fixture.build(scenario) for _ in ranks]
+    modules: list[nn.Module] = [fixture.build(scenario, replica_device()) for _ in ranks]
     optimizers = [torch.optim.SGD(module.parameters(), lr=LEARNING_RATE) for module in modules]
     facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     with single_threaded():
@@ -62,7 +63,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
         for index in range(NUM_STEPS):
             for rank, module in enumerate(modules):
                 module.zero_grad()
-                loss = fixture.loss(module, scenario, rank=rank, step=index, micro=0, device="cpu")
+                loss = fixture.loss(module, scenario, rank=rank, step=index, micro=0, device=replica_device())
                 loss.backward()
                 facts[rank][f"step{index}/loss"] = loss.detach()
             world.average_gradients()

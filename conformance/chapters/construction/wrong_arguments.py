@@ -139,7 +139,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "function": Mistake(lambda _: torch.sin, Raises(("TypeError", "ValueError", "AttributeError"), ("builtin",))),
     "class": Mistake(lambda _: nn.Linear, Raises(("TypeError", "ValueError", "AttributeError"), ("type",))),
     "lazy": Mistake(
-        lambda ctx: nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2)).to(ctx.device),
+        lambda ctx: nn.Sequential(nn.Linear(3, 3, device=ctx.device), nn.LazyLinear(2, device=ctx.device)),
         Raises(("RuntimeError",), ("initiali",)),
     ),
     "two_device_types": Mistake(_two_device_types, Raises(("ValueError",), ("device",))),

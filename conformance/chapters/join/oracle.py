@@ -18,6 +18,7 @@ from conformance.models.catalogue import get_fixture
 from conformance.models.exact import exact_mean
 from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import single_threaded
 from conformance.scenario import Scenario
 
@@ -146,7 +147,7 @@ class _Simulation:
         self.plan = UnevenPlan.of(scenario)
         self.fixture = get_fixture(scenario.model)
         self.ranks = list(range(scenario.world_size))
-        self.modules = [self.fixture.build(scenario) for _ in self.ranks]
+        self.modules = [self.fixture.build(scenario, replica_device()) for _ in self.ranks]
         self.optimizers = [plain_sgd(module) for module in self.modules]
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}
         self.replicas = UnevenReplicas(
@@ -169,7 +170,9 @@ class _Simulation:
         for rank in active:
             if self.plan.evaluate:
                 self.facts[rank][f"step{number}/evaluation"] = self._evaluate(rank, number)
-            loss = self.fixture.loss(self.modules[rank], self.scenario, rank=rank, step=number, micro=0, device="cpu")
+            loss = self.fixture.loss(
+                self.modules[rank], self.scenario, rank=rank, step=number, micro=0, device=replica_device()
+            )
             loss.backward()
             self.facts[rank][f"step{number}/loss"] = loss.detach()
         if synchronised:
@@ -193,7 +196,7 @@ class _Simulation:
     def _evaluate(self, rank: int, number: int) -> Tensor:
         module = self.modules[rank].eval()
         with torch.no_grad():
-            loss = self.fixture.loss(module, self.scenario, rank=rank, step=number, micro=1, device="cpu")
+            loss = self.fixture.loss(module, self.scenario, rank=rank, step=number, micro=1, device=replica_device())
         module.train()
         return loss
 

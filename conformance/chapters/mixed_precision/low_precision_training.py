@@ -21,7 +21,7 @@ def mixed_precision_training(ctx: RankContext) -> None:
     Argument `ignored` is as in program `train`, and so are the facts, with `wire` besides: the dtypes of all reduced
     gradients, sorted. All ranks run it.
     """
-    module = build_coarse(ctx.fixture, ctx.scenario).to(ctx.device)
+    module = build_coarse(ctx.fixture, ctx.scenario, ctx.device)
     if ignored := ctx.arguments.get("ignored"):
         module._ddp_params_and_buffers_to_ignore = list(ignored)  # type: ignore[assignment]
     model = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))

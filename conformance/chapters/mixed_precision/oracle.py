@@ -13,6 +13,7 @@ from conformance.models.exact import exact_mean
 from conformance.models.low_precision import LowPrecisionCopy, Precision, build_coarse, precision_of
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import broadcasts_buffers, single_threaded, sparse_like
 from conformance.oracles.steps import follow_step, gradients
 from conformance.scenario import Scenario, Step
@@ -83,7 +84,7 @@ class _Simulation:
         self.fixture = get_fixture(scenario.model)
         self.ranks = range(scenario.world_size)
         precision = precision_of(scenario.options)
-        modules = [build_coarse(self.fixture, scenario) for _ in self.ranks]
+        modules = [build_coarse(self.fixture, scenario, replica_device()) for _ in self.ranks]
         self.replicas = LowPrecisionReplicas(modules, precision, scenario.arguments.get("ignored", ()))
         self.optimizers = [sgd(module, self.fixture) for module in modules]
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in self.ranks}
@@ -112,7 +113,7 @@ class _Simulation:
         self.buffers_due = synchronised and broadcasts_buffers(self.scenario.options)
         for rank in self.ranks:
             copy = self.replicas.copy_of(rank)
-            loss = self.fixture.loss(copy, self.scenario, rank=rank, step=step, micro=micro, device="cpu")
+            loss = self.fixture.loss(copy, self.scenario, rank=rank, step=step, micro=micro, device=replica_device())
             loss.backward()
             self.replicas.collect(copy, coarse=True)
             self.facts[rank][f"{prefix}/loss"] = loss.detach().clone()

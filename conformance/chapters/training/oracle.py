@@ -13,6 +13,7 @@ from torch import Tensor
 from conformance.models.catalogue import get_fixture
 from conformance.models.recipe import Learner, Recipe
 from conformance.observation import Facts
+from conformance.oracles.device import replica_device
 from conformance.oracles.expected import Anything, Satisfies
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.scenario import Scenario
@@ -74,10 +75,11 @@ class _Training:
         )  # fmt: skip
         self.recipe = key.recipe
         self.replicas = Replicas(
-            [fixture.build(scenario) for _ in range(key.world_size)], broadcast_buffers=key.broadcast_buffers
+            [fixture.build(scenario, replica_device()) for _ in range(key.world_size)],
+            broadcast_buffers=key.broadcast_buffers,
         )
         self.learners = [
-            Learner(key.recipe, module, rank=rank, world_size=key.world_size, seed=key.seed, device="cpu")
+            Learner(key.recipe, module, rank=rank, world_size=key.world_size, seed=key.seed, device=replica_device())
             for rank, module in enumerate(self.replicas.modules)
         ]
         self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(key.world_size)}

@@ -95,7 +95,7 @@ class _Run:
         torch.save({"model": self.model.state_dict(), **self.learner.state()}, file)
         self.ctx.observe("checkpoint/keys", list(self.model.state_dict()))
         other = self.ctx.scenario.replace(seed=self.ctx.scenario.seed + 1 + self.ctx.rank)
-        self.module = self.ctx.fixture.build(other).to(self.ctx.device)
+        self.module = self.ctx.fixture.build(other, self.ctx.device)
         checkpoint = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         if self.recipe.restart == "every_rank":
             self.model = self.ctx.wrap(self.module)

@@ -1,0 +1,70 @@
+"""The simulated device, wherever a C++ compiler is: `sim` finds races, `sim-late` poisons what came too early."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend as GroupBackend
+from torch._C._distributed_c10d import ProcessGroup, Store
+
+from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.backends.gloo import GLOO
+from conformance.errors import BackendError
+from conformance.sim_device.build import build
+
+#: Chooses how the device rounds; 0: as the CPU does.
+SEED_VARIABLE = "DDP_CONFORMANCE_SIM_SEED"
+
+_NUM_DEVICES = 2
+
+
+def _unavailable() -> str:
+    try:
+        build()  # once here, so that no rank's deadline runs meanwhile
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def _device(rank: int) -> str:
+    return f"sim:{rank % _NUM_DEVICES}"
+
+
+def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, late: bool = False) -> ProcessGroup:
+    from conformance.sim_device.group import SimGroup
+    from conformance.sim_device.module import install
+
+    device = install(late=late, seed=int(os.environ.get(SEED_VARIABLE, "1")))
+    device.set_device(rank % _NUM_DEVICES)
+    inner = GLOO.create(store, rank, world_size, timeout)
+    assert isinstance(inner, GroupBackend)
+    return SimGroup(inner, device)
+
+
+def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
+    return _create(store, rank, world_size, timeout, late=True)
+
+
+def _noticed() -> tuple[str, ...]:
+    from conformance.sim_device.build import load
+
+    device = load()
+    races = tuple(f"race on the device: {race}" for race in device.take_races())
+    device.take_syncs()
+    device.settle()
+    return races
+
+
+SIM = Backend(
+    name="sim",
+    device_type="sim",
+    capabilities=CAPABILITIES - {"sparse"},
+    max_world_size=lambda: None,
+    unavailable=_unavailable,
+    device=_device,
+    create=_create,
+    noticed=_noticed,
+)
+SIM_LATE = replace(SIM, name="sim-late", create=_create_late)

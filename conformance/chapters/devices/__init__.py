@@ -1,0 +1,1 @@
+"""Chapter devices: what a DDP does with the streams of an accelerator."""

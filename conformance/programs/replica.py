@@ -1,0 +1,53 @@
+"""Program `replica`: computes what the ranks of another scenario must observe, on a rank that has no DDP.
+
+The truth contains losses, and gradients and parameters that come of them. Another device, or the same one with other
+kernels, computes them with other roundings, each as right as the other. So a rank of the backend under test computes
+the truth: in a process like every other rank's, on the same device, with the same kernels. It is alone in its group,
+and no subject is ever loaded in its process.
+"""
+
+from __future__ import annotations
+
+from conformance.errors import ReplicaError
+from conformance.observation import Facts, Observation
+from conformance.oracles.carried import packed, unpacked
+from conformance.oracles.device import on_device
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import get_program, program
+from conformance.scenario import Scenario
+
+#: The longest truth, of a training of several epochs on a busy machine, takes a tenth of this.
+_DEADLINE_S = 120.0
+
+
+def replica_of(scenario: Scenario) -> Scenario:
+    """Return the scenario in which one rank computes what those of `scenario` must observe."""
+    return Scenario(
+        "replica/REPLICA/of-another", ("REPLICA",), "replica", model=scenario.model, dtype=scenario.dtype, world_size=1,
+        seed=scenario.seed, arguments={"scenario": scenario.to_json()}, deadline_s=_DEADLINE_S, recorded=False,
+    )  # fmt: skip
+
+
+def expected_by(replica: Observation) -> dict[int, Facts]:
+    """Return the facts that every rank must observe, from what the replica observed.
+
+    Raises:
+        ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
+
+    """
+    if replica.fate.kind != "returned" or replica.hygiene:
+        why = replica.raised.traceback if replica.raised else replica.stack or ", ".join(replica.hygiene)
+        raise ReplicaError(f"the rank that computes the truth {replica.fate}: {why}".strip())
+    return unpacked(replica.facts)
+
+
+@program("replica", invariants=())
+def replica(ctx: RankContext) -> None:
+    """Compute the expectation of the scenario in argument `scenario` on this rank's device, and observe it."""
+    scenario = Scenario.from_json(ctx.arguments["scenario"])
+    expectation = get_program(scenario.program).expectation
+    assert expectation is not None, f"program {scenario.program} expects nothing"
+    with on_device(ctx.device):
+        expected = expectation(scenario)
+    for name, value in packed(expected).items():
+        ctx.observe(name, value)

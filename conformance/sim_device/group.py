@@ -1,0 +1,247 @@
+"""A c10d process group of the simulated device: gloo moves the bytes, the device's streams say when they have arrived.
+
+As NCCL's, a collective runs on a stream of the group's own, which first waits for the current one; `wait` makes the
+current stream wait for it, and not the host; a future is complete at once, and whoever uses it waits on its stream. The
+host meets the other ranks when it launches a collective, so that a run is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_Nested = Any
+
+#: Methods of `ProcessGroup` -> positions of the arguments that hold outputs and inputs; -1: none.
+_METHODS: dict[str, tuple[int, int]] = {
+    "allreduce": (0, 0),
+    "allreduce_coalesced": (0, 0),
+    "broadcast": (0, 0),
+    "reduce": (0, 0),
+    "allgather": (0, 1),
+    "_allgather_base": (0, 1),
+    "allgather_into_tensor_coalesced": (0, 1),
+    "gather": (0, 1),
+    "scatter": (0, 1),
+    "reduce_scatter": (0, 1),
+    "_reduce_scatter_base": (0, 1),
+    "reduce_scatter_tensor_coalesced": (0, 1),
+    "alltoall": (0, 1),
+    "alltoall_base": (0, 1),
+    "send": (-1, 0),
+    "recv": (0, -1),
+}
+#: Of these, what one rank does with one other.
+_PEERS = ("send", "recv")
+#: Names that torch has had since 2.12 for some of them.
+_ALIASES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+
+
+class SimWork(dist.Work):
+    """A collective that has been launched on `stream`."""
+
+    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor]) -> None:
+        """Record the end of what `stream` holds so far; without a stream there is nothing to wait for."""
+        super().__init__()
+        self._arrive: Callable[[], None] | None = None
+        self._stream = stream
+        self._end = torch.Event() if stream is None else stream.record_event()
+        self._outputs = outputs
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Make the current stream wait; the host goes on."""
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        """Make the current stream wait; the host goes on."""
+        self.meet()
+        if self._stream is not None:
+            torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
+
+    def arrives_by(self, arrive: Callable[[], None]) -> None:
+        """Meet the peer when somebody waits: a rank may launch a send and a receipt before it meets anybody."""
+        self._arrive = arrive
+
+    def meet(self) -> None:
+        """Wait on the host until the peers have come, once; the bytes are then on the stream."""
+        arrive, self._arrive = self._arrive, None
+        if arrive is not None and self._stream is not None:
+            with _on(self._stream):
+                arrive()
+            self._end = self._stream.record_event()
+
+    def block_current_stream(self) -> None:
+        """Make the current stream wait; the host goes on."""
+        self.synchronize()
+
+    def is_completed(self) -> bool:
+        """Tell whether the host knows that the collective is over."""
+        self.meet()
+        return self._stream is None or self._end.query()
+
+    def is_success(self) -> bool:
+        """Return True: what fails is raised when it is launched."""
+        return True
+
+    def exception(self) -> Any:
+        """Return None: what fails is raised when it is launched."""
+        return None
+
+    def result(self) -> list[Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that is complete, on the collective's stream."""
+        self.meet()
+        if self._future is None:
+            self._future = torch.futures.Future(devices=[] if self._stream is None else [self._stream.device])
+            with _on(self._stream):
+                self._future.set_result(self._outputs)
+        return self._future
+
+
+class SimGroup(dist.ProcessGroup):
+    """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
+
+    def __init__(self, inner: Any, device: Any) -> None:
+        """Wrap `inner`; `device` is the compiled device."""
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self._inner = inner
+        self._sim = device
+        self._streams: dict[int, torch.Stream] = {}
+        self._coalescing: list[SimWork] | None = None
+        self._name = self._description = ""
+        for kind in (torch.device("sim"), torch.device("cpu")):
+            self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the backend's name."""
+        return "sim"
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Keep the name that torch gives."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch gave."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Keep the description."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description."""
+        return self._description
+
+    def abort(self) -> None:
+        """Abort the inner group."""
+        self._inner.abort()
+
+    def shutdown(self) -> None:
+        """Shut the inner group down."""
+        self._inner.shutdown()
+
+    def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
+        """Wait for all ranks; returns a work that is done."""
+        self._inner.barrier().wait()
+        return SimWork(None, [])
+
+    def _start_coalescing(self, device_type: torch.device) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device_type: torch.device) -> SimWork:
+        works, self._coalescing = self._coalescing or [], None
+        for work in works:
+            work.meet()
+        return works[-1] if works else SimWork(None, [])
+
+    def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+        writes, reads = _METHODS[method]
+        arguments = [*args, *kwargs.values()]
+        outputs = _flat(arguments[writes]) if writes >= 0 else []
+        inputs = _flat(arguments[reads]) if reads >= 0 else []
+        device = next((tensor.device for tensor in (*inputs, *outputs) if tensor.device.type == "sim"), None)
+        if device is None:  # on the CPU, for torch's own bookkeeping
+            work = getattr(self._inner, method)(*args, **kwargs)
+            work.wait()
+            return SimWork(None, outputs)
+        stream = self._streams.setdefault(device.index, torch.Stream(device))
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with _on(stream):
+            staged: dict[int, Tensor] = {}
+            for position in {writes, reads} - {-1}:
+                arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
+            self._sim.launch(f"the group's {method}", inputs, outputs)
+            inner = getattr(self._inner, method)(*arguments)
+            for tensor in (*inputs, *outputs):
+                tensor.record_stream(stream)
+            work = SimWork(stream, outputs)
+
+            def arrive() -> None:
+                inner.wait()
+                for tensor in outputs:
+                    self._arrive(tensor, staged[id(tensor)])
+
+            work.arrives_by(arrive)
+            if method not in _PEERS:
+                work.meet()
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _stage(self, tensor: Tensor, staged: dict[int, Tensor]) -> Tensor:
+        if tensor.device.type != "sim":
+            staged[id(tensor)] = tensor
+        elif id(tensor) not in staged:
+            staged[id(tensor)] = self._sim.host_view(tensor).contiguous().clone()
+        return staged[id(tensor)]
+
+    def _arrive(self, tensor: Tensor, result: Tensor) -> None:
+        if tensor.device.type != "sim":
+            return
+        if self._sim.is_late() and tensor.is_contiguous() and tensor.numel():
+            self._sim.deliver_late(tensor, result)
+        else:
+            self._sim.host_view(tensor).copy_(result)
+
+
+def _relay(method: str) -> Callable[..., SimWork]:
+    def launch(self: SimGroup, *args: Any, **kwargs: Any) -> SimWork:
+        return self._launch(_ALIASES.get(method, method), args, kwargs)
+
+    launch.__name__ = method
+    launch.__doc__ = f"Launch {method}."
+    return launch
+
+
+for _method in (*_METHODS, *_ALIASES):
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(SimGroup, _method, _relay(_method))
+
+
+def _on(stream: torch.Stream | None) -> Any:
+    return torch.sim.stream(stream)  # type: ignore[attr-defined]
+
+
+def _flat(value: _Nested) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [tensor for item in value for tensor in _flat(item)]
+
+
+def _mapped(value: _Nested, function: Callable[[Tensor], Tensor]) -> _Nested:
+    return function(value) if isinstance(value, Tensor) else [_mapped(item, function) for item in value]

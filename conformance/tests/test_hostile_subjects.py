@@ -1,0 +1,58 @@
+"""Subjects that do to their process what no DDP should: each gets its verdict, and the scenarios after it theirs.
+
+Every run takes a sample; `DDP_CONFORMANCE_HOSTILE=all`, which the nightly job sets, takes them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hostile_subjects import HOSTILE, SEED
+
+from conformance.backends.backend import get_backend
+from conformance.run.scenario_runner import ScenarioRunner
+from conformance.scenario import Scenario, Step
+from conformance.subjects.subject import Subject
+from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
+
+TRAIN = Scenario("gradients/GRAD-01/hostile", ("GRAD-01",), "train", schedule=(Step(), Step()), deadline_s=3.0)
+#: What runs after the scenario in which the subject misbehaves; torch's DDP, which it is otherwise, passes them all.
+AFTER = (
+    TRAIN.replace(id="gradients/GRAD-01/after-1"),
+    TRAIN.replace(id="gradients/GRAD-01/after-2", model="moe", options={"find_unused_parameters": True}),
+    TRAIN.replace(id="gradients/GRAD-01/after-3", seed=7, schedule=(Step(local_backwards=1), Step())),
+    TRAIN.replace(id="gradients/GRAD-01/after-4", options={"gradient_as_bucket_view": True}),
+    TRAIN.replace(id="gradients/GRAD-01/after-5", world_size=1),
+)
+SAMPLE = (
+    "patches_all_reduce", "patches_linear", "adds_saved_tensor_hooks", "exits_0", "real_time_signal", "stops_itself",
+    "raises_without_text", "threads", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
+    "flight_record_is_a_pipe",
+)  # fmt: skip
+NAMES = tuple(HOSTILE) if os.environ.get("DDP_CONFORMANCE_HOSTILE") == "all" else SAMPLE
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with Controller(get_backend("gloo")) as controller:
+        yield controller
+
+
+def test_there_are_many_of_them() -> None:
+    assert len(HOSTILE) >= 60
+    assert set(SAMPLE) <= set(HOSTILE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_subject_gets_its_verdict_and_spoils_no_other(controller: Controller, name: str) -> None:
+    """Neither its own later scenarios, nor torch's DDP beside it in any of them."""
+    runner = ScenarioRunner(Subject(name, f"hostile_subjects:{name}"), get_backend("gloo"), controller)
+    hostile = runner.run(TRAIN.replace(seed=SEED))
+    assert hostile.subject.verdict.value in HOSTILE[name].verdicts, hostile.subject.findings
+    outcomes = [hostile, *map(runner.run, AFTER)]
+    assert [one.native.verdict for one in outcomes if one.native] == [Verdict.PASS] * 6
+    assert [one.subject.verdict for one in outcomes[1:]] == [Verdict.PASS] * 5, outcomes
+    assert [one.contaminated_by for one in outcomes] == [""] * 6

@@ -1,0 +1,86 @@
+"""The truth is computed where the ranks compute: by their kernels, in a process that no subject enters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from conformance.backends.backend import get_backend
+from conformance.errors import ReplicaError
+from conformance.observation import Facts
+from conformance.oracles.carried import packed, unpacked
+from conformance.oracles.difference import difference
+from conformance.oracles.expected import Raises, Satisfies
+from conformance.programs.registry import get_program
+from conformance.run.scenario_runner import ScenarioRunner
+from conformance.scenario import Scenario
+from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
+from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
+
+OTHER_KERNELS = "fixtures.other_kernels:BACKEND"
+ROUNDED = (
+    "gradients/GRAD-01/cnn-world2",
+    "gradients/GRAD-01/mlp-world2",
+    "training/TRAIN-17/many-small-layers-float64-world2",
+)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Controller]:
+    with Controller(get_backend(OTHER_KERNELS)) as controller:
+        yield controller
+
+
+def scenario(scenario_id: str) -> Scenario:
+    return next(one for one in load_scenarios() if one.id == scenario_id)
+
+
+def here(one: Scenario) -> dict[int, Facts]:
+    expectation = get_program(one.program).expectation
+    assert expectation is not None
+    return dict(expectation(one))
+
+
+@pytest.mark.parametrize("scenario_id", ROUNDED)
+def test_ranks_with_other_kernels_conform(ranks: Controller, scenario_id: str) -> None:
+    runner = ScenarioRunner(get_subject("torch"), get_backend(OTHER_KERNELS), ranks, native=False)
+    result = runner.run(scenario(scenario_id)).subject
+    assert result.verdict is Verdict.PASS, result.findings
+
+
+def test_the_kernels_are_others(ranks: Controller) -> None:
+    """Without this the test above could not fail."""
+    differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(ranks.expect(scenario(one))()))]
+    assert differing
+
+
+def test_an_expectation_that_raises_is_the_harness_s_failure(ranks: Controller) -> None:
+    wrong = scenario(ROUNDED[0]).replace(dtype="complex64")
+    with pytest.raises(ReplicaError, match="has dtypes"):
+        ranks.expect(wrong)()
+    assert ranks.expect(scenario(ROUNDED[0]))()[0]
+
+
+def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -> None:
+    one, other = scenario(ROUNDED[0]), scenario(ROUNDED[1])
+    ranks.expect(one)
+    assert ranks.expect(other)()[0].keys() == here(other)[0].keys()
+
+
+def test_expected_facts_travel_whole() -> None:
+    limit = 3
+
+    def at_most(value: int, least: int = 1) -> bool:
+        return least <= value <= limit
+
+    shared = torch.ones(2)
+    facts = {0: {"a": shared, "b": [shared, None], "c": Satisfies("small", at_most), "d": Raises(("ValueError",))}}
+    came = unpacked(packed(facts))[0]
+    assert came["a"] is came["b"][0]
+    assert torch.equal(came["a"], shared)
+    assert [came["c"].predicate(value) for value in (0, 1, 3, 4)] == [False, True, True, False]
+    assert came["d"] == Raises(("ValueError",))

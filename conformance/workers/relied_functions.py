@@ -1,0 +1,128 @@
+"""The functions on which verdicts rest: whether a scenario has left one of them replaced.
+
+A subject that replaces `dist.all_reduce`, `nn.Linear.forward`, `SGD.step` or a function of the harness, and forgets to
+put it back, would have every later scenario judged by what it put there. Ranks on which any of them changed are
+replaced.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+
+#: Modules of which no scenario may replace a function: where the harness, models and DDPs look them up.
+_MODULES = (
+    "builtins", "os", "random", "time", "torch", "torch.autograd", "torch.distributed", "torch.nn",
+    "torch.nn.functional",
+)  # fmt: skip
+#: Modules, with a dot also those below, of which no scenario may replace what they define: functions, and methods.
+_OWN_CODE = (
+    "torch._tensor", "torch.autograd.", "torch.distributed.distributed_c10d", "torch.nn.init", "torch.nn.modules.",
+    "torch.nn.parallel.distributed", "torch.nn.parameter", "torch.optim.", "conformance.models.",
+    "conformance.programs.", "conformance.recorder.", "conformance.workers.",
+)  # fmt: skip
+#: Classes written in C++ that Python code can change all the same.
+_NATIVE_CLASSES = ("ProcessGroup", "Work")
+_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
+
+
+def settle() -> None:
+    """Have torch wrap the `step` of its optimizers now, which it does when the first of a class is made."""
+    matrix = torch.nn.Parameter(torch.zeros(1, 1))  # one optimizer takes matrices only
+    optimizers: list[Any] = torch.optim.Optimizer.__subclasses__()
+    for optimizer in optimizers:
+        if optimizer.__module__.startswith("torch.optim."):
+            optimizer([matrix])
+
+
+class ReliedFunctions:
+    """The functions as this process has them when this is made; `changes` compares."""
+
+    def __init__(self) -> None:
+        """Look at every module of `RELIED_ON` that has been imported; takes milliseconds."""
+        self._spaces = tuple(_Space(*space) for space in _spaces())
+
+    def changes(self) -> tuple[str, ...]:
+        """Return a phrase for every function that is another now; takes about a millisecond."""
+        return tuple(
+            f"function replaced: {space.name}.{name}"
+            for space in self._spaces
+            if not space.is_unchanged()
+            for name in space.changed()
+        )
+
+
+class _Space:
+    """The callables of one module or class, by name."""
+
+    def __init__(self, name: str, space: Mapping[str, Any], own: bool) -> None:
+        self.name = name
+        self._space = space
+        found = {
+            key: value
+            for key, value in space.items()
+            if _is_code(value) and (not own or getattr(value, "__module__", "") == name)
+        }
+        self._names = tuple(found)
+        self._values = tuple(found.values())
+        self._functions = [value for value in self._values if isinstance(value, FunctionType)]
+        self._codes = [function.__code__ for function in self._functions]
+        self._all_names = frozenset(space)
+
+    def is_unchanged(self) -> bool:
+        return (
+            tuple(map(self._space.get, self._names)) == self._values
+            and [function.__code__ for function in self._functions] == self._codes
+            and len(self._space) == len(self._all_names)
+        )
+
+    def changed(self) -> Iterator[str]:
+        for name, value in zip(self._names, self._values, strict=True):
+            now = self._space.get(name)
+            if now is not value and not _wrapped_by_dynamo(now, value):
+                yield name
+        for function, code in zip(self._functions, self._codes, strict=True):
+            if function.__code__ is not code:
+                yield function.__name__
+        is_module = "__file__" in self._all_names
+        for name in self._space.keys() - self._all_names:
+            # A method that a class did not have hides that of its base; a module's new name hides a built-in one.
+            if _is_code(self._space[name]) and (hasattr(builtins, name) if is_module else True):
+                yield name
+
+
+def _is_code(value: object) -> bool:
+    return callable(value) or type(value) in (property, staticmethod, classmethod)
+
+
+def _wrapped_by_dynamo(now: Any, before: Any) -> bool:
+    """Whether torch.compile has put its own wrapper around a function, as it does at first use."""
+    code = getattr(now, "__code__", None)
+    return (
+        code is not None
+        and code.co_filename.startswith(_DYNAMO)
+        and getattr(now, "_torchdynamo_orig_callable", before) is before
+    )
+
+
+def _spaces() -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Yield the namespaces by name, and whether only what they define themselves counts."""
+    prefixes = tuple(name for name in _OWN_CODE if name.endswith("."))
+    for name, module in list(sys.modules.items()):
+        if name in _MODULES:
+            yield name, vars(module), False
+        elif name in _OWN_CODE or name.startswith(prefixes):
+            yield name, vars(module), True
+            for attribute, value in vars(module).items():
+                if issubclass(type(value), type) and value.__module__ == name:
+                    yield f"{name}.{attribute}", vars(value), False
+    yield "torch.Tensor", vars(torch.Tensor), False
+    native = sys.modules["torch._C._distributed_c10d"]
+    for attribute in _NATIVE_CLASSES:
+        yield attribute, vars(getattr(native, attribute)), False
