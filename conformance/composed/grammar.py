@@ -23,6 +23,9 @@ from conformance.scenario import Scenario
 
 _T = TypeVar("_T")
 
+#: What every composed training gives evidence for.
+REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
+
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
 #: How often an action is drawn, where not once: a loop mostly runs forward and backward.
@@ -65,9 +68,7 @@ def chosen_by(generator: random.Random) -> Choose:
     return choose
 
 
-def draw(
-    choose: Choose, requirement: str, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = ()
-) -> Scenario:
+def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = ()) -> Scenario:
     """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`."""
     must = tuple(must)
     tame = not must and choose((True, False))
@@ -84,14 +85,14 @@ def draw(
         options.pop("static_graph", None)  # the user's promise that this does not happen
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
     scenario = Scenario(
-        f"composed/{requirement}/composed", (requirement,), "composed", world_size=world_size, options=options,
+        f"composed/{REQUIREMENTS[0]}/composed", REQUIREMENTS, "composed", world_size=world_size, options=options,
         arguments=training.to_json(), seed=choose(range(4)), needs=tuple(sorted(_CAPABILITIES & options.keys())),
         min_collectives=0, deadline_s=_DEADLINE_S,
     )  # fmt: skip
     return renamed(scenario)
 
 
-def cover(requirement: str, seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Scenario]:
+def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Scenario]:
     """Yield trainings until every pair of features that one training can have was in one of them."""
     chooser = random.Random(seed)
     missing = sorted(possible_pairs(world_sizes))
@@ -99,7 +100,7 @@ def cover(requirement: str, seed: int, *, world_sizes: Sequence[int] = WORLD_SIZ
     left = dict.fromkeys(missing)
     while left:
         pair: Pair = next(iter(left))
-        scenario = draw(chosen_by(chooser), requirement, world_sizes=world_sizes, must=pair)
+        scenario = draw(chosen_by(chooser), world_sizes=world_sizes, must=pair)
         covered = pairs_of(scenario)
         assert pair in covered, f"the grammar did not draw {pair}"
         for one in covered:

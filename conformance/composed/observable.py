@@ -26,7 +26,16 @@ _GLOBAL_HOOKS = tuple(
 
 
 def of_process() -> dict[str, Any]:
-    """Return the process's modes and random state; takes about 30 microseconds."""
+    """Return the process's modes and random states; takes about 150 microseconds."""
+    return {
+        **modes(),
+        "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
+        "Python's random state": _digest(repr(random.getstate()).encode()),
+    }
+
+
+def modes() -> dict[str, Any]:
+    """Return the process's modes, which decide how what comes next is computed; takes about 15 microseconds."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
@@ -40,8 +49,6 @@ def of_process() -> dict[str, Any]:
         "function modes": torch._C._len_torch_function_stack(),
         "global module hooks": [len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS],
         "warnings filters": len(warnings.filters),
-        "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
-        "Python's random state": _digest(repr(random.getstate()).encode()),
     }
 
 

@@ -26,6 +26,7 @@ from conformance.composed.modules import (
 )
 from conformance.composed.observable import of_input, of_module, of_output, of_process
 from conformance.composed.training import Action, Block, Training
+from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -86,7 +87,7 @@ class Trainee:
         self._device = device
         self._phase = phase
         with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
-            module = Composed(training, seed).to(device)
+            module = moved(Composed(training, seed), torch.device(device))
         self._process = of_process()
         self.model: Any = wrap(module)
         self._is_wrapped = self.model is not module

@@ -21,10 +21,8 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
-#: What every explored training gives evidence for.
-REQUIREMENT = "COMPOSED-01"
 #: The plainest of them, for a first look at subject and backend.
-PROBED = draw(lambda options: options[0], REQUIREMENT)
+PROBED = draw(lambda options: options[0])
 #: What nearly every training has, so that it tells nothing about a failure.
 _COMMONPLACE = frozenset(
     {
@@ -92,7 +90,7 @@ def explore(
     """
     started = time.monotonic()
     found = Exploration(seed, possible=possible_pairs(world_sizes))
-    trainings = chain(cover(REQUIREMENT, seed, world_sizes=world_sizes), _random(seed, world_sizes))
+    trainings = chain(cover(seed, world_sizes=world_sizes), _random(seed, world_sizes))
     for scenario in trainings:
         found.duration_s = time.monotonic() - started
         if found.num_judged >= examples or found.duration_s >= budget_s or found.num_not_judged > 10 * examples:
@@ -123,7 +121,7 @@ def explore(
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
     while True:
-        yield draw(chosen_by(chooser), REQUIREMENT, world_sizes=world_sizes)
+        yield draw(chosen_by(chooser), world_sizes=world_sizes)
 
 
 def _shrunk(
