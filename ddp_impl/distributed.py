@@ -268,8 +268,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             self._local_gradients.forward_will_be_reduced()
             output = self.reducer.tie_unused(output, list(find_tensors(output)))
             self.reducer.prepare_for_backward(find_tensors(output))
-        elif torch.is_grad_enabled() and self._compiled_calls.reduction is Reduction.IN_GRAPH:
-            self._local_gradients.forward_is_local(find_tensors(output))
+        elif torch.is_grad_enabled():
+            if self._compiled_calls.reduction is Reduction.IN_GRAPH:
+                self._local_gradients.forward_is_local(find_tensors(output))
+            else:
+                self.reducer.forward_was_local(find_tensors(output))
         return output
 
     def _lazy_init(self) -> None:
