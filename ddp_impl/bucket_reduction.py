@@ -63,6 +63,7 @@ class BucketReduction:
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] = set()
+        self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
@@ -117,13 +118,22 @@ class BucketReduction:
                 self._start(bucket, nothing)
 
     def _ask_usage(self) -> None:
-        """Start exchanging which parameters ranks used: after the last launch, so that it never delays a gradient."""
+        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
         if self.options.static_graph:
             if self.usage.anywhere is not None or not self.arrivals.learns_order:
                 return
         elif not self.options.find_unused_parameters:
             return
-        self.usage.begin_agreeing(self.group, self.device)
+        self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+
+    def _refuse_together(self) -> None:
+        """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
+        for bucket in self.buckets:
+            if bucket.index in self._in_flight:
+                self._wait_for(bucket)
+        if self._refusal is not None:
+            raise self._refusal
+        raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""

@@ -315,7 +315,8 @@ class Reducer(BucketReduction):
                 self.usage.used_locally.add(index)
                 return
             if not self._is_welcome_late(index):
-                raise self._unexpected(index)
+                self._refuse(self._unexpected(index))
+                return
             self.usage.unused.discard(index)
         if due <= 0:
             if phase is Phase.ARMED and not self._waits_for_outputs:
@@ -362,6 +363,17 @@ class Reducer(BucketReduction):
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
+    def _refuse(self, error: ReductionError) -> None:
+        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
+
+        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
+        """
+        if self.options.static_graph or not self.options.find_unused_parameters:
+            raise error
+        if self._refusal is None:
+            self._refusal = error
+            self.peers.tell(str(error))
+
     def _unexpected(self, index: int) -> ReductionError:
         rank, name, static = self.state.rank, self.members[index].name, self.options.static_graph
         if index in self.usage.unused:
@@ -375,6 +387,7 @@ class Reducer(BucketReduction):
         self.usage.unused.clear()
         self._skipped.clear()
         self._in_flight.clear()
+        self._refusal = None
         self.telemetry.current.backward_start_ns = 0
         self.arrivals.arm(static=self.options.static_graph)
         self.user_hooks.iteration_begins(search=self._learns_order)
@@ -431,9 +444,13 @@ class Reducer(BucketReduction):
         self.arrivals.end_iteration()
         with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
             self.usage.end_agreeing()
-        self._hand_out_averages()
+        refused = self.usage.num_refusing > 0
+        if not refused:
+            self._hand_out_averages()
         self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()
+        if refused:
+            self._refuse_together()
         self.peers.step += 1

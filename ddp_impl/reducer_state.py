@@ -114,11 +114,12 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
     (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, (Action.LAUNCH,)),
-    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
+    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, ()),
     (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
     (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
     (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE,)),
-    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.FINALIZE,)),
+    # Asked no earlier, because ranks also tell of gradients that came too late.
+    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
     # Autograd reports the end more than once where a backward ran a forward, or where a user reset the reducer in it.
     (Phase.IDLE, Event.BACKWARD_END): (Phase.IDLE, ()),
     (Phase.ARMED, Event.BACKWARD_END): (Phase.ARMED, ()),

@@ -94,6 +94,7 @@ class Trainee:
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
         self._seen: dict[str, Any] = {}
+        self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @property
@@ -221,8 +222,11 @@ class Trainee:
         yield from ()
 
     def _unfreeze(self, action: Action) -> Iterator[Meeting]:
-        if self._is_meant(action):
-            self._block(action).requires_grad_(True)
+        """Unfreeze a block. One rank alone unfreezes only what DDP was given: of others only a timeout could tell."""
+        for name, parameter in self.module.named_parameters():
+            of_block = any(parameter is mine for mine in self._block(action).parameters())
+            if self._is_meant(action) and of_block and (action.how == "every_rank" or name in self._given):
+                parameter.requires_grad_(True)
         yield from ()
 
     def _replace(self, action: Action) -> Iterator[Meeting]:
