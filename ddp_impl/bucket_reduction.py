@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ class BucketReduction:
         if self.options.static_graph and self.usage.anywhere is not None:
             used = self.usage.anywhere
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
+            self._forget_dropped(absent)
             used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
             return
@@ -124,7 +125,19 @@ class BucketReduction:
                 return
         elif not self.options.find_unused_parameters:
             return
+        self._forget_dropped(self.usage.unused)
         self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+
+    def _forget_dropped(self, unused: Iterable[int]) -> None:
+        """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.
+
+        Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
+        """
+        if self._context_id is None:
+            earlier = self.usage.used_locally.intersection(unused)
+            self.usage.used_locally.difference_update(
+                [index for index in earlier if self.members[index].parameter.grad is None]
+            )
 
     def _refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""

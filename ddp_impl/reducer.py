@@ -87,7 +87,8 @@ class Reducer(BucketReduction):
         So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
         every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
         """
-        if not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
+        is_alone = size_of(self.group) == 1
+        if is_alone or not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
             return output
         is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
