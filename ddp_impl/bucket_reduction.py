@@ -82,7 +82,16 @@ class BucketReduction:
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
             return
-        divisor = self.divisor if self.comm_hook is None else 1  # hooks divide as they like
+        try:
+            buffer = self._collected(bucket)
+        except ReductionError as error:
+            self._refuse(error)
+            buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
+        self._start(bucket, buffer)
+
+    def _collected(self, bucket: Bucket) -> Tensor:
+        """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
+        divisor = self.divisor if self.comm_hook is None else 1
         if bucket.sparse:
             buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
             if divisor != 1:
@@ -95,7 +104,7 @@ class BucketReduction:
                 indices = {bucket.members[place].index for place in missing}
                 self.user_hooks.gradients_are_gone(indices - self.usage.unused)
                 self.usage.unused.update(indices)
-        self._start(bucket, buffer)
+        return buffer
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
@@ -127,6 +136,17 @@ class BucketReduction:
             return
         self._forget_dropped(self.usage.unused)
         self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+
+    def _refuse(self, error: ReductionError) -> None:
+        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
+
+        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
+        """
+        if self.options.static_graph or not self.options.find_unused_parameters:
+            raise error
+        if self._refusal is None:
+            self._refusal = error
+            self.peers.tell(str(error))
 
     def _forget_dropped(self, unused: Iterable[int]) -> None:
         """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.

@@ -364,17 +364,6 @@ class Reducer(BucketReduction):
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
-    def _refuse(self, error: ReductionError) -> None:
-        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
-
-        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
-        """
-        if self.options.static_graph or not self.options.find_unused_parameters:
-            raise error
-        if self._refusal is None:
-            self._refusal = error
-            self.peers.tell(str(error))
-
     def _unexpected(self, index: int) -> ReductionError:
         rank, name, static = self.state.rank, self.members[index].name, self.options.static_graph
         if index in self.usage.unused:
