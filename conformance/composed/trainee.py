@@ -217,17 +217,19 @@ class Trainee:
         yield from ()
 
     def _freeze(self, action: Action) -> Iterator[Meeting]:
-        if self._is_meant(action):
-            self._block(action).requires_grad_(False)
+        self._set_requires_grad(action, False)
         yield from ()
 
     def _unfreeze(self, action: Action) -> Iterator[Meeting]:
-        """Unfreeze a block. One rank alone unfreezes only what DDP was given: of others only a timeout could tell."""
-        for name, parameter in self.module.named_parameters():
-            of_block = any(parameter is mine for mine in self._block(action).parameters())
-            if self._is_meant(action) and of_block and (action.how == "every_rank" or name in self._given):
-                parameter.requires_grad_(True)
+        self._set_requires_grad(action, True)
         yield from ()
+
+    def _set_requires_grad(self, action: Action, value: bool) -> None:
+        """Freeze or unfreeze a block; on one rank alone only what DDP was given: of others only a timeout could tell."""
+        mine = set(self._block(action).parameters())
+        for name, parameter in self.module.named_parameters():
+            if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
+                parameter.requires_grad_(value)
 
     def _replace(self, action: Action) -> Iterator[Meeting]:
         """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
