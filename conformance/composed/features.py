@@ -21,7 +21,10 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 WORLD_SIZES = (1, 2, 3, 4)
 
 #: What lets ranks differ in the parameters that they use: `static_graph` promises that none of it happens.
-_BY_RANK = {"block branch", "runs rank_0", "runs not_rank_0"}
+_BY_RANK = {
+    "block branch", "runs rank_0", "runs not_rank_0",
+    *(f"action {kind}:rank_0" for kind, ways in ACTIONS.items() if "rank_0" in ways),
+}  # fmt: skip
 
 Pair = tuple[str, str]
 

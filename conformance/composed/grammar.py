@@ -80,7 +80,8 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
         actions=tuple(_actions(choose, must, tame, len(blocks))),
     )
     options = _options(choose, must)
-    if any(depends_on_rank(block) for block in blocks):  # without it the ranks would wait for each other for good
+    # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
+    if depends_on_rank(training):
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)  # the user's promise that this does not happen
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
@@ -138,6 +139,8 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, .
 def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
     drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
+    if "option static_graph=True" in must:
+        drawn = [action for action in drawn if action.how != "rank_0"]
     for text in wanted:
         kind, _, how = text.partition(":")
         position = choose(range(len(drawn) + 1))

@@ -46,10 +46,13 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
         reasons.append(f"{missing}, without find_unused_parameters")
     if options.get("static_graph") and (changes := _changes_graph(training) or missing):
         reasons.append(f"{changes}, with static_graph")
-    return Refusal(tuple(reasons), late=bool(missing) and not finds)
+    # What came into the module after a forward a DDP can find only in the next one.
+    comes = any(kind in ("append", "unfreeze") or (kind, how) in _NEW_PARAMETERS for kind, how in kinds)
+    return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
 
 
 _SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
+_NEW_PARAMETERS = {("replace", "block"), ("replace", "parameter")}
 _OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank", "rank_0")}
 
 

@@ -31,7 +31,7 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents."""
     for training in _simpler_training(Training.of(scenario)):
         yield renamed(scenario.replace(arguments=training.to_json()))
-    by_rank = any(depends_on_rank(block) for block in Training.of(scenario).blocks)
+    by_rank = depends_on_rank(Training.of(scenario))
     for name in scenario.options:
         if by_rank and name == "find_unused_parameters":
             continue

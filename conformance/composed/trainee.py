@@ -95,6 +95,7 @@ class Trainee:
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
         self._seen: dict[str, Any] = {}
+        self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @property
@@ -217,14 +218,19 @@ class Trainee:
         yield from ()
 
     def _freeze(self, action: Action) -> Iterator[Meeting]:
-        if self._is_meant(action):
-            self._block(action).requires_grad_(False)
+        self._set_requires_grad(action, False)
         yield from ()
 
     def _unfreeze(self, action: Action) -> Iterator[Meeting]:
-        if self._is_meant(action):
-            self._block(action).requires_grad_(True)
+        self._set_requires_grad(action, True)
         yield from ()
+
+    def _set_requires_grad(self, action: Action, value: bool) -> None:
+        """Freeze or unfreeze a block; on one rank alone only what DDP was given: of others only a timeout could tell."""
+        mine = set(self._block(action).parameters())
+        for name, parameter in self.module.named_parameters():
+            if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
+                parameter.requires_grad_(value)
 
     def _replace(self, action: Action) -> Iterator[Meeting]:
         """Replace a block by a new one, a parameter by a new one, or a parameter's data."""

@@ -121,9 +121,11 @@ class Training:
         return training
 
 
-def depends_on_rank(block: Block) -> bool:
-    """Whether ranks may differ in which parameters of `block` they use."""
-    return block.kind == "branch" or block.when in ("rank_0", "not_rank_0")
+def depends_on_rank(training: Training) -> bool:
+    """Whether ranks may differ in which parameters they use or train."""
+    return any(action.how == "rank_0" for action in training.actions) or any(
+        block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks
+    )
 
 
 CLOSING = (

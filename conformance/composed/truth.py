@@ -71,12 +71,14 @@ class _Lockstep:
 def average_used(modules: Sequence[nn.Module], used: set[tuple[str, Tensor]]) -> None:
     """Replace the gradient of every parameter in `used` by the mean over `modules`; none counts as zero.
 
+    Where no rank has one any more, because the loop dropped them, nothing is averaged.
     `used` names parameters and says which of the first module's they were.
     """
     named = [dict(module.named_parameters()) for module in modules]
     for name in named[0]:
-        if (name, named[0][name]) in used:
-            average([parameters[name] for parameters in named])
+        replicas = [parameters[name] for parameters in named]
+        if (name, replicas[0]) in used and any(replica.grad is not None for replica in replicas):
+            average(replicas)
 
 
 def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
