@@ -74,6 +74,7 @@ class Observation:
     phase: str = ""
     faults_fired: int = 0
     hygiene: tuple[str, ...] = ()
+    interference: tuple[str, ...] = ()
     unsupported: str = ""
     stack: str = ""
     stderr: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ class BucketReduction:
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] = set()
+        self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
@@ -70,6 +71,7 @@ class BucketReduction:
         if self.options.static_graph and self.usage.anywhere is not None:
             used = self.usage.anywhere
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
+            self._forget_dropped(absent)
             used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
             return
@@ -80,7 +82,16 @@ class BucketReduction:
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
             return
-        divisor = self.divisor if self.comm_hook is None else 1  # hooks divide as they like
+        try:
+            buffer = self._collected(bucket)
+        except ReductionError as error:
+            self._refuse(error)
+            buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
+        self._start(bucket, buffer)
+
+    def _collected(self, bucket: Bucket) -> Tensor:
+        """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
+        divisor = self.divisor if self.comm_hook is None else 1
         if bucket.sparse:
             buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
             if divisor != 1:
@@ -93,7 +104,7 @@ class BucketReduction:
                 indices = {bucket.members[place].index for place in missing}
                 self.user_hooks.gradients_are_gone(indices - self.usage.unused)
                 self.usage.unused.update(indices)
-        self._start(bucket, buffer)
+        return buffer
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
@@ -117,13 +128,45 @@ class BucketReduction:
                 self._start(bucket, nothing)
 
     def _ask_usage(self) -> None:
-        """Start exchanging which parameters ranks used: after the last launch, so that it never delays a gradient."""
+        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
         if self.options.static_graph:
             if self.usage.anywhere is not None or not self.arrivals.learns_order:
                 return
         elif not self.options.find_unused_parameters:
             return
-        self.usage.begin_agreeing(self.group, self.device)
+        self._forget_dropped(self.usage.unused)
+        self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+
+    def _refuse(self, error: ReductionError) -> None:
+        """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
+
+        They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
+        """
+        if self.options.static_graph or not self.options.find_unused_parameters:
+            raise error
+        if self._refusal is None:
+            self._refusal = error
+            self.peers.tell(str(error))
+
+    def _forget_dropped(self, unused: Iterable[int]) -> None:
+        """Forget earlier use of parameters whose gradient the user has dropped since: nothing of it is to be averaged.
+
+        Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
+        """
+        if self._context_id is None:
+            earlier = self.usage.used_locally.intersection(unused)
+            self.usage.used_locally.difference_update(
+                [index for index in earlier if self.members[index].parameter.grad is None]
+            )
+
+    def _refuse_together(self) -> None:
+        """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
+        for bucket in self.buckets:
+            if bucket.index in self._in_flight:
+                self._wait_for(bucket)
+        if self._refusal is not None:
+            raise self._refusal
+        raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""

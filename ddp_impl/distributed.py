@@ -268,8 +268,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             self._local_gradients.forward_will_be_reduced()
             output = self.reducer.tie_unused(output, list(find_tensors(output)))
             self.reducer.prepare_for_backward(find_tensors(output))
-        elif torch.is_grad_enabled() and self._compiled_calls.reduction is Reduction.IN_GRAPH:
-            self._local_gradients.forward_is_local(find_tensors(output))
+        elif torch.is_grad_enabled():
+            if self._compiled_calls.reduction is Reduction.IN_GRAPH:
+                self._local_gradients.forward_is_local(find_tensors(output))
+            else:
+                self.reducer.forward_was_local(find_tensors(output))
         return output
 
     def _lazy_init(self) -> None:
@@ -462,13 +465,21 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
         self.require_backward_grad_sync = True
-        self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore))
+        # Ranks may have frozen different parameters since, and copies compare nothing.
+        averaged = state.get("_averaged", ())
+        self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
 
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore)
+        self._averaged = tuple(member.name for member in members)
+        frozen = [member.parameter for member in members if not member.parameter.requires_grad]
+        for parameter in frozen:  # of a copy; autograd lets nobody listen to them
+            parameter.requires_grad_(True)
         self.reducer = Reducer(members, self.process_group, self.device, self._options, self._peers)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)

@@ -109,6 +109,18 @@ def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
     )
 
 
+#: What a rank tells the others that raises because they do.
+FOLLOWS = "raised because another rank did"
+
+
+def others_refuse(rank: int) -> str:
+    """Return the message for averages that are not handed out, because another rank cannot use them; its words follow."""
+    return (
+        f"[rank {rank}] the gradients of this backward were not averaged: on another rank a gradient came too late or "
+        "twice. Look at its error."
+    )
+
+
 def raised(error: BaseException | None, traceback: TracebackType | None, phase: str, step: int) -> str:
     """Return what a rank that raised tells the others: the exception, and where, as far as they are known."""
     name = "an exception" if error is None else type(error).__name__

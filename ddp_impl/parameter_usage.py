@@ -16,7 +16,8 @@ class ParameterUsage:
 
     `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that earlier backwards
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
-    it, and until then all count as used. `num_users[i]`: how many ranks used it.
+    it, and until then all count as used. `num_users[i]`: how many ranks used it. `num_refusing`: how many ranks said in
+    the last exchange that they cannot average what came.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -25,23 +26,29 @@ class ParameterUsage:
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
         self.num_users = [0] * num_parameters
+        self.num_refusing = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work] | None = None
 
-    def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Start exchanging with all ranks what they used; every rank calls it between the same collectives."""
-        flags = _on_device(self._flags(self.unused), device)
+    def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool) -> None:
+        """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
+
+        Every rank calls it between the same collectives.
+        """
+        refusal = torch.tensor([refuses], dtype=torch.int32)
+        flags = _on_device(torch.cat([self._flags(self.unused), refusal]), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group))
 
     def end_agreeing(self) -> None:
         """Wait for the exchange, if one is on its way."""
+        self.num_refusing = 0
         if self._agreement is None:
             return
         flags, work = self._agreement
         self._agreement = None
         work.wait()
-        self.num_users = flags.tolist()
+        *self.num_users, self.num_refusing = flags.tolist()
         self.anywhere = [count > 0 for count in self.num_users]
 
     def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class Reducer(BucketReduction):
         self.reach = Reach([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
+        self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
+        self._num_watched = 0
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
@@ -84,7 +87,8 @@ class Reducer(BucketReduction):
         So a rank takes part in a backward in which others use parameters and it does not, where that is allowed. With
         every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
         """
-        if not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
+        is_alone = size_of(self.group) == 1
+        if is_alone or not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
             return output
         is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
@@ -103,6 +107,10 @@ class Reducer(BucketReduction):
             self._hooks.listen_to_nodes(self.reach.walk.nodes)
         if self._hooks.on_backward(tensors, partial(self._begin_backward, reached)):
             self.reach.is_announced = True
+
+    def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
+        """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
+        self._hooks.on_backward([tensor for tensor in outputs if tensor.requires_grad], self._begin_local_backward)
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
@@ -263,11 +271,34 @@ class Reducer(BucketReduction):
                     self._finalize()
                 case Action.ABANDON:
                     self._in_flight.clear()
+                case Action.LET_GO:
+                    self.arrivals.disarm()
 
     def _begin_backward(self, reached: set[int] | None) -> None:
         """Take the report that a backward has come to an output of the forward that can reach `reached`."""
         self._refuse_compiled_backward()
+        if self.state.phase is Phase.BROKEN:
+            self.check_finished()
+        came, self._came_locally = self._came_locally or [], None
         self._handle(Event.BACKWARD, reached)
+        for index in came:  # this backward runs through both: it averages everything
+            self._take_reported_gradient(index)
+
+    def _begin_local_backward(self) -> None:
+        """Take the report that a backward has come to an output of a forward under `no_sync`.
+
+        While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
+        """
+        if self.state.phase is Phase.INCOMPLETE or self.state.num_launched and self.state.phase is Phase.BROKEN:
+            self.check_finished()  # gradients may live in buckets that are in flight
+        if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
+            self._refuse_compiled_backward()
+            self._came_locally = []
+            WhenBackwardEnds(self._local_backward_ended, lambda *_: self._local_backward_ended())
+
+    def _local_backward_ended(self) -> None:
+        self.usage.used_locally.update(self._came_locally or ())
+        self._came_locally = None
 
     def _anchor_reached(self) -> None:
         """Take the report that a backward comes from outputs that no parameter took part in: it has begun for all."""
@@ -276,13 +307,17 @@ class Reducer(BucketReduction):
 
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
+        if self._came_locally is not None:
+            self._came_locally.append(index)
+            return
         due, phase = self.arrivals.due[index], self.state.phase
         if due == 0:
-            if phase is Phase.IDLE:
+            if phase in (Phase.IDLE, Phase.BROKEN):
                 self.usage.used_locally.add(index)
                 return
             if not self._is_welcome_late(index):
-                raise self._unexpected(index)
+                self._refuse(self._unexpected(index))
+                return
             self.usage.unused.discard(index)
         if due <= 0:
             if phase is Phase.ARMED and not self._waits_for_outputs:
@@ -301,6 +336,11 @@ class Reducer(BucketReduction):
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
+
+    def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.peers.raised("backward", error, traceback)
+        if watch == self._num_watched:  # autograd's threads may drop a backward after the next one has begun
+            self._handle(Event.BACKWARD_RAISED)
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end
@@ -337,12 +377,14 @@ class Reducer(BucketReduction):
         self.usage.unused.clear()
         self._skipped.clear()
         self._in_flight.clear()
+        self._refusal = None
         self.telemetry.current.backward_start_ns = 0
         self.arrivals.arm(static=self.options.static_graph)
         self.user_hooks.iteration_begins(search=self._learns_order)
 
     def _watch_backward(self) -> None:
-        WhenBackwardEnds(self._backward_ended, partial(self.peers.raised, "backward"))
+        self._num_watched += 1
+        WhenBackwardEnds(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
@@ -392,9 +434,13 @@ class Reducer(BucketReduction):
         self.arrivals.end_iteration()
         with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
             self.usage.end_agreeing()
-        self._hand_out_averages()
+        refused = self.usage.num_refusing > 0
+        if not refused:
+            self._hand_out_averages()
         self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()
+        if refused:
+            self._refuse_together()
         self.peers.step += 1

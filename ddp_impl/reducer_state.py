@@ -38,6 +38,8 @@ class Phase(Enum):
     REDUCED = "reduced"
     #: The backward ended, and gradients are missing.
     INCOMPLETE = "incomplete"
+    #: A backward raised when gradients had arrived; some ranks may have launched more than others.
+    BROKEN = "broken"
 
 
 class BucketPhase(Enum):
@@ -59,6 +61,7 @@ class Event(Enum):
     BUCKET_FULL = "bucket is full"
     LAST_LAUNCHED = "last bucket launched"
     BACKWARD_END = "backward ended"
+    BACKWARD_RAISED = "backward raised"
     SHADOW = "joined rank shadows an iteration"
     RESET = "reset"
 
@@ -78,6 +81,7 @@ class Action(Enum):
     CONTRIBUTE_ZEROS = "launch buckets of zeros"
     FINALIZE = "wait, and hand out the averages"
     ABANDON = "forget what is in flight"
+    LET_GO = "expect nothing: gradients that come are local"
 
 
 #: (phase, event) -> (next phase, actions in order). What is not here is illegal.
@@ -85,7 +89,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.IDLE, Event.FORWARD): (Phase.ARMED, (Action.ARM,)),
     # Several forwards before one backward: the user sums their losses, and each gradient arrives once.
     (Phase.ARMED, Event.FORWARD): (Phase.ARMED, (Action.WIDEN,)),
-    # The backward raised before it brought a gradient, or it runs a forward itself.
+    # The backward runs a forward itself.
     (Phase.RUNNING, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
     (Phase.PROBED, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
     # The same outputs once more (retain_graph=True): gradients accumulate on the averages and are averaged again.
@@ -110,16 +114,27 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
     (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, (Action.LAUNCH,)),
-    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, (Action.ASK,)),
+    (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, ()),
     (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
     (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
     (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE,)),
-    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.FINALIZE,)),
+    # Asked no earlier, because ranks also tell of gradients that came too late.
+    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
     # Autograd reports the end more than once where a backward ran a forward, or where a user reset the reducer in it.
     (Phase.IDLE, Event.BACKWARD_END): (Phase.IDLE, ()),
     (Phase.ARMED, Event.BACKWARD_END): (Phase.ARMED, ()),
     (Phase.PROBED, Event.BACKWARD_END): (Phase.PROBED, ()),
     (Phase.INCOMPLETE, Event.BACKWARD_END): (Phase.INCOMPLETE, ()),
+    # The user may catch the exception and go on under `no_sync`; a synchronised forward is refused.
+    **{
+        (phase, Event.BACKWARD_RAISED): (Phase.BROKEN, (Action.LET_GO,))
+        for phase in (Phase.EARLY, Phase.REDUCING, Phase.REDUCED)
+    },
+    (Phase.RUNNING, Event.BACKWARD_RAISED): (Phase.PROBED, ()),
+    **{
+        (phase, Event.BACKWARD_RAISED): (phase, ())
+        for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED, Phase.INCOMPLETE)
+    },
     # The rank ran out of data, perhaps after a forward that no backward followed.
     **{
         (phase, Event.SHADOW): (Phase.IDLE, (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK, Action.FINALIZE))
@@ -130,7 +145,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     **{
         (phase, Event.RESET): (Phase.IDLE, (Action.ABANDON,))
         for phase in (
-            Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.REDUCING, Phase.REDUCED, Phase.INCOMPLETE,
+            Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.REDUCING, Phase.REDUCED, Phase.INCOMPLETE, Phase.BROKEN,
         )
     },
 }  # fmt: skip

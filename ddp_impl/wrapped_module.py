@@ -9,9 +9,12 @@ from torch import nn
 from ddp_impl.bucket import ManagedParameter
 
 
-def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[ManagedParameter]:
+def managed_parameters(
+    module: nn.Module, ignored: Collection[str], averaged: Collection[str] = ()
+) -> list[ManagedParameter]:
     """Return the parameters that require a gradient and are not `ignored`, each once, in order of registration.
 
+    Those with names in `averaged` count although they are frozen now: a copy averages what the original did.
     Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
     (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters and when there is nothing to average.
     """
@@ -28,7 +31,7 @@ def managed_parameters(module: nn.Module, ignored: Collection[str]) -> list[Mana
                     f"parameter '{name}' is uninitialized: modules with uninitialized parameters can't be used with "
                     "`DistributedDataParallel`; run one forward of the bare module (a dummy input will do) first"
                 )
-            if parameter.requires_grad:
+            if parameter.requires_grad or name in averaged:
                 seen.add(parameter)
                 members.append(ManagedParameter(len(members), name, parameter, sparse))
     if not members:

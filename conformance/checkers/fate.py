@@ -108,6 +108,20 @@ def leaves_no_trace(evidence: Evidence) -> Finding:
     return failed("leaves_no_trace", f"{ranks(traces)} left traces: {next(iter(traces.values()))[0]}", "\n".join(lines))
 
 
+@checker("does_not_interfere")
+def does_not_interfere(evidence: Evidence) -> Finding | None:
+    """Demand that no construction, forward, backward or step changes modes, random states or the wrapped module.
+
+    Does not apply where nothing of it was seen.
+    """
+    changes = {one.rank: one.interference for one in evidence.by_rank if one.interference}
+    if not changes:
+        return None
+    lines = [f"Rank {rank}: {change}" for rank, found in changes.items() for change in found]
+    first = next(iter(changes.values()))[0]
+    return failed("does_not_interfere", f"on {ranks(changes)} {first}", "\n".join(lines))
+
+
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:
     """Return the first collective that some rank of its group never issued, the ranks that issued it, and the others.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 
-from conformance.checkers import agreement, exercised, facts, fate, protocol
+from conformance.checkers import agreement, exercised, facts, fate, protocol, refusal
 from conformance.checkers.checker import CHECKERS, Checker
 from conformance.errors import SpecificationError
 
 #: The modules whose import registers checkers.
-MODULES = (agreement, exercised, facts, fate, protocol)
+MODULES = (agreement, exercised, facts, fate, protocol, refusal)
 
 
 def get_checker(name: str) -> Checker:

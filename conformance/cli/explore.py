@@ -1,9 +1,10 @@
-"""`ddp-conformance explore`: runs random trainings and shrinks a failure to the simplest one that still fails."""
+"""`ddp-conformance explore`: runs composed trainings and shrinks a failure to the simplest one that still fails."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,73 +12,108 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
-from conformance.report.folder import prepare_folder, write_failure
+from conformance.report.folder import add_failures_folder, write_failure
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 
+if TYPE_CHECKING:
+    from conformance.run.exploration import Exploration
 
-@click.command("explore", short_help="Run random trainings; shrink a failure to the simplest one.")
+_MOST_PAIRS_SHOWN = 8
+
+
+@click.command("explore", short_help="Run composed trainings; shrink a failure to the simplest one.")
 @subject_options
-@click.option("--examples", type=click.IntRange(min=1), default=200, show_default=True, help="Most trainings to run.")
+@click.option("--examples", type=click.IntRange(min=1), default=400, show_default=True, help="Most trainings to run.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Stop after this time.")
 @click.option("--seed", type=int, default=None, help="Repeat the trainings of a seed.  [default: random, printed]")
 @click.option(
-    "--world-size", "world_sizes", type=click.IntRange(min=1), multiple=True, default=(1, 2, 3, 4), show_default=True,
-    metavar="N", help="Draw only trainings with N ranks; repeat it to allow several.",
+    "--failures", "most_failures", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Go on until so many different failures were found and shrunk.",
 )  # fmt: skip
 @click.option(
-    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("report"), show_default=True,
-    metavar="FOLDER", help="Write the failing scenario into FOLDER/failures.",
+    "--world-size", "world_sizes", type=click.IntRange(min=1, max=4), multiple=True, default=(1, 2, 3, 4),
+    show_default=True, metavar="N", help="Draw only trainings with N ranks; repeat it to allow several.",
+)  # fmt: skip
+@click.option(
+    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("explored"), show_default=True,
+    metavar="FOLDER", help="Add failing scenarios to FOLDER/failures; nothing there is removed.",
 )  # fmt: skip
 def command(
-    ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seed: int | None,
+    ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seed: int | None, most_failures: int,
     world_sizes: tuple[int, ...], folder: Path,
 ) -> None:  # fmt: skip
-    """Draw models, options, schedules, dtypes and world sizes at random, and compare each training with the truth.
+    """Compose trainings of blocks, actions and options, and compare each with the same training without DDP.
 
-    When a training fails, the command shrinks it to the simplest scenario that still fails and writes that scenario to
-    a file for `ddp-conformance replay`.
+    The first trainings cover every pair of features (a block, an action such as freeze or no_sync, an option); then
+    they are random. When one fails, the command takes away whatever is not needed for the failure and writes the
+    simplest scenario to a file for `ddp-conformance replay`. A DDP may refuse some trainings: then every rank must
+    raise in the same step.
 
     \b
     ddp-conformance explore
-    ddp-conformance explore --ddp my_pkg:MyDDP --examples 1000 --seconds 1200
+    ddp-conformance explore --ddp my_pkg:MyDDP --examples 2000 --seconds 1200 --failures 20
     ddp-conformance explore --seed 7 --world-size 2
     """
-    prepare_folder(folder)
+    add_failures_folder(folder)
     seed = random.randrange(2**32) if seed is None else seed
 
     from conformance.backends.backend import get_backend
     from conformance.run import runner
-    from conformance.run.exploration import REQUIREMENT, explore
+    from conformance.run.exploration import PROBED, Deviation, explore
     from conformance.run.outcome import Outcome
     from conformance.run.scenario_runner import ScenarioRunner
     from conformance.workers.controller import Controller
     from conformance.workers.subject_finder import find_subject
 
     subject, backend_value = find_subject(ddp), get_backend(backend)
-    smallest = Scenario("explored", (REQUIREMENT,), "train", world_size=max(world_sizes))
-    runner.check([smallest], backend_value)
+    probed = PROBED.replace(world_size=max(world_sizes))
+    runner.check([probed], backend_value)
     console = make_console()
+    source = backend_value.source or backend_value.name
+    num_run = 0
 
     def say(scenario: Scenario, outcome: Outcome) -> None:
-        status.update(f"{outcome.subject.verdict.value}  {scenario.model}, world size "
-                      f"{scenario.world_size}, {len(scenario.options)} options")  # fmt: skip
+        nonlocal num_run
+        num_run += 1
+        status.update(f"{num_run} trainings  {outcome.subject.verdict.value}  world size {scenario.world_size}")
+
+    def show(deviation: Deviation) -> None:
+        text = write_failure(deviation.outcome, subject.name, source, load_catalogue(), folder)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"Composed of: {', '.join(sorted(deviation.features)) or 'nothing but a plain step'}."
+            + ("" if deviation.always_fails else " It did not fail every time: replay it with --times.") + "\n",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
 
     console.print(f"seed {seed}", highlight=False)
     with interrupted_once(), Controller(backend_value) as controller, console.status("starting ranks") as status:
-        runner.probe(subject, smallest.world_size, controller)
+        runner.probe(subject, probed.world_size, controller)
         ranks = ScenarioRunner(subject, backend_value, controller, native=not no_native)
-        found = explore(ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds, on_outcome=say)
-    if found.failure is not None:
-        source = backend_value.source or backend_value.name
-        text = write_failure(found.failure, subject.name, source, load_catalogue(), folder)
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-        if not found.always_fails:
-            console.print("It did not fail every time: replay it with --times.")
-    console.print(
-        f"Judged {found.num_judged} trainings and could not judge {found.num_not_judged}; seed {found.seed}. "
-        + ("None failed." if found.failure is None else "The failure above is the simplest one found."),
-        highlight=False,
-    )
-    if found.failure is not None or not found.num_judged:
+        found = explore(
+            ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds,
+            most_failures=most_failures, on_outcome=say, on_deviation=show,
+        )  # fmt: skip
+    for line in summary(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if found.deviations or not found.num_judged:
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def summary(found: Exploration) -> list[str]:
+    """Return the lines that end an exploration: what was judged, how fast, and what it covered."""
+    right = found.num_judged - found.num_refused - len(found.deviations)
+    none = {0: "None failed.", 1: "The failure above is the simplest one found."}
+    lines = [
+        f"Judged {found.num_judged} trainings ({found.per_minute:.0f} a minute): {right} right, {found.num_refused} "
+        f"refused by every rank, {len(found.deviations)} failed. "
+        f"Not judged: {found.num_not_judged}; left out for a failure found before: {found.num_known}.",
+        f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
+        f" seed {found.seed}. "
+        + none.get(len(found.deviations), f"The {len(found.deviations)} failures above are the simplest ones found."),
+    ]
+    if len(found.missing) > 0:
+        shown = "; ".join(f"{first} with {second}" for first, second in found.missing[:_MOST_PAIRS_SHOWN])
+        lines.append(f"Not covered, for instance: {shown}. More --examples cover more.")
+    return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,10 @@ class AnyOf:
             if found is None:
                 return None
             reasons.append(found.reason)
+        alike = [index for index, choice in enumerate(self.choices) if _is_alike(choice, got)]
+        if len(alike) == 1:  # where one choice is of the same kind, how the others differ tells nothing
+            others = [describe(choice) for index, choice in enumerate(self.choices) if index != alike[0]]
+            return Difference(f"{reasons[alike[0]]}; allowed instead: {' or '.join(others)}")
         return Difference(f"is none of the {len(self.choices)} allowed: it " + "; it ".join(reasons))
 
     def __str__(self) -> str:
@@ -147,6 +151,13 @@ class Satisfies:
 
 
 Matcher = Raises | Close | AnyOf | Anything | Satisfies
+
+
+def _is_alike(choice: Any, got: Any) -> bool:
+    """Whether both hold values of one kind: mappings, tensors or exceptions."""
+    if isinstance(got, Raised):
+        return isinstance(choice, Raises)
+    return any(isinstance(choice, kind) and isinstance(got, kind) for kind in (Mapping, Tensor))
 
 
 def mismatch(expected: Any, got: Any) -> Difference | None:

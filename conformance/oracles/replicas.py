@@ -59,12 +59,7 @@ class Replicas:
         """Give every replica rank 0's buffers, if the forward before this one synchronised or this is the first."""
         if not (self._broadcast_buffers and self._buffers_due):
             return
-        root = dict(self.modules[0].named_buffers())
-        with torch.no_grad():
-            for module in self.modules[1:]:
-                for name, buffer in module.named_buffers():
-                    if name not in self._ignored:
-                        buffer.copy_(root[name])
+        share_buffers(self.modules, self._ignored)
 
     def after_forward(self, *, synchronised: bool) -> None:
         """Note whether the forward that all ranks ran was to be followed by a synchronised backward.
@@ -81,7 +76,7 @@ class Replicas:
         """
         for name in self._named[0]:
             if name in self._used and name not in self._ignored:
-                _average([parameters[name] for parameters in self._named])
+                average([parameters[name] for parameters in self._named])
         self._used.clear()
 
     def _note_use(self, name: str) -> Any:
@@ -92,12 +87,26 @@ class Replicas:
         return note
 
 
-def _average(parameters: Sequence[Tensor]) -> None:
+def share_buffers(modules: Sequence[nn.Module], ignored: frozenset[str] = frozenset()) -> None:
+    """Give every module the first one's buffers, but for those in `ignored`."""
+    root = dict(modules[0].named_buffers())
+    with torch.no_grad():
+        for module in modules[1:]:
+            for name, buffer in module.named_buffers():
+                if name not in ignored:
+                    buffer.copy_(root[name])
+
+
+def average(parameters: Sequence[Tensor]) -> None:
+    """Replace the gradients of one parameter, one tensor per rank, by their mean; no gradient counts as zero.
+
+    Raises AssertionError where the mean is not exact.
+    """
     gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
     mean = exact_mean(dense)
     present = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if any(gradient.is_sparse for gradient in present):
+    if present and all(gradient.is_sparse for gradient in present):
         mean = sparse_like(mean, present)
     for parameter in parameters:
         parameter.grad = mean.clone()

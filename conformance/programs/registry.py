@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     Expectation = Callable[[Scenario], Mapping[int, Facts]]
 
 #: Packages with programs: shared ones, those of chapters (at any depth), of the benchmark and of the smoke ladder.
-PACKAGES = ("conformance.programs", "conformance.chapters", "conformance.bench.programs", "conformance.smoke.programs")
+PACKAGES = (
+    "conformance.programs",
+    "conformance.composed",
+    "conformance.chapters",
+    "conformance.bench.programs",
+    "conformance.smoke.programs",
+)
 
 #: Modules of a chapter's folder that hold no programs, and that no rank needs.
 _NO_PROGRAMS = {"scenarios", "mutants", "oracle"}

@@ -46,6 +46,18 @@ def prepare_folder(folder: Path) -> None:
         ) from error
 
 
+def add_failures_folder(folder: Path) -> None:
+    """Create `folder` for failures beside those that it holds already; raises `ReportError` if it cannot be written."""
+    try:
+        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / "failures"):
+            pass
+    except OSError as error:
+        raise ReportError(
+            f"cannot write failures to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
+        ) from error
+
+
 def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
     """Write the report into `folder` and return the path of `report.json`; raises `ReportError`."""
     try:

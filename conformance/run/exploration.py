@@ -1,72 +1,75 @@
-"""Trainings that nobody wrote down: drawn at random, judged like any other, and shrunk to the simplest that fails.
+"""Trainings that nobody wrote down: composed by the grammar, judged like any scenario, and shrunk where they fail.
 
-Hypothesis draws scenarios of program `train` in this process, and warm ranks run them; so an example costs what a
-scenario costs, and shrinking is affordable.
+An exploration first runs trainings in which every pair of features occurs, then random ones. A failure is shrunk to the
+simplest training that still fails; trainings with all of its features are then left out, so that the next failure is
+another one.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
-from hypothesis import seed as seeded
-from hypothesis import strategies as st
-from hypothesis.errors import Flaky, Unsatisfiable
-
-from conformance.models.catalogue import get_fixture
+from conformance.composed.features import WORLD_SIZES, Pair, features, pairs_of, possible_pairs
+from conformance.composed.grammar import chosen_by, cover, draw
+from conformance.composed.simpler import shrink
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
-from conformance.scenario import ZERO_GRAD, Scenario, Step
+from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
-#: What every explored training gives evidence for: it must end as the same training without DDP.
-REQUIREMENT = "TRAIN-01"
-MODELS = (
-    "mlp", "unused", "two_heads", "rank_branch", "batchnorm_mlp", "frozen", "mixed_dtypes", "complex",
-    "many_small_layers", "nested", "dataclass_output", "embedding", "sparse_embedding", "sparse_embedding_unused",
-    "lstm", "moe", "channels_last_cnn", "gpt",
-)  # fmt: skip
-_DEADLINE_S = 10.0
-
-_CAPS_MB = (0.0001, 0.001, 0.01, 1.0)
-_OPTIONS: dict[str, st.SearchStrategy[Any]] = {
-    "gradient_as_bucket_view": st.booleans(),
-    "find_unused_parameters": st.booleans(),
-    "static_graph": st.booleans(),
-    "skip_all_reduce_unused_params": st.booleans(),
-    "batched_grad_copy": st.booleans(),
-    "forward_sync_buffers": st.booleans(),
-    "bucket_cap_mb": st.sampled_from(_CAPS_MB),
-    "bucket_cap_mb_list": st.lists(st.sampled_from(_CAPS_MB), min_size=1, max_size=3),
-}
-#: Options that are capabilities under the same name; the others every DDP is expected to take.
-_CAPABILITIES = frozenset(_OPTIONS) - {"batched_grad_copy", "forward_sync_buffers", "bucket_cap_mb"}
-
-_STEPS = st.builds(
-    Step,
-    local_backwards=st.integers(0, 2),
-    synchronised=st.booleans().map(lambda local: not local),
-    optimizer=st.booleans().map(lambda none: not none),
-    zero_grad=st.sampled_from(ZERO_GRAD),
+#: The plainest of them, for a first look at subject and backend.
+PROBED = draw(lambda options: options[0])
+#: What nearly every training has, so that it tells nothing about a failure.
+_COMMONPLACE = frozenset(
+    {
+        *("block linear", "runs always", "output tensor", "world size 1", "world size 2"),
+        *("action forward:plain", "action backward:together"),
+    }
 )
-
-
-class _NonConformingError(Exception):
-    """An explored training went wrong; the exploration holds its outcome."""
+_NOT_JUDGED = (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
+class Deviation:
+    """The simplest failing training of its kind, its features, and the training that was drawn."""
+
+    outcome: Outcome
+    features: frozenset[str]
+    drawn: Scenario
+    always_fails: bool
+    num_runs_before: int
+
+
+@dataclass(slots=True)
 class Exploration:
-    """What came of it: how many trainings were judged, how many could not be, and the simplest one that failed."""
+    """What came of it: how many trainings were judged, refused on every rank, not judged, and left out as known."""
 
     seed: int
-    num_judged: int
-    num_not_judged: int
-    failure: Outcome | None
-    always_fails: bool = True
+    num_judged: int = 0
+    num_refused: int = 0
+    num_not_judged: int = 0
+    num_known: int = 0
+    duration_s: float = 0.0
+    deviations: list[Deviation] = field(default_factory=list)
+    covered: set[Pair] = field(default_factory=set)
+    possible: frozenset[Pair] = frozenset()
+
+    @property
+    def missing(self) -> list[Pair]:
+        """The pairs of features that no judged training had, in alphabetical order."""
+        return sorted(self.possible - self.covered)
+
+    @property
+    def per_minute(self) -> float:
+        """Judged trainings per minute, shrinking included."""
+        return self.num_judged / self.duration_s * 60 if self.duration_s else 0.0
+
+
+OnOutcome = Callable[[Scenario, Outcome], None]
 
 
 def explore(
@@ -74,72 +77,74 @@ def explore(
     *,
     examples: int,
     seed: int,
-    world_sizes: tuple[int, ...] = (1, 2, 3, 4),
+    world_sizes: Sequence[int] = WORLD_SIZES,
     budget_s: float = float("inf"),
-    on_outcome: Callable[[Scenario, Outcome], None] = lambda scenario, outcome: None,
+    most_failures: int = 1,
+    on_outcome: OnOutcome = lambda scenario, outcome: None,
+    on_deviation: Callable[[Deviation], None] = lambda deviation: None,
 ) -> Exploration:
-    """Run up to `examples` random trainings on `runner` until one fails, then look for a simpler one that fails too.
+    """Run up to `examples` trainings on `runner`, for `budget_s` seconds, until `most_failures` different ones fail.
 
-    The same `seed` gives the same trainings. None is run after `budget_s` seconds; shrinking may take as long again.
-    A training whose truth is not exact, or that subject or backend do not support, is not judged.
+    The same `seed` gives the same trainings. A training whose truth is not exact, or that subject or backend do not
+    support, is not judged and covers nothing.
     """
-    judged: dict[str, Verdict] = {}
-    failing: list[Outcome] = []
-    not_judged = 0
     started = time.monotonic()
-
-    @seeded(seed)
-    @settings(
-        max_examples=examples, deadline=None, database=None, phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck), report_multiple_bugs=False, verbosity=Verbosity.quiet,
-    )  # fmt: skip
-    @given(_trainings(world_sizes))
-    def look_at(scenario: Scenario) -> None:
-        nonlocal not_judged
-        if time.monotonic() - started > budget_s * (2 if failing else 1) or judged.get(scenario.id) is Verdict.PASS:
-            return
+    found = Exploration(seed, possible=possible_pairs(world_sizes))
+    trainings = chain(cover(seed, world_sizes=world_sizes), _random(seed, world_sizes))
+    for scenario in trainings:
+        found.duration_s = time.monotonic() - started
+        if found.num_judged >= examples or found.duration_s >= budget_s or found.num_not_judged > 10 * examples:
+            break
+        if any(deviation.features <= features(scenario) for deviation in found.deviations):
+            found.num_known += 1
+            found.covered |= pairs_of(scenario)
+            if found.num_known > 10 * examples:
+                break
+            continue
         outcome = runner.run(scenario)
         on_outcome(scenario, outcome)
-        judged[scenario.id] = outcome.subject.verdict
-        if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR):
-            not_judged += 1
-            del judged[scenario.id]
-            reject()
+        if outcome.subject.verdict in _NOT_JUDGED:
+            found.num_not_judged += 1
+            continue
+        found.num_judged += 1
+        found.num_refused += _was_refused(outcome)
+        found.covered |= pairs_of(scenario)
         if outcome.subject.verdict.is_failure:
-            failing.append(outcome)
-            raise _NonConformingError
-
-    always_fails = True
-    try:
-        look_at()
-    except _NonConformingError:
-        pass
-    except Flaky:
-        always_fails = False
-    except Unsatisfiable:  # nothing that was drawn could be judged; the counts say so
-        assert not judged
-    return Exploration(seed, len(judged), not_judged, failing[-1] if failing else None, always_fails)
+            found.deviations.append(_shrunk(runner, scenario, outcome, found.num_judged, on_outcome))
+            on_deviation(found.deviations[-1])
+            if len(found.deviations) >= most_failures:
+                break
+    found.duration_s = time.monotonic() - started
+    return found
 
 
-@st.composite
-def _trainings(draw: st.DrawFn, world_sizes: tuple[int, ...]) -> Scenario:
-    model = draw(st.sampled_from(MODELS))
-    fixture = get_fixture(model)
-    options = draw(st.fixed_dictionaries({}, optional=_OPTIONS))
-    if fixture.has_unused:  # what is used changes from step to step and from rank to rank
-        options |= {"find_unused_parameters": True, "static_graph": False}
-    scenario = Scenario(
-        "explored",
-        (REQUIREMENT,),
-        "train",
-        model=model,
-        world_size=draw(st.sampled_from(world_sizes)),
-        options=options,
-        schedule=tuple(draw(st.lists(_STEPS, min_size=1, max_size=4))),
-        dtype=draw(st.sampled_from(fixture.dtypes)),
-        seed=draw(st.integers(0, 9)),
-        needs=tuple(sorted(_CAPABILITIES & options.keys())),
-        min_collectives=0,
-        deadline_s=_DEADLINE_S,
+def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
+    chooser = random.Random(f"explored {seed}")
+    while True:
+        yield draw(chosen_by(chooser), world_sizes=world_sizes)
+
+
+def _shrunk(
+    runner: ScenarioRunner, scenario: Scenario, outcome: Outcome, num_runs: int, on_outcome: OnOutcome
+) -> Deviation:
+    outcomes = {scenario.id: outcome}
+
+    def still_fails(candidate: Scenario) -> bool:
+        if candidate.id not in outcomes:
+            outcomes[candidate.id] = runner.run(candidate)
+            on_outcome(candidate, outcomes[candidate.id])
+        verdict = outcomes[candidate.id].subject.verdict
+        return verdict.is_failure and verdict not in _NOT_JUDGED
+
+    smallest = shrink(scenario, still_fails)
+    again = runner.run(smallest)
+    always = again.subject.verdict.is_failure
+    kept = again if always else outcomes[smallest.id]
+    return Deviation(kept, features(smallest) - _COMMONPLACE, scenario, always, num_runs)
+
+
+def _was_refused(outcome: Outcome) -> bool:
+    return any(
+        finding.checker == "refuses_together" and finding.verdict is Verdict.PASS
+        for finding in outcome.subject.findings
     )
-    return scenario.replace(id=f"explored/{REQUIREMENT}/{scenario.digest[:12]}")

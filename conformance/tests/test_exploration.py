@@ -1,20 +1,34 @@
-"""Random trainings: the same for a seed, found where a DDP is wrong, and shrunk to the simplest."""
+"""Composed trainings: the same for a seed, complete in pairs, and shrunk to the simplest where a DDP is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
+from conformance.chapters.composed.scenarios import scenarios
+from conformance.checkers.refusal import refuses_together
 from conformance.cli import main
-from conformance.run.exploration import MODELS, REQUIREMENT, Exploration, explore
+from conformance.cli.explore import summary
+from conformance.composed.features import features, pairs_of, possible_pairs
+from conformance.composed.grammar import REQUIREMENTS
+from conformance.composed.program import observed_names
+from conformance.composed.refusal import refusal
+from conformance.composed.simpler import simpler
+from conformance.composed.training import ACTIONS, Action, Block, Training
+from conformance.composed.truth import simulate
+from conformance.errors import ScenarioError
+from conformance.observation import Raised
+from conformance.run.exploration import PROBED, Exploration, explore
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
-from conformance.scenario import Scenario, Step
+from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
+from conformance.tests.evidence_by_hand import evidence_of, returned
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 
@@ -29,71 +43,151 @@ def ranks() -> Iterator[Controller]:
 
 
 class Imagined(ScenarioRunner):
-    """Judges without running: `verdict_of` says what comes of a scenario."""
+    """Judges without running: `verdict_of` says what comes of a scenario with these features."""
 
-    def __init__(self, verdict_of: dict[str, Verdict]) -> None:
+    def __init__(self, verdict_of: Callable[[frozenset[str]], Verdict]) -> None:
         self.verdict_of = verdict_of
         self.seen: list[Scenario] = []
 
     def run(self, scenario: Scenario) -> Outcome:
-        """Look the model up."""
+        """Look the features up."""
         self.seen.append(scenario)
-        verdict = self.verdict_of.get(scenario.model, Verdict.PASS)
+        verdict = self.verdict_of(features(scenario))
         return Outcome.of(scenario, ScenarioResult("imagined", verdict, 1.0, 1, (), ()), warm=True)
 
 
-def scenario_of(found: Exploration) -> Scenario:
-    """Return the scenario that failed, which must have been kept for replay."""
-    assert found.failure is not None
-    assert found.failure.replay is not None
-    return Scenario.from_json(found.failure.replay)
+def fails_with(*sets: set[str]) -> Callable[[frozenset[str]], Verdict]:
+    """Return verdicts of a subject that fails exactly in trainings with all features of one of `sets`."""
+    return lambda of: Verdict.FAIL if any(one <= of for one in sets) else Verdict.PASS
+
+
+def scenarios_of(found: Exploration) -> list[Scenario]:
+    """Return the scenarios that failed, which must have been kept for replay."""
+    replays = [deviation.outcome.replay for deviation in found.deviations]
+    return [Scenario.from_json(replay) for replay in replays if replay is not None]
 
 
 def test_what_is_explored_belongs_to_a_requirement() -> None:
-    assert REQUIREMENT in load_catalogue()
+    assert all(requirement in load_catalogue() for requirement in REQUIREMENTS)
+
+
+def test_the_chapter_covers_every_pair_of_features() -> None:
+    covered = frozenset().union(*map(pairs_of, scenarios()))
+    assert possible_pairs() <= covered
+
+
+def test_every_composed_training_has_a_truth_that_is_exact() -> None:
+    for scenario in scenarios():
+        facts = simulate(Training.of(scenario), scenario.world_size, scenario.seed, broadcast_buffers=True)
+        assert list(facts[0]) == observed_names(Training.of(scenario))
+
+
+def test_a_training_is_json_and_back() -> None:
+    training = Training((Block("sparse", "rank_0"),), "dict", (Action("freeze", "rank_0", 1),))
+    scenario = PROBED.replace(arguments=training.to_json())
+    assert Training.of(Scenario.loads(scenario.dumps())) == training
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": [{"kind": "cubic"}]}, "kind of block must be one of linear"),
+        ({"actions": [{"kind": "freeze", "how": "sometimes"}]}, "way of freeze must be one of every_rank"),
+        ({"output": 3}, "output"),
+    ],
+)
+def test_a_training_that_nobody_can_run_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        Training.of(PROBED.replace(arguments={"training": change}))
+
+
+def test_every_action_is_played_by_the_truth() -> None:
+    for kind, ways in ACTIONS.items():
+        for how in ways:
+            training = Training(actions=(Action("forward", "plain"), Action(kind, how), Action("backward", "together")))
+            assert simulate(training, 2, 0, broadcast_buffers=True)
+
+
+def test_a_plain_training_may_not_be_refused() -> None:
+    assert not refusal(Training.of(PROBED), {"find_unused_parameters": True, "static_graph": True})
+    assert refusal(Training(actions=(Action("freeze", "every_rank"),)), {})
 
 
 def test_a_seed_gives_the_same_trainings_and_another_one_others() -> None:
     drawn = []
     for seed in (5, 5, 6):
-        imagined = Imagined({})
-        explore(imagined, examples=20, seed=seed)
+        imagined = Imagined(fails_with())
+        explore(imagined, examples=500, seed=seed)
         drawn.append([scenario.id for scenario in imagined.seen])
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_the_simplest_failure_is_found() -> None:
-    found = explore(Imagined({"gpt": Verdict.HANG}), examples=300, seed=0)
-    smallest = scenario_of(found)
-    assert (smallest.model, smallest.world_size, smallest.schedule) == ("gpt", 1, (Step(zero_grad="none"),))
-    assert not smallest.options
+def test_a_failure_is_shrunk_to_its_features() -> None:
+    needed = {"action freeze:rank_0", "block sparse", "option gradient_as_bucket_view=True"}
+    found = explore(Imagined(fails_with(needed)), examples=500, seed=0)
+    (smallest,) = scenarios_of(found)
+    assert found.deviations[0].features == needed
+    assert features(smallest) - needed <= {"runs always", "output tensor", "world size 1"}
+    assert not any(needed <= features(candidate) for candidate in simpler(smallest)), "nothing can be taken away alone"
 
 
-def test_what_cannot_be_judged_is_counted_and_no_pass() -> None:
-    everything = Imagined(dict.fromkeys(MODELS, Verdict.UNSUPPORTED))
-    found = explore(everything, examples=10, seed=0)
-    assert found == Exploration(0, 0, found.num_not_judged, None)
+def test_different_failures_are_found_one_after_the_other() -> None:
+    several = [{"action freeze:rank_0"}, {"block complex", "option static_graph=True"}, {"checkpoint reentrant"}]
+    found = explore(Imagined(fails_with(*several)), examples=500, seed=3, most_failures=5)
+    assert sorted(map(sorted, (deviation.features for deviation in found.deviations))) == sorted(map(sorted, several))
+    assert found.num_known > 0
+    assert any("3 failures" in line for line in summary(found))
+
+
+def test_what_cannot_be_judged_is_counted_and_covers_nothing() -> None:
+    found = explore(Imagined(lambda of: Verdict.UNSUPPORTED), examples=10, seed=0)
+    assert (found.num_judged, found.covered, found.deviations) == (0, set(), [])
     assert found.num_not_judged >= 10
+    assert any("Not covered" in line for line in summary(found))
+
+
+def test_ranks_refuse_together_or_fail() -> None:
+    error = Raised("RuntimeError", ("RuntimeError",), "frozen")
+    together = refuses_together(evidence_of(*(returned(rank, facts={"0.backward": error}) for rank in (0, 1))))
+    alone = refuses_together(
+        evidence_of(returned(0, facts={"0.backward": error}), returned(1, facts={"0.backward": {}}))
+    )
+    assert together is not None
+    assert together.verdict is Verdict.PASS
+    assert alone is not None
+    assert alone.verdict is Verdict.FAIL
+    assert "only rank 0 refused 0.backward, and rank 1 did not" in alone.summary
+    assert refuses_together(evidence_of(returned(0, facts={"0.backward": {}}))) is None
 
 
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
     found = explore(runner, examples=30, seed=1, world_sizes=(1, 2))
-    smallest = scenario_of(found)
-    assert found.always_fails
+    (smallest,) = scenarios_of(found)
+    assert found.deviations[0].always_fails
+    assert found.deviations[0].features == frozenset()
     assert smallest.world_size == 2, "alone nothing is divided"
-    assert len(smallest.schedule) == 1
-    assert not smallest.options
 
 
 def test_our_own_is_right(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject("ddp_impl"), get_backend("gloo"), ranks, native=False)
-    found = explore(runner, examples=25, seed=2, world_sizes=(1, 2))
-    assert found.failure is None
-    assert found.num_judged >= 20
+    found = explore(runner, examples=40, seed=2, world_sizes=(1, 2))
+    assert [deviation.outcome.subject.findings[0] for deviation in found.deviations] == []
+    assert found.num_judged == 40
 
 
 def test_a_ddp_that_is_none_is_a_mistake_in_the_question() -> None:
     result = CliRunner().invoke(main, ["explore", "--ddp", "json:loads", "--examples", "1", "--world-size", "1"])
     assert result.exit_code == 2, result.output
     assert "cannot be constructed around a small MLP" in result.output
+
+
+def test_what_was_there_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path / "report" / "report.json"
+    before.parent.mkdir()
+    before.write_text("another run's")
+    arguments = ["explore", "--no-native", "--examples", "3", "--seed", "0", "--world-size", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--report", "report"])
+    assert "Judged 3 trainings" in result.output, result.output
+    assert before.read_text() == "another run's"

@@ -19,6 +19,7 @@ ROOMS = (
     ("suite", "oracles", "backends"),
     ("checkers", "recorder"),
     ("programs",),
+    ("composed",),
     ("chapters", "subjects"),
     ("workers",),
     ("bench",),

@@ -40,6 +40,7 @@ from conformance.subjects.subject import NO_DDP, Subject, get_subject, load
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
+from conformance.workers.interference import Interference
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
 from conformance.workers.relied_functions import ReliedFunctions
 from conformance.workers.tensors import portable
@@ -76,6 +77,7 @@ class Rank:
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
         self._relied: ReliedFunctions | None = None
+        self._interference = Interference()
         self._flight.entered("rendezvous", -1, True)
         backend = get_backend(seat.backend)
         self._noticed = backend.noticed
@@ -97,6 +99,7 @@ class Rank:
         os.ftruncate(sys.stderr.fileno(), 0)
         self._flight.start()
         self._recorder.start()
+        self._interference.start()
         before = surroundings()
         started_ns = time.perf_counter_ns()
         facts: dict[str, Any] = {}
@@ -133,6 +136,7 @@ class Rank:
                 *(self._relied.changes() if self._relied else ()),
                 *self._noticed(),
             ),
+            interference=self._interference.found,
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
         )
@@ -146,7 +150,8 @@ class Rank:
             fixture=get_fixture(scenario.model),
             wrap=self._wrapper(subject),
             wrap_named=lambda name: self._wrapper(get_subject(name)),
-            listeners=(self._recorder, self._flight, self._faults),  # faults last, so that the others record the phase
+            # Faults last, so that the others record the phase.
+            listeners=(self._interference, self._recorder, self._flight, self._faults),
             history=self._recorder.history,
         )
 
@@ -156,7 +161,8 @@ class Rank:
                 options["process_group"] = self._group
             if self._device.type != "cpu":
                 options.setdefault("device_ids", [self._device.index])
-            wrapped = load(subject)(module, **options)
+            with self._interference.construction(module, options):
+                wrapped = load(subject)(module, **options)
             if not isinstance(wrapped, nn.Module):
                 raise SubjectError(
                     f"DDP {subject.name!r} must give a torch.nn.Module, {subject.target}(module, ...) gave "

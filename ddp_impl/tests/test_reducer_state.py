@@ -17,7 +17,9 @@ from ddp_impl.reducer_state import TRANSITIONS, Action, BucketPhase, Event, Phas
 
 NUM_BUCKETS = 3
 #: Events that the outside world sends as it likes; the others follow from what the reducer does.
-FROM_OUTSIDE = (Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END, Event.SHADOW, Event.RESET)
+FROM_OUTSIDE = (
+    Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END, Event.BACKWARD_RAISED, Event.SHADOW, Event.RESET,
+)  # fmt: skip
 
 
 class Iterations(RuleBasedStateMachine):
@@ -45,7 +47,7 @@ class Iterations(RuleBasedStateMachine):
         assert before["phase"].value in message
 
     def perform_all(self, event: Event, actions: tuple[Action, ...]) -> None:
-        if event in (Event.BACKWARD_END, Event.FORWARD, Event.SHADOW):
+        if event in (Event.BACKWARD_END, Event.BACKWARD_RAISED, Event.FORWARD, Event.SHADOW):
             self.is_watched = False  # a forward: the backward before it may have raised
         assert event is not Event.FORWARD or actions in ((Action.ARM,), (Action.WIDEN,)), "a forward is not counted"
         for action in actions:
@@ -113,7 +115,7 @@ class Iterations(RuleBasedStateMachine):
 
     @invariant()
     def full_buckets_leave_as_soon_as_it_is_their_turn(self) -> None:
-        waits = self.state.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED)
+        waits = self.state.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.BROKEN)
         if not waits and self.state.num_launched < NUM_BUCKETS:
             assert self.state.buckets[self.state.num_launched] is BucketPhase.FILLING
 
@@ -131,17 +133,17 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (B, "running", (Action.WATCH, Action.EXCLUDE)),
         (G, "reducing", (Action.LAUNCH,)),
         (1, "reducing", (Action.LAUNCH,)),
-        (0, "reduced", (Action.LAUNCH, Action.ASK)),
+        (0, "reduced", (Action.LAUNCH,)),
         (B, "reduced", ()),
-        (E, "idle", (Action.FINALIZE,)),
+        (E, "idle", (Action.ASK, Action.FINALIZE)),
     ],
     "the loss uses a parameter outside of forward": [
         (F, "armed", (Action.ARM,)),
         (G, "early", (Action.WATCH,)),
         (0, "early", ()),
         (B, "reducing", (Action.EXCLUDE, Action.LAUNCH)),
-        (1, "reduced", (Action.LAUNCH, Action.ASK)),
-        (E, "idle", (Action.FINALIZE,)),
+        (1, "reduced", (Action.LAUNCH,)),
+        (E, "idle", (Action.ASK, Action.FINALIZE)),
     ],
     "this rank uses no parameter": [
         (F, "armed", (Action.ARM,)),
@@ -159,8 +161,8 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (F, "probed", (Action.WIDEN,)),
         (B, "running", (Action.WATCH,)),
         (G, "reducing", (Action.LAUNCH,)),
-        (1, "reduced", (Action.LAUNCH, Action.ASK)),
-        (E, "idle", (Action.FINALIZE,)),
+        (1, "reduced", (Action.LAUNCH,)),
+        (E, "idle", (Action.ASK, Action.FINALIZE)),
     ],
     "gradients are missing, and no other backward brings them": [
         (F, "armed", (Action.ARM,)),
@@ -178,8 +180,8 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (E, "incomplete", (Action.SETTLE,)),
         (B, "reducing", (Action.WATCH,)),
         (G, "reducing", ()),
-        (1, "reduced", (Action.LAUNCH, Action.ASK)),
-        (E, "idle", (Action.FINALIZE,)),
+        (1, "reduced", (Action.LAUNCH,)),
+        (E, "idle", (Action.ASK, Action.FINALIZE)),
     ],
     "torch.autograd.grad before backward, then the same outputs again": [
         (F, "armed", (Action.ARM,)),
@@ -189,9 +191,19 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
         (B, "running", (Action.WATCH,)),
         (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
-        (1, "reduced", (Action.LAUNCH, Action.ASK)),
-        (E, "idle", (Action.FINALIZE,)),
+        (1, "reduced", (Action.LAUNCH,)),
+        (E, "idle", (Action.ASK, Action.FINALIZE)),
         (B, "running", (Action.ARM, Action.WATCH, Action.EXCLUDE)),
+    ],
+    "the user's code fails in backward": [
+        (F, "armed", (Action.ARM,)),
+        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (Event.BACKWARD_RAISED, "probed", ()),
+        (B, "running", (Action.WATCH,)),
+        (G, "reducing", (Action.LAUNCH,)),
+        (0, "reducing", (Action.LAUNCH,)),
+        (Event.BACKWARD_RAISED, "broken", (Action.LET_GO,)),
+        (Event.RESET, "idle", (Action.ABANDON,)),
     ],
     "a rank without data, and another group": [
         (F, "armed", (Action.ARM,)),

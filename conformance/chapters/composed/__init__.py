@@ -1,0 +1,1 @@
+"""Chapter composed: trainings that nobody wrote down."""

@@ -1,0 +1,169 @@
+"""The grammar of composed trainings: draws one, whoever chooses: a random generator or Hypothesis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from conformance.composed.features import OPTIONS, WORLD_SIZES, Pair, pairs_of, possible_pairs
+from conformance.composed.simpler import renamed
+from conformance.composed.training import (
+    ACTIONS,
+    CHECKPOINTS,
+    KINDS,
+    OUTPUTS,
+    WHEN,
+    Action,
+    Block,
+    Training,
+    depends_on_rank,
+)
+from conformance.scenario import Scenario
+
+_T = TypeVar("_T")
+
+#: What every composed training gives evidence for.
+REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
+
+_MAX_BLOCKS = 3
+_MAX_ACTIONS = 9
+#: How often an action is drawn, where not once: a loop mostly runs forward and backward.
+_WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3}
+_ACTIONS = tuple(
+    (kind, ways[turn % len(ways)])
+    for kind, ways in ACTIONS.items()
+    for turn in range(len(ways) * _WEIGHTS.get(kind, 1))
+)
+_WHEN = ("always",) * 2 * len(WHEN) + WHEN
+_CHECKPOINTS = ("",) * 4 + CHECKPOINTS
+# A tame training is drawn from what no DDP may refuse, whatever the rest of it; half of all trainings are.
+_REFUSABLE = {"freeze", "unfreeze", "append", "penalty", "head"}
+_REFUSABLE_WAYS = {
+    ("replace", "block"), ("replace", "parameter"), ("fail", "backward"),
+    ("backward", "apart"), ("backward", "reversed"), ("backward", "twice"),
+}  # fmt: skip
+_TAME_ACTIONS = tuple(one for one in _ACTIONS if one[0] not in _REFUSABLE and one not in _REFUSABLE_WAYS)
+_TAME_KINDS = tuple(kind for kind in KINDS if kind != "branch")
+_TAME_CHECKPOINTS = ("", "", "non_reentrant")
+_TAME_OUTPUTS = tuple(output for output in OUTPUTS if output != "unused_tail")
+_DEADLINE_S = 5.0
+#: Options that are capabilities under the same name; the others every DDP is expected to take.
+_CAPABILITIES = frozenset(OPTIONS) - {"batched_grad_copy", "forward_sync_buffers", "bucket_cap_mb"}
+
+
+class Choose(Protocol):
+    """Chooses one of `options`; shrinking prefers the earlier ones."""
+
+    def __call__(self, options: Sequence[_T]) -> _T:
+        """Return one of `options`."""
+
+
+def chosen_by(generator: random.Random) -> Choose:
+    """Return a chooser that asks `generator`."""
+
+    def choose(options: Sequence[_T]) -> _T:
+        return options[generator.randrange(len(options))]
+
+    return choose
+
+
+def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = ()) -> Scenario:
+    """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`."""
+    must = tuple(must)
+    tame = not must and choose((True, False))
+    wanted = dict(feature.split(" ", 1) for feature in must if feature.split(" ", 1)[0] in ("output", "world"))
+    blocks = _blocks(choose, must, tame)
+    training = Training(
+        blocks=blocks,
+        output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame else OUTPUTS),
+        actions=tuple(_actions(choose, must, tame, len(blocks))),
+    )
+    options = _options(choose, must)
+    # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
+    if depends_on_rank(training):
+        options["find_unused_parameters"] = True
+        options.pop("static_graph", None)  # the user's promise that this does not happen
+    world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
+    scenario = Scenario(
+        f"composed/{REQUIREMENTS[0]}/composed", REQUIREMENTS, "composed", world_size=world_size, options=options,
+        arguments=training.to_json(), seed=choose(range(4)), needs=tuple(sorted(_CAPABILITIES & options.keys())),
+        min_collectives=0, deadline_s=_DEADLINE_S,
+    )  # fmt: skip
+    return renamed(scenario)
+
+
+def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Scenario]:
+    """Yield trainings until every pair of features that one training can have was in one of them."""
+    chooser = random.Random(seed)
+    missing = sorted(possible_pairs(world_sizes))
+    chooser.shuffle(missing)
+    left = dict.fromkeys(missing)
+    while left:
+        pair: Pair = next(iter(left))
+        scenario = draw(chosen_by(chooser), world_sizes=world_sizes, must=pair)
+        covered = pairs_of(scenario)
+        assert pair in covered, f"the grammar did not draw {pair}"
+        for one in covered:
+            left.pop(one, None)
+        yield scenario
+
+
+def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, ...]:
+    """Draw blocks; what must be there is shared among them, so that a training is not larger than it must be."""
+    kinds = [feature.removeprefix("block ") for feature in must if feature.startswith("block ")]
+    whens = [feature.removeprefix("runs ") for feature in must if feature.startswith("runs ")]
+    checkpoints = [feature.removeprefix("checkpoint ") for feature in must if feature.startswith("checkpoint ")]
+    frozen = ["frozen"] * ("frozen block" in must)
+    static = "option static_graph=True" in must
+    num_blocks = max(len(kinds), len(whens), len(checkpoints), choose(range(1, _MAX_BLOCKS + 1)))
+    blocks = []
+    kinds_to_draw = _TAME_KINDS if tame or static else KINDS
+    whens_to_draw = ("always",) if tame or static else _WHEN
+    checkpoints_to_draw = _TAME_CHECKPOINTS if tame else _CHECKPOINTS
+    for _ in range(num_blocks):
+        trainable = not frozen.pop() if frozen else choose((True, True, True, True, True, False))
+        blocks.append(
+            Block(
+                kind=kinds.pop() if kinds else choose(kinds_to_draw),
+                when=whens.pop() if whens else choose(whens_to_draw),
+                checkpoint=checkpoints.pop() if checkpoints else choose(checkpoints_to_draw),
+                trainable=trainable,
+            )
+        )
+    if not any(block.trainable for block in blocks):
+        blocks.append(Block())
+    return tuple(blocks)
+
+
+def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int) -> Iterator[Action]:
+    wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
+    drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
+    if "option static_graph=True" in must:
+        drawn = [action for action in drawn if action.how != "rank_0"]
+    for text in wanted:
+        kind, _, how = text.partition(":")
+        position = choose(range(len(drawn) + 1))
+        drawn.insert(position, Action(kind, how, choose(range(num_blocks))))
+        if kind in _NEED_FORWARD:  # else it would do nothing
+            drawn.insert(position, Action("forward", "plain"))
+    yield from drawn
+
+
+#: What does nothing unless a forward came before.
+_NEED_FORWARD = {"backward", "penalty", "head", "autograd_grad"}
+
+
+def _action(choose: Choose, tame: bool, num_blocks: int) -> Action:
+    kind, how = choose(_TAME_ACTIONS if tame else _ACTIONS)
+    return Action(kind, how, choose(range(num_blocks)))
+
+
+def _options(choose: Choose, must: tuple[str, ...]) -> dict[str, object]:
+    options: dict[str, object] = {}
+    for name, values in OPTIONS.items():
+        wanted = [value for value in values if f"option {name}={value}" in must]
+        chosen = wanted[0] if wanted else choose((None, None, *values))
+        if chosen is not None:
+            options[name] = chosen
+    return options

@@ -1,0 +1,288 @@
+"""`Composed`: the module of a training. All its values are small whole numbers, so that every mean is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from conformance.composed.training import Block, Training
+from conformance.models.integers import integers
+
+WIDTH = 2
+ROWS = 2
+#: Weights are among -SPAN..SPAN: a few blocks then multiply to numbers that float32 holds exactly.
+SPAN = 2
+#: What losses are multiplied by: 3 divides it four times, for means over 3 ranks of means; powers of 2 cost no bits.
+UNIT = 3**4 * 2**8
+_NUM_TOKENS = 5
+
+
+class DeliberateError(Exception):
+    """What the training's own code raises where an action asks for a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which rank runs which forward of the training, counted from 0."""
+
+    rank: int
+    forward: int
+
+
+@dataclass
+class Named:
+    """An output that is a dataclass."""
+
+    rows: Tensor
+    note: str = "rows"
+
+
+class Composed(nn.Module):
+    """Runs its blocks one after the other. `tail` is applied where the output asks for one that no loss uses."""
+
+    def __init__(self, training: Training, seed: int) -> None:
+        super().__init__()
+        self.output = training.output
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(make_block(block, self.first) for block in training.blocks)
+        if self.output == "unused_tail":
+            self.tail = nn.Linear(WIDTH, WIDTH)
+        self.fails = ""
+        with_small_weights(self, "composed", seed)
+        for module, block in zip(self.blocks, training.blocks, strict=True):
+            if not block.trainable:
+                module.requires_grad_(False)
+
+    def forward(self, rows: Tensor, *, where: Where) -> Any:
+        """Return what `output` names, from `rows` (ROWS x WIDTH)."""
+        hidden: Tensor = self.first(rows)
+        middle = len(self.blocks) // 2
+        for index, block in enumerate(self.blocks):
+            hidden = block(hidden, where)
+            if index == middle:
+                self._fail(hidden)
+        return self._returned(hidden)
+
+    def _fail(self, hidden: Tensor) -> None:
+        if self.fails == "forward":
+            raise DeliberateError("in forward")
+        if self.fails == "backward" and hidden.requires_grad:
+            hidden.register_hook(_raise)
+
+    def _returned(self, hidden: Tensor) -> Any:
+        match self.output:
+            case "tuple":
+                return hidden, hidden * 2
+            case "dict":
+                return {"rows": hidden, "nested": [hidden * 2, None]}
+            case "dataclass":
+                return Named(hidden)
+            case "unused_tail":
+                return hidden, self.tail(hidden)
+        return hidden
+
+
+def _raise(_: Tensor) -> None:
+    raise DeliberateError("in backward")
+
+
+def rows_of(output: Any) -> Tensor:
+    """Return the rows that the loss is computed from, in whatever structure they came."""
+    if isinstance(output, Named):
+        output = output.rows
+    elif isinstance(output, dict):
+        output = output["rows"] + output["nested"][0]
+    elif isinstance(output, Sequence):
+        output = output[0]
+    assert isinstance(output, Tensor)
+    return output
+
+
+class Running(nn.Module):
+    """Runs `layer` on the ranks and in the forwards of `block.when`, under the checkpoint that it names."""
+
+    def __init__(self, block: Block, layer: nn.Module) -> None:
+        super().__init__()
+        self._block = block
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return `hidden` after the layer, or as it came."""
+        if not runs(self._block.when, where):
+            return hidden
+        if not self._block.checkpoint:
+            return self._run(hidden, where)
+        result = checkpoint(self._run, hidden, where, use_reentrant=self._block.checkpoint == "reentrant")
+        assert isinstance(result, Tensor)
+        return result
+
+    def _run(self, hidden: Tensor, where: Where) -> Tensor:
+        result: Tensor = self.layer(hidden, where)
+        return result
+
+
+def runs(when: str, where: Where) -> bool:
+    """Tell whether a block with this `when` runs there."""
+    match when:
+        case "rank_0":
+            return where.rank == 0
+        case "not_rank_0":
+            return where.rank != 0
+        case "even_forwards":
+            return where.forward % 2 == 0
+        case "not_first":
+            return where.forward > 0
+        case "never":
+            return False
+    return True
+
+
+def make_block(block: Block, first: nn.Linear) -> nn.Module:
+    """Return the module of `block`; a shared one runs `first`, the module's first layer, again."""
+    return Running(block, Again(first) if block.kind == "shared" else _LAYERS[block.kind]())
+
+
+class Again(nn.Module):
+    """Runs a layer that is used elsewhere, too."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return `hidden` after the shared layer."""
+        result: Tensor = self.layer(hidden)
+        return result
+
+
+class Affine(nn.Module):
+    """A linear layer in the dtype `dtype`, between casts."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(WIDTH, dtype=dtype))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows after weight and bias, real and in the dtype in which they came."""
+        result = hidden.to(self.weight.dtype) @ self.weight + self.bias
+        return (result.real if result.is_complex() else result).to(hidden.dtype)
+
+
+class Transposed(Affine):
+    """A linear layer whose weight is stored column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH).t())
+
+
+class Branch(nn.Module):
+    """Two layers, of which ranks and forwards take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows after the layer whose turn it is."""
+        result: Tensor = self.choices[(where.rank + where.forward) % 2](hidden)
+        return result
+
+
+class Counted(nn.Module):
+    """A layer with a buffer that sums up what it sees in training mode, different on every rank."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.shift = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows shifted, by the buffer's sign, too: a buffer that is wrong is seen in every gradient."""
+        if self.training:
+            self.seen.add_(hidden.detach().sum(0).remainder(7))
+        return hidden * (self.seen.remainder(2) + 1) + self.shift
+
+
+class Sparse(nn.Module):
+    """Adds the rows of an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(_NUM_TOKENS, WIDTH, sparse=True)
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows plus those of tokens that depend on rank and forward."""
+        first = where.rank + 2 * where.forward
+        tokens = torch.tensor([first % _NUM_TOKENS, (first + 1) % _NUM_TOKENS], device=hidden.device)
+        result: Tensor = hidden + self.table(tokens)
+        return result
+
+
+class Gain(nn.Module):
+    """Multiplies by a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows times the parameter."""
+        return hidden * self.gain
+
+
+class Empty(nn.Module):
+    """Has a parameter without elements beside a usual one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(0, WIDTH))
+        self.shift = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows shifted; both parameters are used."""
+        return hidden + self.shift + self.nothing.sum()
+
+
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": Affine,
+    "branch": Branch,
+    "counted": Counted,
+    "sparse": Sparse,
+    "float64": lambda: Affine(torch.float64),
+    "complex": lambda: Affine(torch.complex64),
+    "transposed": Transposed,
+    "gain": Gain,
+    "empty": Empty,
+}
+
+
+def with_small_weights(module: nn.Module, *key: object) -> nn.Module:
+    """Fill all parameters of `module` with -2, -1, 1, 2, the same for the same `key`."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            values = integers(*parameter.shape, key=("composed", name, *key), largest=SPAN, dtype=parameter.dtype)
+            parameter.copy_(values)
+    return module
+
+
+def step_by_whole_numbers(module: nn.Module) -> None:
+    """Move every weight to another of -SPAN..SPAN, which depends on its gradient: an optimizer that stays exact."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            values = parameter.detach()
+            if values.is_complex():
+                values, gradient = torch.view_as_real(values), torch.view_as_real(gradient.resolve_conj())
+            moved = values + SPAN + gradient.remainder(2 * SPAN + 1)
+            values.copy_(moved.remainder(2 * SPAN + 1) - SPAN)

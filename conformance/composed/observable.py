@@ -1,0 +1,115 @@
+"""What a training can observe besides the values of gradients, parameters and buffers, which DDP has no business with.
+
+Everything here is the same with DDP as without it. Names say where it was seen, values are plain data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+
+#: A module's tables of hooks that a user can see and that change what its calls do.
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+_GLOBAL_HOOKS = tuple(
+    name for name, value in vars(nn_module).items() if name.startswith("_global_") and isinstance(value, dict)
+)
+
+
+def of_process() -> dict[str, Any]:
+    """Return the process's modes and random states; takes about 150 microseconds."""
+    return {
+        **modes(),
+        "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
+        "Python's random state": _digest(repr(random.getstate()).encode()),
+    }
+
+
+def modes() -> dict[str, Any]:
+    """Return the process's modes, which decide how what comes next is computed; takes about 15 microseconds."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch._C._is_any_autocast_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "number of threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "global module hooks": [len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS],
+        "warnings filters": len(warnings.filters),
+    }
+
+
+def of_module(module: nn.Module) -> dict[str, Any]:
+    """Return what a module shows of itself: modes, attributes and hooks of every part, and how its tensors are kept."""
+    seen: dict[str, Any] = {"keys of state_dict": list(module.state_dict())}
+    for name, part in module.named_modules():
+        where = name or "the module"
+        seen[f"{where}: training"] = part.training
+        seen[f"{where}: type"] = type(part).__qualname__
+        seen[f"{where}: attributes"] = sorted(vars(part))
+        seen[f"{where}: hooks"] = {table: len(vars(part)[table]) for table in _HOOKS if vars(part).get(table)}
+    for name, parameter in module.named_parameters():
+        seen |= {f"{name}: {what}": value for what, value in _of_tensor(parameter)}
+        seen[f"{name}: attributes"] = sorted(parameter.__dict__)
+        seen[f"{name}: tensor hooks"] = len(parameter._backward_hooks or ())
+        if parameter.grad is not None:
+            seen |= {f"gradient of {name}: {what}": value for what, value in _of_tensor(parameter.grad)}
+    for name, buffer in module.named_buffers():
+        seen |= {f"{name}: {what}": value for what, value in _of_tensor(buffer)}
+    return seen
+
+
+def of_output(output: Any) -> dict[str, Any]:
+    """Return what an output shows: the type of every part, in order, and of tensors how they are kept."""
+    seen: dict[str, Any] = {}
+    for where, part in _parts("output", output):
+        seen[f"{where}: type"] = type(part).__qualname__
+        if isinstance(part, Tensor):
+            seen |= {f"{where}: {what}": value for what, value in _of_tensor(part)}
+    return seen
+
+
+def of_input(tensor: Tensor) -> dict[str, Any]:
+    """Return what forward may have done to its input."""
+    return {f"input: {what}": value for what, value in (*_of_tensor(tensor), ("version", tensor._version))}
+
+
+def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
+    yield "requires_grad", tensor.requires_grad
+    yield "is_leaf", tensor.is_leaf
+    yield "dtype", str(tensor.dtype)
+    yield "shape", list(tensor.shape)
+    yield "layout", str(tensor.layout)
+    yield "inference", tensor.is_inference()
+    if tensor.layout is torch.strided:
+        yield "strides", list(tensor.stride())
+
+
+def _parts(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield where, value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _parts(f"{where}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _parts(f"{where}[{index}]", item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _parts(f"{where}.{name}", getattr(value, name))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

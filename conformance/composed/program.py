@@ -1,0 +1,87 @@
+"""Program `composed`: a training as its arguments compose it, judged after every backward and every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from conformance.composed.refusal import refusal
+from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trainee
+from conformance.composed.training import Training
+from conformance.composed.truth import simulate
+from conformance.observation import Facts, Raised
+from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.replicas import broadcasts_buffers
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.scenario import Scenario
+
+#: What a rank observes in place of facts after the refusal.
+ENDED = "ended by the refusal before"
+#: A refusal is one of these; a TypeError, a KeyError or an AssertionError is a bug that shows itself.
+_REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
+
+
+@program("composed", invariants=("same_collectives", "refuses_together", "leaves_no_trace"))
+def composed(ctx: RankContext) -> None:
+    """Play argument `training`. All ranks run it.
+
+    Observes `<index>.<action>`: all parameters, gradients and buffers after that action; where the DDP refuses, the
+    exception, and ENDED from there on. A refusal in a forward counts for the facts before it where a DDP may refuse
+    late (`refusal.Refusal.late`). A training that a DDP may not refuse lets the exception through. Observes what a
+    training can see besides (`observable`) as `constructed`, after the DDP was, and as `at the end`.
+    """
+    training = Training.of(ctx.scenario)
+    may = refusal(training, ctx.scenario.options)
+    kept: dict[str, Any] = {}
+    last_synchronised = 0
+    refused: Raised | None = None
+    try:
+        trainee = Trainee(
+            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx), device=ctx.device, phase=ctx.phase
+        )
+        for meeting in trainee.play():
+            if meeting.kind == "facts":
+                last_synchronised = len(kept) if meeting.synchronised else last_synchronised
+                kept[meeting.facts] = trainee.facts()
+            elif meeting.kind == "observables":
+                kept[meeting.facts] = trainee.observables()
+    except Exception as error:
+        if not may:
+            raise
+        refused = Raised.of(error)
+        if may.late:
+            kept = dict(list(kept.items())[:last_synchronised])
+    names = observed_names(training)
+    for name in names:
+        if name in kept:
+            ctx.observe(name, kept[name])
+        elif refused is not None:
+            ctx.observe(name, refused if len(kept) == names.index(name) else ENDED)
+
+
+def _wrap(ctx: RankContext, module: nn.Module) -> nn.Module:
+    return ctx.wrap(module)
+
+
+def observed_names(training: Training) -> list[str]:
+    """Return the names of the facts of `training`, in their order."""
+    acts = [f"{index}.{action.kind}" for index, action in enumerate(training.all_actions) if action.kind in OBSERVED]
+    return [CONSTRUCTED, *acts, AT_THE_END]
+
+
+@composed.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    training = Training.of(scenario)
+    facts = simulate(
+        training, scenario.world_size, scenario.seed, broadcast_buffers=broadcasts_buffers(scenario.options)
+    )
+    if not refusal(training, scenario.options):
+        return facts
+    return {
+        rank: {name: AnyOf(value, _REFUSALS, ENDED) for name, value in of_rank.items()}
+        for rank, of_rank in facts.items()
+    }

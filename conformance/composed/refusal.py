@@ -1,0 +1,96 @@
+"""What of a training a DDP may refuse, with an error on every rank; everything else it must get right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.composed.training import Action, Training
+
+#: Actions after which a DDP no longer knows what it was given.
+_CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a DDP may refuse, empty if it may not; `late`: it may say so only in the forward after the backward."""
+
+    reasons: tuple[str, ...] = ()
+    late: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether there is a reason."""
+        return bool(self.reasons)
+
+
+def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
+    """Return what a DDP with `options` may refuse of `training`."""
+    kinds = {(action.kind, action.how) for action in training.actions}
+    finds = bool(options.get("find_unused_parameters"))
+    reasons = [
+        *(f"{kind} changes parameters that were handed over" for kind, _ in kinds if kind in _CHANGES_PARAMETERS),
+        *(f"replace:{how} takes a parameter away" for kind, how in kinds if kind == "replace" and how != "data"),
+        *(f"backward:{how} runs several backwards" for kind, how in kinds if (kind, how) in _SEVERAL_BACKWARDS),
+    ]
+    if ("fail", "backward") in kinds:
+        reasons.append("a backward was not finished")
+    if any(block.checkpoint == "reentrant" for block in training.blocks):
+        reasons.append("a reentrant checkpoint runs backwards of its own")
+    if kinds & _OUTSIDE:
+        reasons.append("a loss uses parameters outside of forward")
+    if _interleaves(training.all_actions):
+        reasons.append("a local backward comes between a forward and its backward")
+    missing = _may_miss_gradients(training)
+    if missing and not finds:
+        reasons.append(f"{missing}, without find_unused_parameters")
+    if options.get("static_graph") and (changes := _changes_graph(training) or missing):
+        reasons.append(f"{changes}, with static_graph")
+    # What came into the module after a forward a DDP can find only in the next one.
+    comes = any(kind in ("append", "unfreeze") or (kind, how) in _NEW_PARAMETERS for kind, how in kinds)
+    return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
+
+
+_SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
+_NEW_PARAMETERS = {("replace", "block"), ("replace", "parameter")}
+_OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank", "rank_0")}
+
+
+def _may_miss_gradients(training: Training) -> str:
+    """Return why some parameter may get no gradient in some backward on some rank, empty if none can."""
+    if training.output == "unused_tail":
+        return "a tail is unused"
+    for index, block in enumerate(training.blocks):
+        if block.when != "always":
+            return f"block {index} runs {block.when}"
+        if block.kind == "branch":
+            return f"block {index} takes turns"
+    return ""
+
+
+def _changes_graph(training: Training) -> str:
+    """Return what may make one iteration's graph unlike another's, empty if nothing does."""
+    for action in training.actions:
+        if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace"):
+            return f"{action} changes the iteration"
+    forwards = 0
+    for action in training.all_actions:
+        if action.kind == "forward" and action.how in ("plain", "eval_mode"):
+            forwards += 1
+        elif action.kind == "backward":
+            if forwards > 1:
+                return "an iteration has several forwards"
+            forwards = 0
+    return ""
+
+
+def _interleaves(actions: tuple[Action, ...]) -> bool:
+    pending = False
+    for action in actions:
+        if action.kind == "forward" and action.how in ("plain", "eval_mode"):
+            pending = True
+        elif action.kind == "backward":
+            pending = False
+        elif action.kind in ("no_sync", "fail") and pending:
+            return True
+    return False

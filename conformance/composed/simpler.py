@@ -1,0 +1,89 @@
+"""Simpler scenarios than a given one: what shrinking tries, the largest steps first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank
+from conformance.scenario import Scenario
+
+
+def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: int = 200) -> Scenario:
+    """Return the simplest scenario found by taking away what is not needed for `still_fails`, asked `most` times.
+
+    Unless that ended the search, nothing more can be taken away alone.
+    """
+    asked = 0
+    found = True
+    while found:
+        found = False
+        for candidate in islice(simpler(scenario), most - asked):
+            asked += 1
+            if still_fails(candidate):
+                scenario, found = candidate, True
+                break
+    return scenario
+
+
+def simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents."""
+    for training in _simpler_training(Training.of(scenario)):
+        yield renamed(scenario.replace(arguments=training.to_json()))
+    by_rank = depends_on_rank(Training.of(scenario))
+    for name in scenario.options:
+        if by_rank and name == "find_unused_parameters":
+            continue
+        options = {other: value for other, value in scenario.options.items() if other != name}
+        yield renamed(scenario.replace(options=options, needs=tuple(need for need in scenario.needs if need != name)))
+    if scenario.world_size > 2:
+        yield renamed(scenario.replace(world_size=2))
+    if scenario.world_size > 1:
+        yield renamed(scenario.replace(world_size=scenario.world_size - 1))
+
+
+def renamed(scenario: Scenario) -> Scenario:
+    """Return `scenario` with an id that its contents give it."""
+    chapter, requirement, _ = scenario.id.split("/")
+    blank = scenario.replace(id=f"{chapter}/{requirement}/composed")
+    return blank.replace(id=f"{chapter}/{requirement}/{blank.digest[:12]}")
+
+
+def _simpler_training(training: Training) -> Iterator[Training]:
+    actions = training.actions
+    size = len(actions)
+    while size:
+        for start in range(0, len(actions), size):
+            yield replace(training, actions=actions[:start] + actions[start + size :])
+        size //= 2
+    for index in range(len(training.blocks)):
+        rest = training.blocks[:index] + training.blocks[index + 1 :]
+        if any(block.trainable for block in rest):
+            yield replace(training, blocks=rest, actions=tuple(_renumbered(actions, index)))
+    if training.output != "tensor":
+        yield replace(training, output="tensor")
+    for index, block in enumerate(training.blocks):
+        for plain in _simpler_block(block):
+            yield replace(training, blocks=(*training.blocks[:index], plain, *training.blocks[index + 1 :]))
+    for index, action in enumerate(actions):
+        if action.block:
+            yield replace(
+                training, actions=(*actions[:index], replace(action, block=action.block - 1), *actions[index + 1 :])
+            )
+
+
+def _renumbered(actions: tuple[Action, ...], removed: int) -> Iterator[Action]:
+    for action in actions:
+        yield replace(action, block=action.block - 1) if action.block > removed else action
+
+
+def _simpler_block(block: Block) -> Iterator[Block]:
+    if block.checkpoint:
+        yield replace(block, checkpoint="")
+    if block.when != "always":
+        yield replace(block, when="always")
+    if not block.trainable:
+        yield replace(block, trainable=True)
+    if block.kind != KINDS[0]:
+        yield replace(block, kind=KINDS[0])

@@ -1,0 +1,389 @@
+"""`Trainee`: one rank's part in a training, the same code under a DDP and without one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from conformance.composed.modules import (
+    ROWS,
+    UNIT,
+    WIDTH,
+    Composed,
+    DeliberateError,
+    Where,
+    make_block,
+    rows_of,
+    step_by_whole_numbers,
+    with_small_weights,
+)
+from conformance.composed.observable import of_input, of_module, of_output, of_process
+from conformance.composed.training import Action, Block, Training
+from conformance.models.catalogue import moved
+from conformance.models.integers import integers
+
+_Phase = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A point of the training that all ranks reach: what DDP does there, the truth does for all replicas at once.
+
+    `synchronised` tells of a forward and a backward whether DDP is asked to synchronise them, and of facts whether a
+    synchronised backward ran since the facts before.
+    """
+
+    kind: Literal[
+        "before_forward", "after_forward", "before_backward", "after_backward", "copied", "facts", "observables"
+    ]
+    synchronised: bool = True
+    facts: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What a forward left for backward."""
+
+    loss: Tensor
+    rows: Tensor
+    synchronised: bool
+
+
+#: The actions after which there are facts to look at.
+OBSERVED = ("backward", "no_sync", "step")
+#: When a training looks at what it can observe besides.
+CONSTRUCTED, AT_THE_END = "constructed", "at the end"
+_GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
+_GRAD_MODES: Mapping[str, _GradMode] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+class Trainee:
+    """Plays the actions of a training on `model`, which is `module` or a DDP around it."""
+
+    def __init__(
+        self,
+        training: Training,
+        rank: int,
+        seed: int,
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        *,
+        device: torch.device | str = "cpu",
+        phase: _Phase = lambda _: contextlib.nullcontext(),
+    ) -> None:
+        """Build the module, the same on every rank, and wrap it. All ranks must construct it."""
+        self._training = training
+        self._rank = rank
+        self._seed = seed
+        self._device = device
+        self._phase = phase
+        with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
+            module = moved(Composed(training, seed), torch.device(device))
+        self._process = of_process()
+        self.model: Any = wrap(module)
+        self._is_wrapped = self.model is not module
+        self._pending: list[_Pending] = []
+        self._handles: list[RemovableHandle] = []
+        self._num_forwards = 0
+        self._seen: dict[str, Any] = {}
+        self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    @property
+    def module(self) -> Composed:
+        """The module without the DDP."""
+        module = self.model.module if self._is_wrapped else self.model
+        assert isinstance(module, Composed)
+        return module
+
+    def play(self) -> Iterator[Meeting]:
+        """Do all actions; yields where ranks meet, and where there are facts to look at. All ranks must play it."""
+        yield Meeting("observables", False, CONSTRUCTED)
+        for index, action in enumerate(self._training.all_actions):
+            synchronised = False
+            for meeting in getattr(self, f"_{action.kind}")(action):
+                synchronised |= meeting.kind == "after_backward" and meeting.synchronised
+                yield meeting
+            if action.kind in OBSERVED:
+                yield Meeting("facts", synchronised, f"{index}.{action.kind}")
+        yield Meeting("observables", False, AT_THE_END)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return copies of all parameters, gradients and buffers by name."""
+        module = self.module
+        found: dict[str, Any] = {}
+        for name, parameter in module.named_parameters():
+            found[f"parameter {name}"] = parameter.detach().clone()
+            found[f"grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
+        for name, buffer in module.named_buffers():
+            found[f"buffer {name}"] = buffer.detach().clone()
+        return found
+
+    def observables(self) -> Mapping[str, Any]:
+        """Return what the training can observe besides, see `observable`; of the process, what changed since."""
+        changed = {name: value for name, value in of_process().items() if value != self._process[name]}
+        return {"the process": changed, **of_module(self.module), **self._seen}
+
+    def _forward(self, action: Action) -> Iterator[Meeting]:
+        was_training = self.model.training
+        if action.how == "eval_mode":
+            self.model.eval()
+        yield from self._run_forward(grad_mode=_GRAD_MODES.get(action.how))
+        if action.how == "eval_mode":
+            self.model.train(was_training)
+
+    def _run_forward(self, *, synchronised: bool = True, grad_mode: _GradMode | None = None) -> Iterator[Meeting]:
+        yield Meeting("before_forward")
+        where = Where(self._rank, self._num_forwards)
+        self._num_forwards += 1
+        key = ("rows", self._seed, where.rank, where.forward)
+        # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
+        inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
+        with self._phase("forward"), grad_mode() if grad_mode else contextlib.nullcontext():
+            output = self.model(inputs, where=where)
+        self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
+        rows = rows_of(output)
+        yield Meeting("after_forward", synchronised and grad_mode is None)
+        if grad_mode is None and rows.requires_grad:
+            self._pending.append(_Pending(self._loss(rows, where), rows, synchronised))
+
+    def _loss(self, rows: Tensor, *key: object) -> Tensor:
+        coefficients = UNIT * integers(ROWS, WIDTH, key=("loss", self._rank, *key), largest=2)
+        return (rows * coefficients.to(rows.device)).sum()
+
+    def _backward(self, action: Action) -> Iterator[Meeting]:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        synchronised = any(one.synchronised for one in pending)
+        if action.how == "together":
+            yield from self._run_backward(_total(pending), synchronised=synchronised)
+        elif action.how == "twice":
+            yield from self._run_backward(_total(pending), synchronised=synchronised, retain_graph=True)
+            yield from self._run_backward(_total(pending), synchronised=synchronised)
+        else:
+            for one in reversed(pending) if action.how == "reversed" else pending:
+                yield from self._run_backward(one.loss, synchronised=one.synchronised)
+
+    def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> Iterator[Meeting]:
+        yield Meeting("before_backward")
+        with self._phase("backward"):
+            loss.backward(retain_graph=retain_graph)
+        yield Meeting("after_backward", synchronised)
+
+    def _no_sync(self, action: Action) -> Iterator[Meeting]:
+        local = action.how != "backward_only"
+        with contextlib.ExitStack() as outside:
+            if local:
+                outside.enter_context(self._local())
+            if action.how == "nested":
+                with self._local():
+                    pass
+            if action.how == "exception":
+                with contextlib.suppress(DeliberateError), self._local():
+                    raise DeliberateError("under no_sync")
+            yield from self._run_forward(synchronised=not local)
+            if not self._pending:
+                return
+            one = self._pending.pop()
+            if action.how == "forward_only":
+                outside.close()
+            if action.how == "backward_only":
+                outside.enter_context(self._local())
+            yield from self._run_backward(one.loss, synchronised=one.synchronised)
+
+    def _local(self) -> contextlib.AbstractContextManager[None]:
+        context: contextlib.AbstractContextManager[None] = (
+            self.model.no_sync() if self._is_wrapped else contextlib.nullcontext()
+        )
+        return context
+
+    def _zero_grad(self, action: Action) -> Iterator[Meeting]:
+        self.model.zero_grad(set_to_none=action.how == "none")
+        yield from ()
+
+    def _step(self, action: Action) -> Iterator[Meeting]:
+        self._pending.clear()  # what is written in place now, their graphs hold
+        with self._phase("optimizer"):
+            step_by_whole_numbers(self.module)
+        yield from ()
+
+    def _freeze(self, action: Action) -> Iterator[Meeting]:
+        self._set_requires_grad(action, False)
+        yield from ()
+
+    def _unfreeze(self, action: Action) -> Iterator[Meeting]:
+        self._set_requires_grad(action, True)
+        yield from ()
+
+    def _set_requires_grad(self, action: Action, value: bool) -> None:
+        """Freeze or unfreeze a block; on one rank alone only what DDP was given: of others only a timeout could tell."""
+        mine = set(self._block(action).parameters())
+        for name, parameter in self.module.named_parameters():
+            if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
+                parameter.requires_grad_(value)
+
+    def _replace(self, action: Action) -> Iterator[Meeting]:
+        """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
+        index = action.block % len(self.module.blocks)
+        if action.how == "block":
+            self.module.blocks[index] = self._new_block(
+                self._training.blocks[index % len(self._training.blocks)], index
+            )
+        else:
+            layer, name = self._first_parameter(self.module.blocks[index])
+            old = getattr(layer, name)
+            new = integers(*old.shape, key=("replaced", self._seed, index), largest=2, dtype=old.dtype).to(self._device)
+            if action.how == "data":
+                old.data = new
+            else:
+                setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
+        yield from ()
+
+    def _append(self, action: Action) -> Iterator[Meeting]:
+        """Add a block at the end, or a parameter to a block, which the loss then uses as a penalty does."""
+        if action.how == "block":
+            self.module.blocks.append(self._new_block(Block(), len(self.module.blocks)))
+        else:
+            layer, name = self._first_parameter(self._block(action))
+            old = getattr(layer, name)
+            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=old.dtype)
+            layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
+            layer.register_forward_hook(_add_mask)
+        yield from ()
+
+    def _penalty(self, action: Action) -> Iterator[Meeting]:
+        if self._pending and self._is_meant(action):
+            squares = [
+                parameter.abs().square().sum().to(torch.float32) for parameter in self._block(action).parameters()
+            ]
+            self._add_to_loss(UNIT * sum(squares, torch.zeros((), device=self._device)))
+        yield from ()
+
+    def _head(self, action: Action) -> Iterator[Meeting]:
+        """Run a block again, outside of forward, on the rows that forward returned."""
+        if self._pending and self._is_meant(action):
+            rows = self._block(action)(self._pending[-1].rows, Where(self._rank, 1))
+            self._add_to_loss(self._loss(rows, "head", self._num_forwards))
+        yield from ()
+
+    def _add_to_loss(self, more: Tensor) -> None:
+        last = self._pending[-1]
+        self._pending[-1] = _Pending(last.loss + more, last.rows, last.synchronised)
+
+    def _autograd_grad(self, action: Action) -> Iterator[Meeting]:
+        """Ask for gradients of the first layer without accumulating them; of the second order, a penalty on them."""
+        weight = self.module.first.weight
+        reentrant = any(block.checkpoint == "reentrant" for block in self._training.blocks)  # autograd refuses these
+        if self._pending and weight.requires_grad and not reentrant:
+            second = action.how == "second_order"
+            gradients = torch.autograd.grad(
+                _total(self._pending), [weight], retain_graph=True, create_graph=second, allow_unused=True
+            )
+            if second and gradients[0] is not None and gradients[0].requires_grad:
+                self._add_to_loss(gradients[0].sum())
+        yield from ()
+
+    def _fail(self, action: Action) -> Iterator[Meeting]:
+        """Fail in the user's own code, catch it, forget the gradients and go on."""
+        module = self.module
+        module.fails = action.how
+        kept, self._pending = self._pending, []
+        with contextlib.suppress(DeliberateError):
+            yield from self._run_forward()
+            if self._pending:
+                self._pending[-1].loss.backward()
+        module.fails = ""
+        self._pending = kept if action.how == "forward" else []
+        if action.how == "backward":
+            self.model.zero_grad()
+
+    def _hook(self, action: Action) -> Iterator[Meeting]:
+        if action.how == "remove":
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+        elif action.how == "module":
+            self._handles.append(self._block(action).register_forward_hook(lambda block, args, rows: rows * 2))
+        else:
+            for parameter in self._block(action).parameters():
+                if action.how == "post_accumulate" and parameter.requires_grad:
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(lambda parameter: None))
+                elif parameter.requires_grad:
+                    self._handles.append(parameter.register_hook(_doubled))
+        yield from ()
+
+    def _load(self, action: Action) -> Iterator[Meeting]:
+        self._pending.clear()
+        self.model.load_state_dict(self._first_state, strict=False)
+        yield from ()
+
+    def _copy(self, action: Action) -> Iterator[Meeting]:
+        """Go on with a copy, without the hooks and the pending losses of the original."""
+        self._pending.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.model = copy.deepcopy(self.model)
+        yield Meeting("copied")
+
+    def _mode(self, action: Action) -> Iterator[Meeting]:
+        self.model.train(action.how == "train")
+        yield from ()
+
+    def _gradients(self, action: Action) -> Iterator[Meeting]:
+        """Do with the gradients of a block what a loop may do between backward and step, or before backward."""
+        for name, parameter in self._block(action).named_parameters():
+            match action.how:
+                case "set":
+                    key = ("set", name, self._rank)
+                    mine = UNIT * integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
+                    parameter.grad = torch.empty_like(parameter).copy_(mine)
+                case "clone" if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
+                case "double" if parameter.grad is not None:
+                    parameter.grad.mul_(2)
+                case "drop":
+                    parameter.grad = None
+        yield from ()
+
+    def _is_meant(self, action: Action) -> bool:
+        return self._rank == 0 or action.how != "rank_0"
+
+    def _block(self, action: Action) -> Any:
+        return self.module.blocks[action.block % len(self.module.blocks)]
+
+    def _new_block(self, block: Block, index: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            made = make_block(block, self.module.first)
+        if block.kind != "shared":
+            with_small_weights(made, "new", index, self._seed)
+        return made.to(self._device)
+
+    def _first_parameter(self, block: nn.Module) -> tuple[nn.Module, str]:
+        for module in block.modules():
+            for name, _ in module.named_parameters(recurse=False):
+                return module, name
+        raise AssertionError("every block has a parameter")
+
+
+def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
+    masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
+    return masked
+
+
+def _doubled(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient * 2
+
+
+def _total(pending: list[_Pending]) -> Tensor:
+    return torch.stack([one.loss for one in pending]).sum()

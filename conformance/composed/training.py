@@ -1,0 +1,134 @@
+"""`Training`: a module composed of blocks and the actions of a training loop, as one frozen value that is JSON too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conformance.codec import MismatchError, decode, encode
+from conformance.errors import ScenarioError
+from conformance.scenario import Scenario
+
+#: What a block does to the hidden rows; `modules` builds them.
+KINDS = (
+    "linear", "branch", "shared", "counted", "sparse", "float64", "complex", "transposed", "gain", "empty",
+)  # fmt: skip
+#: Which ranks run a block, and in which forwards.
+WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
+CHECKPOINTS = ("", "non_reentrant", "reentrant")
+#: What forward returns.
+OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail")
+
+#: What a training loop can do, and the ways in which it can do it.
+ACTIONS: Mapping[str, tuple[str, ...]] = {
+    "forward": ("plain", "eval_mode", "no_grad", "inference"),
+    "backward": ("together", "apart", "reversed", "twice"),
+    "no_sync": ("whole", "nested", "forward_only", "backward_only", "exception"),
+    "zero_grad": ("none", "zeros"),
+    "step": ("all",),
+    "freeze": ("every_rank", "rank_0"),
+    "unfreeze": ("every_rank", "rank_0"),
+    "replace": ("block", "parameter", "data"),
+    "append": ("block", "parameter"),
+    "penalty": ("every_rank", "rank_0"),
+    "head": ("every_rank", "rank_0"),
+    "autograd_grad": ("first_order", "second_order"),
+    "fail": ("forward", "backward"),
+    "hook": ("tensor", "post_accumulate", "module", "remove"),
+    "load": ("first_state",),
+    "copy": ("deepcopy",),
+    "mode": ("eval", "train"),
+    "gradients": ("set", "clone", "double", "drop"),
+}
+
+
+def _check(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ScenarioError(f"{what} must be one of {', '.join(filter(None, known))}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One part of the module: its kind, when it runs, how it is checkpointed, and whether it is trained."""
+
+    kind: str = "linear"
+    when: str = "always"
+    checkpoint: str = ""
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for a block that nobody can build."""
+        _check("kind of block", self.kind, KINDS)
+        _check("when", self.when, WHEN)
+        _check("checkpoint", self.checkpoint, CHECKPOINTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that the loop does, in the way `how`; some act on the block of number `block`, modulo their number."""
+
+    kind: str
+    how: str
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for an action that nobody can do."""
+        _check("action", self.kind, tuple(ACTIONS))
+        _check(f"way of {self.kind}", self.how, ACTIONS[self.kind])
+        if self.block < 0:
+            raise ScenarioError(f"block must be >= 0, got {self.block}")
+
+    def __str__(self) -> str:
+        """Return e.g. `freeze:rank_0`."""
+        return f"{self.kind}:{self.how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained and how.
+
+    After `actions` every training does `CLOSING`, so that nothing stays unnoticed; its last forward is there for a DDP
+    that says only then what it missed in the backward before.
+    """
+
+    blocks: tuple[Block, ...] = (Block(),)
+    output: str = "tensor"
+    actions: tuple[Action, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for a training that nobody can run."""
+        _check("output", self.output, OUTPUTS)
+        if not any(block.trainable for block in self.blocks):
+            raise ScenarioError("a training needs a block that is trained")
+
+    @property
+    def all_actions(self) -> tuple[Action, ...]:
+        """The actions and those that close every training."""
+        return (*self.actions, *CLOSING)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the arguments of a scenario; `of` gives back an equal training."""
+        return {"training": encode(self)}
+
+    @staticmethod
+    def of(scenario: Scenario) -> Training:
+        """Read the training from a scenario's arguments; raises `ScenarioError`, which names the wrong field."""
+        try:
+            training = decode(scenario.arguments.get("training"), Training)
+        except MismatchError as error:
+            raise ScenarioError(f"{scenario.id}: training: {error}") from error
+        assert isinstance(training, Training)
+        return training
+
+
+def depends_on_rank(training: Training) -> bool:
+    """Whether ranks may differ in which parameters they use or train."""
+    return any(action.how == "rank_0" for action in training.actions) or any(
+        block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks
+    )
+
+
+CLOSING = (
+    Action("zero_grad", "none"), Action("forward", "plain"), Action("backward", "together"), Action("step", "all"),
+    Action("forward", "plain"), Action("backward", "together"), Action("forward", "plain"),
+)  # fmt: skip

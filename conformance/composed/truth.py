@@ -1,0 +1,90 @@
+"""The truth about a composed training: all ranks' replicas in lock step, without DDP and without collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from conformance.composed.trainee import Meeting, Trainee
+from conformance.composed.training import Training
+from conformance.oracles.replicas import average, share_buffers, single_threaded
+
+
+def simulate(training: Training, world_size: int, seed: int, *, broadcast_buffers: bool) -> Mapping[int, Any]:
+    """Return for each rank the facts of the training by name, in the order in which they are observed.
+
+    Raises AssertionError where a mean is not exact.
+    """
+    with single_threaded():
+        trainees = [Trainee(training, rank, seed) for rank in range(world_size)]
+        return _Lockstep(trainees, broadcast_buffers=broadcast_buffers).run()
+
+
+class _Lockstep:
+    """Plays all trainees from meeting to meeting and does there what DDP is for."""
+
+    def __init__(self, trainees: Sequence[Trainee], *, broadcast_buffers: bool) -> None:
+        self._trainees = trainees
+        self._broadcast_buffers = broadcast_buffers
+        self._buffers_due = True
+        self._before: list[dict[str, tuple[int, int]]] = []
+        self._used: set[tuple[str, Tensor]] = set()  # the first replica's parameter says whether it was replaced since
+        self._facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(trainees))}
+
+    def run(self) -> Mapping[int, Any]:
+        """Play everything and return the facts."""
+        for meetings in zip(*(trainee.play() for trainee in self._trainees), strict=True):
+            assert len(set(meetings)) == 1, f"the ranks of a training part: {meetings}"
+            self._meet(meetings[0])
+        return self._facts
+
+    def _meet(self, meeting: Meeting) -> None:
+        modules = [trainee.module for trainee in self._trainees]
+        match meeting.kind:
+            case "before_forward":
+                if self._broadcast_buffers and self._buffers_due:
+                    share_buffers(modules)
+            case "after_forward":
+                self._buffers_due = meeting.synchronised
+            case "before_backward":
+                self._before = [_versions(module) for module in modules]
+            case "after_backward":
+                first = dict(modules[0].named_parameters())
+                for module, before in zip(modules, self._before, strict=True):
+                    changed = [name for name, now in _versions(module).items() if before.get(name) != now]
+                    self._used |= {(name, first[name]) for name in changed}
+                if meeting.synchronised:
+                    average_used(modules, self._used)
+                    self._used.clear()
+            case "copied":
+                self._buffers_due = True
+            case "observables":
+                for rank, trainee in enumerate(self._trainees):
+                    self._facts[rank][meeting.facts] = trainee.observables()
+            case "facts":
+                for rank, trainee in enumerate(self._trainees):
+                    self._facts[rank][meeting.facts] = trainee.facts()
+
+
+def average_used(modules: Sequence[nn.Module], used: set[tuple[str, Tensor]]) -> None:
+    """Replace the gradient of every parameter in `used` by the mean over `modules`; none counts as zero.
+
+    Where no rank has one any more, because the loop dropped them, nothing is averaged.
+    `used` names parameters and says which of the first module's they were.
+    """
+    named = [dict(module.named_parameters()) for module in modules]
+    for name in named[0]:
+        replicas = [parameters[name] for parameters in named]
+        if (name, replicas[0]) in used and any(replica.grad is not None for replica in replicas):
+            average(replicas)
+
+
+def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return what changes when a gradient is accumulated: which tensor it is, and how often that was written to."""
+    return {
+        name: (id(parameter.grad), parameter.grad._version)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }

@@ -1,0 +1,65 @@
+"""Watches whether a DDP changes what it has no business with: modes of the process, random states, the module it wraps.
+
+Hygiene compares a rank before and after a scenario; this compares it before and after each construction, forward,
+backward and step, where a change already matters to the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from conformance.composed.observable import modes, of_module, of_process
+
+_WATCHED = ("forward", "backward", "optimizer")
+#: Options that ask for changes of the module.
+_CHANGE_MODULES = ("mixed_precision",)
+
+
+class Interference:
+    """A rank's findings in one scenario; a listener of the program's phases."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+        self._phase, self._before = "", modes()
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """A phrase for everything that was changed, each once."""
+        return tuple(dict.fromkeys(self._found))
+
+    def start(self) -> None:
+        """Forget the scenario before."""
+        self._found.clear()
+        self._phase = ""
+
+    def entered(self, phase: str, step: int, sync: bool) -> None:
+        """Compare the modes with those at the start of the phase that ends here."""
+        if self._phase in _WATCHED:
+            self._compare(self._phase, self._before, modes())
+        self._phase = phase
+        if phase in _WATCHED:
+            self._before = modes()
+
+    @contextlib.contextmanager
+    def construction(self, module: nn.Module, options: Mapping[str, Any]) -> Iterator[None]:
+        """Compare process and module before and after the block, which wraps `module`; not if it raises."""
+        process, parts = of_process(), _parts(module)
+        yield
+        self._compare("the constructor", process, of_process())
+        if not any(options.get(name) for name in _CHANGE_MODULES):
+            self._compare("the constructor", parts, _parts(module))
+
+    def _compare(self, where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        for name in before.keys() | after.keys():
+            old, new = before.get(name), after.get(name)
+            if old != new:
+                self._found.append(f"{where} changed {name}: {old} before, {new} after")
+
+
+def _parts(module: object) -> Mapping[str, Any]:
+    """Return what `module` shows, nothing for what is no module: scenarios pass such things to see them refused."""
+    return of_module(module) if isinstance(module, nn.Module) else {}
