@@ -114,7 +114,9 @@ def judged(
     """Return the verdict on `attempt`; `authority` are the facts in which torch's own DDP is to be followed."""
     if attempt.unsupported:
         return attempt.result(Verdict.UNSUPPORTED, (Finding("runner", Verdict.UNSUPPORTED, attempt.unsupported),))
-    error = attempt.error or truth.error
+    # Where ranks did not even return, how they ended is the verdict, also on a backend that gives no rank a group.
+    returned = all(one.fate.kind == "returned" for one in attempt.observations.values())
+    error = attempt.error or (truth.error if returned else "")
     if not error:
         try:
             return attempt.result(*judge(attempt.scenario, program, attempt.observations, truth.facts, authority))

@@ -64,7 +64,7 @@ def refused(*arguments: str | Path) -> str:
         (["--ddp", "nowhere_to_be_found:DDP"], "cannot import nowhere_to_be_found: ModuleNotFoundError"),
         (["--ddp", "torch.nn.parallel:DistributedDataParalel"], "did you mean DistributedDataParallel?"),
         (["--ddp", f"{SUBJECTS}:NOT_A_CLASS"], "must be a class, got int"),
-        (["--backend", "glue"], "unknown backend 'glue'; expected gloo, nccl, or module:attr"),
+        (["--backend", "glue"], "unknown backend 'glue'; expected gloo, nccl, sim, sim-late, or module:attr"),
         (["--backend", f"{SUBJECTS}:NO_DRIVER"], "backend 'driverless' cannot be used here: its driver is not loaded"),
         (
             ["--backend", f"{SUBJECTS}:TWO_RANKS", "--world-size", "3"],
@@ -97,7 +97,10 @@ def test_an_unwritable_report_folder_is_said_before_the_run(tmp_path: Path) -> N
         (PLAIN.dumps().replace('"mlp"', '"mpl"'), "unknown model 'mpl'; did you mean mlp"),
         (PLAIN.dumps().replace('"GRAD-01"', '"GRAD-0!"'), "unknown requirement 'GRAD-0!'; did you mean GRAD-"),
         (PLAIN.dumps().replace('"dtype"', '"dtyp"'), "dtyp: this field is not known"),
-        (PLAIN.dumps().replace('"world_size": 2', '"world_size": 0'), "world_size must be an integer >= 1, got 0"),
+        (
+            PLAIN.dumps().replace('"world_size": 2', '"world_size": 0'),
+            "world_size must be an integer from 1 to 1024, got 0",
+        ),
         ("\udce9", "it is not UTF-8 text"),
     ],
 )

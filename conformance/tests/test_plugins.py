@@ -60,7 +60,9 @@ def test_a_subject_is_found_by_the_name_of_its_entry_point(install: Install) -> 
 def test_a_mistyped_name_is_answered_with_what_is_installed(install: Install) -> None:
     install("acme", plugins.BACKENDS, acme="acme_adapter:BACKEND")
     install("acme", plugins.SUBJECTS, swift="acme_adapter:SUBJECT")
-    with pytest.raises(BackendError, match="unknown backend 'acne'; expected gloo, nccl, acme, or module:attr"):
+    with pytest.raises(
+        BackendError, match="unknown backend 'acne'; expected gloo, nccl, sim, sim-late, acme, or module:attr"
+    ):
         get_backend("acne")
     with pytest.raises(SubjectError, match="did you mean swift"):
         get_subject("swfit")
