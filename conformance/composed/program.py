@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from conformance.scenario import Scenario
 
 #: What a rank observes in place of facts after the refusal.
 ENDED = "ended by the refusal before"
+#: Options with which a forward may use no parameter on one rank and some on others.
+_ALLOW_IDLE_RANKS = ("find_unused_parameters", "static_graph")
 #: A refusal is one of these; a TypeError, a KeyError or an AssertionError is a bug that shows itself.
 _REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
 
@@ -79,9 +81,35 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     facts = simulate(
         training, scenario.world_size, scenario.seed, broadcast_buffers=broadcasts_buffers(scenario.options)
     )
+    if scenario.world_size > 1 and any(scenario.options.get(name) for name in _ALLOW_IDLE_RANKS):
+        facts = {rank: _idle_forwards_may_require_gradients(training, of_rank) for rank, of_rank in facts.items()}
     if not refusal(training, scenario.options):
         return facts
     return {
         rank: {name: AnyOf(value, _REFUSALS, ENDED) for name, value in of_rank.items()}
         for rank, of_rank in facts.items()
     }
+
+
+def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Facts:
+    """Allow outputs of synchronised forwards that need no gradient to require one, and change nothing else of them.
+
+    The rank must take part in a backward for which it has nothing, and another rank may have something. Only its
+    outputs can bring it there: `docs/decisions/idle_ranks.md`.
+    """
+    end = dict(facts[AT_THE_END])
+    for number in _synchronised_forwards(training):
+        seen = end.get(f"forward {number}", {})
+        parts = [name for name in seen if name.startswith("output") and name.endswith(": requires_grad")]
+        if parts and not any(seen[name] for name in parts):
+            leaves = [name.replace(": requires_grad", ": is_leaf") for name in parts]
+            end[f"forward {number}"] = AnyOf(seen, seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False))
+    return {**facts, AT_THE_END: end}
+
+
+def _synchronised_forwards(training: Training) -> Iterator[int]:
+    """Yield the numbers of the forwards that are not under `no_sync`, `no_grad` or `inference_mode`."""
+    forwards = [action for action in training.all_actions if action.kind in ("forward", "no_sync", "fail")]
+    for number, action in enumerate(forwards):
+        if action.how in ("plain", "eval_mode", "backward_only") or action.kind == "fail":
+            yield number
