@@ -13,6 +13,7 @@ from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trai
 from conformance.composed.training import Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
+from conformance.oracles.difference import Difference, difference
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import broadcasts_buffers
 from conformance.programs.rank_context import RankContext
@@ -97,14 +98,33 @@ def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Fa
     The rank must take part in a backward for which it has nothing, and another rank may have something. Only its
     outputs can bring it there: `docs/decisions/idle_ranks.md`.
     """
-    end = dict(facts[AT_THE_END])
+    end: Mapping[str, Any] = facts[AT_THE_END]
+    idle: dict[str, Any] = {}
     for number in _synchronised_forwards(training):
         seen = end.get(f"forward {number}", {})
         parts = [name for name in seen if name.startswith("output") and name.endswith(": requires_grad")]
         if parts and not any(seen[name] for name in parts):
             leaves = [name.replace(": requires_grad", ": is_leaf") for name in parts]
-            end[f"forward {number}"] = AnyOf(seen, seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False))
-    return {**facts, AT_THE_END: end}
+            idle[f"forward {number}"] = seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False)
+    return {**facts, AT_THE_END: _WithIdleForwards(end, idle)} if idle else facts
+
+
+class _WithIdleForwards(AnyOf):
+    """The value `seen`, in which each forward named in `idle` may have been seen as that says instead."""
+
+    def __init__(self, seen: Mapping[str, Any], idle: Mapping[str, Any]) -> None:
+        """Take the value and its exceptions."""
+        super().__init__(seen, {**seen, **idle})
+        object.__setattr__(self, "seen", seen)
+        object.__setattr__(self, "idle", idle)
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` is the value, else how it is not."""
+        seen: Mapping[str, Any] = vars(self)["seen"]
+        if not isinstance(got, Mapping):
+            return difference(seen, got)
+        tied = {name: value for name, value in vars(self)["idle"].items() if got.get(name) == value}
+        return difference({**seen, **tied}, got)
 
 
 def _synchronised_forwards(training: Training) -> Iterator[int]:
