@@ -33,6 +33,7 @@ from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
+from ddp_impl.reducer_state import Phase
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
@@ -442,13 +443,18 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     # -- pickling -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: group and reducer. Raises `RuntimeError` off the default group."""
+        """Leave out what belongs to this process: group and reducer.
+
+        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing.
+        """
         if self.process_group is not dist.group.WORLD:
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported with the default process group: the copy is attached to "
                 "the default group of the process that loads it. Save module.state_dict() instead, or wrap without "
                 "process_group"
             )
+        if self.reducer.state.phase is Phase.INCOMPLETE:
+            self.reducer.check_finished()  # a copy knows nothing of it: the next forward would not say so
         if self._join_config.enable:
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
         state = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trai
 from conformance.composed.training import Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
+from conformance.oracles.difference import Difference, difference
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import broadcasts_buffers
 from conformance.programs.rank_context import RankContext
@@ -21,6 +22,8 @@ from conformance.scenario import Scenario
 
 #: What a rank observes in place of facts after the refusal.
 ENDED = "ended by the refusal before"
+#: Options with which a forward may use no parameter on one rank and some on others.
+_ALLOW_IDLE_RANKS = ("find_unused_parameters", "static_graph")
 #: A refusal is one of these; a TypeError, a KeyError or an AssertionError is a bug that shows itself.
 _REFUSALS = Raises(("RuntimeError", "ValueError", "NotImplementedError"))
 
@@ -79,9 +82,54 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     facts = simulate(
         training, scenario.world_size, scenario.seed, broadcast_buffers=broadcasts_buffers(scenario.options)
     )
+    if scenario.world_size > 1 and any(scenario.options.get(name) for name in _ALLOW_IDLE_RANKS):
+        facts = {rank: _idle_forwards_may_require_gradients(training, of_rank) for rank, of_rank in facts.items()}
     if not refusal(training, scenario.options):
         return facts
     return {
         rank: {name: AnyOf(value, _REFUSALS, ENDED) for name, value in of_rank.items()}
         for rank, of_rank in facts.items()
     }
+
+
+def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Facts:
+    """Allow outputs of synchronised forwards that need no gradient to require one, and change nothing else of them.
+
+    The rank must take part in a backward for which it has nothing, and another rank may have something. Only its
+    outputs can bring it there: `docs/decisions/idle_ranks.md`.
+    """
+    end: Mapping[str, Any] = facts[AT_THE_END]
+    idle: dict[str, Any] = {}
+    for number in _synchronised_forwards(training):
+        seen = end.get(f"forward {number}", {})
+        parts = [name for name in seen if name.startswith("output") and name.endswith(": requires_grad")]
+        if parts and not any(seen[name] for name in parts):
+            leaves = [name.replace(": requires_grad", ": is_leaf") for name in parts]
+            idle[f"forward {number}"] = seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False)
+    return {**facts, AT_THE_END: _WithIdleForwards(end, idle)} if idle else facts
+
+
+class _WithIdleForwards(AnyOf):
+    """The value `seen`, in which each forward named in `idle` may have been seen as that says instead."""
+
+    def __init__(self, seen: Mapping[str, Any], idle: Mapping[str, Any]) -> None:
+        """Take the value and its exceptions."""
+        super().__init__(seen, {**seen, **idle})
+        object.__setattr__(self, "seen", seen)
+        object.__setattr__(self, "idle", idle)
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` is the value, else how it is not."""
+        seen: Mapping[str, Any] = vars(self)["seen"]
+        if not isinstance(got, Mapping):
+            return difference(seen, got)
+        tied = {name: value for name, value in vars(self)["idle"].items() if got.get(name) == value}
+        return difference({**seen, **tied}, got)
+
+
+def _synchronised_forwards(training: Training) -> Iterator[int]:
+    """Yield the numbers of the forwards that are not under `no_sync`, `no_grad` or `inference_mode`."""
+    forwards = [action for action in training.all_actions if action.kind in ("forward", "no_sync", "fail")]
+    for number, action in enumerate(forwards):
+        if action.how in ("plain", "eval_mode", "backward_only") or action.kind == "fail":
+            yield number

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from conformance.backends.backend import CAPABILITIES, Backend, get_backend
-from conformance.errors import BackendError, SubjectError
+from conformance.errors import BackendError, ReplicaError, SubjectError
+from conformance.observation import Facts, Observation
 from conformance.run.scenario_runner import ScenarioRunner, needs_of
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
@@ -132,7 +133,9 @@ class _Climber:
         started = time.perf_counter()
         observations = self._controller.run(scenario, subject)
         duration_ms = (time.perf_counter() - started) * 1000
-        found = find_breakage(observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.advice)
+        found = find_breakage(
+            observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.advice
+        )
         declared = not rung.capability or rung.capability in self._backend.capabilities
         name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
         status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))

@@ -83,11 +83,11 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 def test_a_report_of_an_earlier_release_comes_back_as_it_was() -> None:
     """Read the file of a release whose encoders were written by hand, and compare with a run that found the same."""
     data = json.loads(GOLDEN.read_text())
-    assert read_report(GOLDEN) == INTERRUPTED
-    written = encode(INTERRUPTED)
-    for outcome in written["scenarios"]:
-        assert outcome.pop("contaminated_by") == ""  # later releases say this, too
-    assert written == data
+    for report in (read_report(GOLDEN), INTERRUPTED):
+        written = encode(report)
+        for scenario in written["scenarios"]:
+            assert scenario.pop("contaminated_by") == ""  # later releases say this, too
+        assert written == data
     assert data["scenarios"][-2]["notes"][0]["value"] == "nan"
     VALIDATOR.validate(data)
 

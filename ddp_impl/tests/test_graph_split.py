@@ -18,7 +18,7 @@ from torch._guards import TracingContext
 from ddp_impl.bucket_plan import ParameterSpec
 from ddp_impl.compile.graph_parameters import AveragedParameters, computations
 from ddp_impl.compile.graph_split import SplitBackend, parts, plan_split, split_graph
-from ddp_impl.logs import graph_log
+from ddp_impl.logs import log
 from ddp_impl.options import BucketCaps
 from ddp_impl.tests.compiled_models import (
     BIAS_BYTES,
@@ -367,12 +367,11 @@ def test_a_graph_without_parameters_is_compiled_as_it_is() -> None:
     assert backend.splits[0].buckets == ()
 
 
-def test_the_bucket_table_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bucket_table_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     layer = BIAS_BYTES + WEIGHT_BYTES
     model = layers(3)
     gm, inputs = capture(model, torch.ones(2, WIDTH))
-    monkeypatch.setattr(graph_log, "disabled", False)
-    with caplog.at_level(logging.DEBUG, graph_log.name):
+    with caplog.at_level(logging.DEBUG, log.name):
         SplitBackend(Recorder(), averaged_parameters(model), BucketCaps(layer, 2 * layer))(gm, inputs)
     assert "6 averaged parameters: 2 buckets, compiled in 2 parts" in caplog.text
     assert (

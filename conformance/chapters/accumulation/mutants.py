@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -120,3 +120,23 @@ class NoSyncDropsGradients(DistributedDataParallel):
         if self.require_backward_grad_sync and not self.require_forward_param_sync:
             self.module.zero_grad()
         return super()._pre_forward(*inputs, **kwargs)
+
+
+class AveragesInBetween(Reducing):
+    """BUG: any backward sets off the reduction that a synchronised forward has armed, a local one, too."""
+
+    class OwnReducer(Reducer):
+        """Does not listen to local forwards."""
+
+        def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
+            """Do nothing."""
+
+
+class TakesFailedForRunning(Reducing):
+    """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
+
+    class OwnReducer(Reducer):
+        """Does not notice that a backward raised."""
+
+        def _backward_raised(self, *_: object) -> None:
+            """Do nothing."""

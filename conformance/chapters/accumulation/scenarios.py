@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.composed.training import ACTIONS, Action, Block, Training
 from conformance.models.catalogue import get_fixture
 from conformance.scenario import Scenario, Step
 
@@ -34,6 +35,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _plain()
     yield from _twisted()
     yield from _schedules()
+    yield from _in_between()
 
 
 def _plain() -> Iterator[Scenario]:
@@ -109,3 +111,27 @@ def _schedules() -> Iterator[Scenario]:
                 "ACCUM-08", f"steps-apart{suffix}", "train", world_size, model="mlp", options=options,
                 schedule=schedule,
             )  # fmt: skip
+
+
+def _in_between() -> Iterator[Scenario]:
+    """Local backwards between a synchronised forward and its backward, and after a backward that failed."""
+    for how in ACTIONS["no_sync"]:
+        for forward in ("plain", "eval_mode"):
+            actions = (Action("forward", forward), Action("no_sync", how), Action("backward", "together"))
+            for suffix, options in _VARIANTS:
+                for world_size in (2, 3):
+                    slug = f"in-between-{how}-{forward}{suffix}".replace("_", "-")
+                    yield _composed(slug, world_size, options, *actions)
+        for suffix, options in _VARIANTS:
+            failed = (Action("fail", "backward"), Action("no_sync", how))
+            yield _composed(f"after-failure-{how}{suffix}".replace("_", "-"), 2, options, *failed)
+
+
+def _composed(slug: str, world_size: int, options: dict[str, Any], *actions: Action) -> Scenario:
+    last = Block(when="even_forwards" if options.get("find_unused_parameters") else "always")
+    # A loss of two outputs reaches one of them before the failure.
+    training = Training((last, Block("counted")), output="dict", actions=actions)
+    return _scenario(
+        "ACCUM-12", slug, "composed", world_size, options=options, arguments=training.to_json(), min_collectives=0,
+        deadline_s=8.0,
+    )  # fmt: skip

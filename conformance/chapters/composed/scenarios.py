@@ -1,16 +1,43 @@
-"""Scenarios of chapter composed: trainings from the grammar in which every pair of features occurs."""
+"""Scenarios of chapter composed: trainings from the grammar in which every pair of features occurs, and a few others.
+
+The others are what random trainings have found: they stay, whatever the grammar draws.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.composed.grammar import cover
+from conformance.composed.grammar import REQUIREMENTS, cover
+from conformance.composed.simpler import renamed
+from conformance.composed.training import Action, Block, Training
 from conformance.scenario import Scenario
 
 #: Which of the many sets of trainings that cover all pairs; nightly runs draw others.
 _SEED = 0
 
+_FOUND = (
+    # Rank 0 alone gets a dense gradient where a sparse one was expected.
+    Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("penalty", "rank_0"))),
+    # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients come twice.
+    Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)),
+    # A gradient is accumulated and dropped, and the parameter is unused afterwards.
+    Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)),
+    # The copy of rank 0 is made while parameters are frozen there.
+    Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))),
+    # No parameter that this rank uses is trained: its outputs may require a gradient, and nothing else changes.
+    Training((Block("shared", trainable=False), Block(when="never"))),
+)
+
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from cover(_SEED)
+    for training in _FOUND:
+        for world_size in (2, 3):
+            yield renamed(
+                Scenario(
+                    "composed/COMPOSED-01/found", REQUIREMENTS, "composed", world_size=world_size,
+                    options={"find_unused_parameters": True}, arguments=training.to_json(), min_collectives=0,
+                    needs=("find_unused_parameters", "no_sync"), deadline_s=8.0,
+                )
+            )  # fmt: skip
