@@ -289,7 +289,7 @@ class Reducer(BucketReduction):
 
         While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
         """
-        if self.state.phase is Phase.INCOMPLETE or self.state.num_launched and self.state.phase is Phase.BROKEN:
+        if self.state.phase is Phase.INCOMPLETE or (self.state.num_launched and self.state.phase is Phase.BROKEN):
             self.check_finished()  # gradients may live in buckets that are in flight
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
             self._refuse_compiled_backward()
