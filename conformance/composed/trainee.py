@@ -225,7 +225,7 @@ class Trainee:
         yield from ()
 
     def _set_requires_grad(self, action: Action, value: bool) -> None:
-        """Freeze or unfreeze a block; on one rank alone only what DDP was given: of others only a timeout could tell."""
+        """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
         mine = set(self._block(action).parameters())
         for name, parameter in self.module.named_parameters():
             if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
