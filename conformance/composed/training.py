@@ -123,8 +123,10 @@ class Training:
 
 def trains(blocks: Sequence[Block]) -> bool:
     """Whether some parameter of `blocks` is trained; a shared block that is frozen freezes all shared ones."""
-    shared = [block.trainable for block in blocks if block.kind == "shared"]
-    return any(block.trainable for block in blocks if block.kind != "shared") or (bool(shared) and all(shared))
+    if all(block.trainable for block in blocks if block.kind == "shared"):
+        return any(block.trainable for block in blocks)
+    # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and nothing tells why.
+    return any(block.trainable and block.when == "always" and block.kind != "shared" for block in blocks)
 
 
 def depends_on_rank(training: Training) -> bool:
