@@ -228,7 +228,8 @@ class Trainee:
         """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
         mine = set(self._block(action).parameters())
         if action.how == "rank_0":  # which else would run no backward, and nothing tells that from a rank that left
-            mine -= set(self.module.first.parameters())
+            first = set(self.module.first.parameters())
+            mine = mine - first if self.module.first.weight.requires_grad else set()
         for name, parameter in self.module.named_parameters():
             if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
                 parameter.requires_grad_(value)
