@@ -114,7 +114,7 @@ FOLLOWS = "raised because another rank did"
 
 
 def others_refuse(rank: int) -> str:
-    """Return the message for averages not handed out because another rank cannot use them; its words follow."""
+    """Return the message for averages that are not handed out because of another rank; its words follow."""
     return (
         f"[rank {rank}] the gradients of this backward were not averaged: on another rank a gradient came too late or "
         "twice. Look at its error."

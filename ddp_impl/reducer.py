@@ -66,6 +66,7 @@ class Reducer(BucketReduction):
         self.has_rebuilt_buckets = False
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
+        self._num_triggers = 0
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
@@ -98,6 +99,9 @@ class Reducer(BucketReduction):
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
         """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
+        outputs = list(outputs)
+        if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
+            self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         reached = self.reach.of(tensors)
         self._handle(Event.FORWARD, reached)
@@ -110,7 +114,8 @@ class Reducer(BucketReduction):
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
-        self._hooks.on_backward([tensor for tensor in outputs if tensor.requires_grad], self._begin_local_backward)
+        tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        self._hooks.on_backward(tensors, partial(self._begin_local_backward, self._num_triggers))
 
     def check_finished(self) -> None:
         """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
@@ -284,11 +289,14 @@ class Reducer(BucketReduction):
         for index in came:  # this backward runs through both: it averages everything
             self._take_reported_gradient(index)
 
-    def _begin_local_backward(self) -> None:
+    def _begin_local_backward(self, num_triggers: int) -> None:
         """Take the report that a backward has come to an output of a forward under `no_sync`.
 
         While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
+        So is one that was triggered by hand after its forward, when there were `num_triggers`.
         """
+        if num_triggers != self._num_triggers:
+            return
         if self.state.phase is Phase.INCOMPLETE or (self.state.num_launched and self.state.phase is Phase.BROKEN):
             self.check_finished()  # gradients may live in buckets that are in flight
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):

@@ -18,6 +18,7 @@ from conformance.composed.training import (
     Block,
     Training,
     depends_on_rank,
+    trains,
 )
 from conformance.scenario import Scenario
 
@@ -131,7 +132,7 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, .
                 trainable=trainable,
             )
         )
-    if not any(block.trainable for block in blocks):
+    if not trains(blocks):
         blocks.append(Block())
     return tuple(blocks)
 

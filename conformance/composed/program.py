@@ -115,16 +115,13 @@ class _WithIdleForwards(AnyOf):
     def __init__(self, seen: Mapping[str, Any], idle: Mapping[str, Any]) -> None:
         """Take the value and its exceptions."""
         super().__init__(seen, {**seen, **idle})
-        object.__setattr__(self, "seen", seen)
-        object.__setattr__(self, "idle", idle)
 
     def mismatch(self, got: Any) -> Difference | None:
         """Return None if `got` is the value, else how it is not."""
-        seen: Mapping[str, Any] = vars(self)["seen"]
+        seen, with_idle = self.choices
         if not isinstance(got, Mapping):
             return difference(seen, got)
-        tied = {name: value for name, value in vars(self)["idle"].items() if got.get(name) == value}
-        return difference({**seen, **tied}, got)
+        return difference({**seen, **{name: value for name, value in with_idle.items() if got.get(name) == value}}, got)
 
 
 def _synchronised_forwards(training: Training) -> Iterator[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank
+from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank, trains
 from conformance.scenario import Scenario
 
 
@@ -59,7 +59,7 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         size //= 2
     for index in range(len(training.blocks)):
         rest = training.blocks[:index] + training.blocks[index + 1 :]
-        if any(block.trainable for block in rest):
+        if trains(rest):
             yield replace(training, blocks=rest, actions=tuple(_renumbered(actions, index)))
     if training.output != "tensor":
         yield replace(training, output="tensor")

@@ -26,7 +26,6 @@ from conformance.composed.modules import (
 )
 from conformance.composed.observable import of_input, of_module, of_output, of_process
 from conformance.composed.training import Action, Block, Training
-from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -87,7 +86,7 @@ class Trainee:
         self._device = device
         self._phase = phase
         with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
-            module = moved(Composed(training, seed), torch.device(device))
+            module = Composed(training, seed).to(device)
         self._process = of_process()
         self.model: Any = wrap(module)
         self._is_wrapped = self.model is not module
@@ -226,8 +225,13 @@ class Trainee:
         yield from ()
 
     def _set_requires_grad(self, action: Action, value: bool) -> None:
-        """Freeze or unfreeze a block; one rank alone only what DDP was given: of others only a timeout could tell."""
+        """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
+        if any(block.checkpoint for block in self._training.blocks):
+            self._pending.clear()  # what a checkpoint computes again must be what it saved
         mine = set(self._block(action).parameters())
+        if action.how == "rank_0":  # which else would run no backward, and nothing tells that from a rank that left
+            first = set(self.module.first.parameters())
+            mine = mine - first if self.module.first.weight.requires_grad else set()
         for name, parameter in self.module.named_parameters():
             if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
                 parameter.requires_grad_(value)

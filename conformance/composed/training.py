@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.codec import MismatchError, decode, encode
@@ -98,7 +98,7 @@ class Training:
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
         _check("output", self.output, OUTPUTS)
-        if not any(block.trainable for block in self.blocks):
+        if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 
     @property
@@ -119,6 +119,14 @@ class Training:
             raise ScenarioError(f"{scenario.id}: training: {error}") from error
         assert isinstance(training, Training)
         return training
+
+
+def trains(blocks: Sequence[Block]) -> bool:
+    """Whether some parameter of `blocks` is trained; a shared block that is frozen freezes all shared ones."""
+    if all(block.trainable for block in blocks if block.kind == "shared"):
+        return any(block.trainable for block in blocks)
+    # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and nothing tells why.
+    return any(block.trainable and block.when == "always" and block.kind != "shared" for block in blocks)
 
 
 def depends_on_rank(training: Training) -> bool:

@@ -123,8 +123,8 @@ def _in_between() -> Iterator[Scenario]:
                     slug = f"in-between-{how}-{forward}{suffix}".replace("_", "-")
                     yield _composed(slug, world_size, options, *actions)
         for suffix, options in _VARIANTS:
-            failed = (Action("fail", "backward"), Action("no_sync", how))
-            yield _composed(f"after-failure-{how}{suffix}".replace("_", "-"), 2, options, *failed)
+            slug = f"after-failure-{how}{suffix}".replace("_", "-")
+            yield _composed(slug, 2, options, Action("fail", "backward"), Action("no_sync", how))
 
 
 def _composed(slug: str, world_size: int, options: dict[str, Any], *actions: Action) -> Scenario:

@@ -24,8 +24,6 @@ _FOUND = (
     Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)),
     # The copy of rank 0 is made while parameters are frozen there.
     Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))),
-    # No parameter that this rank uses is trained: its outputs may require a gradient, and nothing else changes.
-    Training((Block("shared", trainable=False), Block(when="never"))),
 )
 
 
