@@ -123,8 +123,8 @@ def test_a_seed_gives_the_same_trainings_and_another_one_others() -> None:
 
 
 def test_a_failure_is_shrunk_to_its_features() -> None:
-    needed = {"action freeze:rank_0", "block sparse", "option gradient_as_bucket_view=True"}
-    found = explore(Imagined(fails_with(needed)), examples=500, seed=0)
+    needed = {"action freeze:every_rank", "block sparse", "option gradient_as_bucket_view=True"}
+    found = explore(Imagined(fails_with(needed)), examples=3000, seed=0)
     (smallest,) = scenarios_of(found)
     assert found.deviations[0].features == needed
     assert features(smallest) - needed <= {"runs always", "output tensor", "world size 1"}
@@ -132,7 +132,7 @@ def test_a_failure_is_shrunk_to_its_features() -> None:
 
 
 def test_different_failures_are_found_one_after_the_other() -> None:
-    several = [{"action freeze:rank_0"}, {"block complex", "option static_graph=True"}, {"checkpoint reentrant"}]
+    several = [{"action freeze:every_rank"}, {"block complex", "option static_graph=True"}, {"checkpoint reentrant"}]
     found = explore(Imagined(fails_with(*several)), examples=500, seed=3, most_failures=5)
     assert sorted(map(sorted, (deviation.features for deviation in found.deviations))) == sorted(map(sorted, several))
     assert found.num_known > 0
