@@ -24,8 +24,12 @@ class Anchor:
     def __init__(self, device: torch.device, reached: Callable[[], None]) -> None:
         """Make the parameter on `device`, so that its gradient comes in the thread in which others come."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
-        self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
+        self._handle = self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
         self._reached = reached
+
+    def let_go(self) -> None:
+        """Stop listening; else the hook, which C++ holds, would keep alive whoever listens, its process group too."""
+        self._handle.remove()
 
     def tie(self, output: Any) -> Any:
         """Return `output` with copies of its tensors that require a gradient, where they can."""

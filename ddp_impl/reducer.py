@@ -140,6 +140,7 @@ class Reducer(BucketReduction):
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
+        self._anchor.let_go()
 
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.

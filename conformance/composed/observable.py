@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 
 #: A module's tables of hooks that a user can see and that change what its calls do.
 _HOOKS = (
@@ -91,6 +92,8 @@ def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
     yield "requires_grad", tensor.requires_grad
     yield "is_leaf", tensor.is_leaf
     yield "dtype", str(tensor.dtype)
+    if is_lazy(tensor):  # it has no shape yet, and says so by an error
+        return
     yield "shape", list(tensor.shape)
     yield "layout", str(tensor.layout)
     yield "inference", tensor.is_inference()

@@ -26,6 +26,7 @@ STEP = Scenario(id="controller/CTRL-01/step", requirements=("CTRL-01",), program
 
 #: Runs a scenario whose second rank tells its process id and then waits for ever; after Ctrl-C, another one.
 WAITING = """
+    import signal
     import sys
     from pathlib import Path
     from conformance.backends.backend import get_backend
@@ -34,6 +35,7 @@ WAITING = """
     from conformance.tests.processes import processes_under
     from conformance.workers.controller import Controller
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the jobs of a shell may ignore it
     directory, torch_ddp = Path(sys.argv[1]), get_subject("torch")
     wait = Scenario(
         id="controller/CTRL-01/wait", requirements=("CTRL-01",), program="workers/meet_stranger",
