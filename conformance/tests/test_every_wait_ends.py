@@ -23,7 +23,7 @@ from conformance.errors import ConformanceError
 from conformance.observation import Ending, Observation
 from conformance.scenario import Scenario, Step
 from conformance.subjects.subject import KNOWN
-from conformance.tests.processes import processes_under
+from conformance.tests.processes import all_end, processes_under
 from conformance.workers import channel as channel_module
 from conformance.workers.attached_controller import AttachedController
 from conformance.workers.attached_messages import Beat, FromAgent, Hello, Reply, RunOrder, ToAgent
@@ -185,7 +185,8 @@ def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
         assert took_s < 2 * (3.0 + STEP.deadline_s) + MARGIN_S + another_s, fates
         assert "stopped" in told or set(fates) == {"returned"}, told
         assert {str(one.fate) for one in controller.run(STEP, TORCH).values()} == {"returned"}
-    assert processes_under(tmp_path) == []
+    # Ranks of a zygote that was killed die with it by the kernel's signal, which nobody here can wait for.
+    assert all_end(processes_under(tmp_path), within_s=5)
     assert len(stopped) <= 1
 
 
