@@ -48,7 +48,7 @@ def modes() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
-        "global module hooks": [len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS],
+        "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
         "warnings filters": len(warnings.filters),
     }
 
