@@ -1,0 +1,34 @@
+"""What a training can observe besides values: each mode that may change is seen to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import BaseTorchFunctionMode
+
+from conformance.composed.observable import modes
+from conformance.workers.hygiene import surroundings, violations
+
+CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad mode": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "default device": lambda: torch.device("meta"),
+    "function modes": BaseTorchFunctionMode,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_mode_that_changes_is_seen(name: str) -> None:
+    before, around = modes(), surroundings()
+    with CHANGES[name]():
+        after, changes = modes(), violations(around, surroundings())
+    assert before[name] != after[name]
+    assert any(change.startswith(f"{name} changed") for change in changes), changes
+    assert modes() == before
