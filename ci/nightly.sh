@@ -6,7 +6,8 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
-#     HOSTILE=1 bash ci/nightly.sh       # also runs every hostile subject, and stops processes at every message
+#     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
+#                                        # processes stopped at every message, ...
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
@@ -39,8 +40,7 @@ if [ -n "${EXPLORE:-}" ]; then
     ddp-conformance explore --backend "$BACKEND" --no-native --seed "$(date +%Y%m%d)" --examples 20000 --seconds 600 \
         --failures 20 --report "$NIGHT/explored" | tee "$NIGHT/explored.txt" || status=1
 fi
-if [ -n "${HOSTILE:-}" ]; then
-    DDP_CONFORMANCE_HOSTILE=all pytest conformance/tests/test_hostile_subjects.py conformance/tests/test_every_wait_ends.py \
-        || status=1
+if [ -n "${TESTS:-}" ]; then
+    pytest --nightly -m nightly -n 2 || status=1
 fi
 exit "$status"

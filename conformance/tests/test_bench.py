@@ -52,6 +52,7 @@ def test_a_reference_that_was_not_split_is_no_reference(monkeypatch: pytest.Monk
         bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
 
 
+@pytest.mark.nightly
 def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_WARM_UP_ROUNDS", 0)
     contestants = [

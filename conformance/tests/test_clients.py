@@ -37,6 +37,7 @@ def trial(*facts: dict[str, Any], error: str = "") -> Trial:
 # ------------------------------------------------------------------------------------------------------ on two ranks
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_ddp_that_skips_one_average_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with torchrun and a script of the folder; only the DDP is made for it."""

@@ -33,6 +33,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
         yield detector
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mutant", "kill"),

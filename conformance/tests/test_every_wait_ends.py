@@ -150,13 +150,12 @@ def _two_scenarios(controller: Controller) -> list[dict[int, Observation]]:
 NUM_BOUNDARIES = 18
 
 
-def _places() -> range:
-    """Every boundary of `_two_scenarios`, of which there are as many as the last test of this file counts."""
-    return range(0, NUM_BOUNDARIES, 1 if os.environ.get("DDP_CONFORMANCE_HOSTILE") == "all" else 4)
+#: Every one of them; some are enough for every push.
+PLACES = tuple(pytest.param(at, marks=() if at % 8 == 0 else pytest.mark.nightly) for at in range(NUM_BOUNDARIES))
 
 
 @pytest.mark.parametrize("who", ["zygote", "rank"])
-@pytest.mark.parametrize("at", _places())
+@pytest.mark.parametrize("at", PLACES)
 def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
     boundaries: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, who: str, at: int
 ) -> None:

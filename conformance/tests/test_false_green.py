@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conformance.backends.backend import get_backend
 from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
@@ -37,6 +39,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_torch_lets_the_segfault_of_rank_one_pass(tmp_path: Path) -> None:
     script = tmp_path / "segfault_test.py"
     script.write_text(TORCH_TEST)

@@ -1,11 +1,10 @@
 """Subjects that do to their process what no DDP should: each gets its verdict, and the scenarios after it theirs.
 
-Every run takes a sample; `DDP_CONFORMANCE_HOSTILE=all`, which the nightly job sets, takes them all.
+Every run takes a sample; the nightly job takes them all.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +31,7 @@ SAMPLE = (
     "raises_without_text", "threads", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
     "flight_record_is_a_pipe",
 )  # fmt: skip
-NAMES = tuple(HOSTILE) if os.environ.get("DDP_CONFORMANCE_HOSTILE") == "all" else SAMPLE
+NAMES = tuple(pytest.param(name, marks=() if name in SAMPLE else pytest.mark.nightly) for name in HOSTILE)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch.nn.parallel
@@ -28,13 +29,19 @@ def named(name: str) -> Mutant:
     return mutant
 
 
-def pairs() -> list[tuple[Mutant, Kill]]:
+def pairs() -> list[Any]:
     """Return every mutant with the first requirement that tells it; compiled modules have tests of their own.
 
-    `ddp-conformance mutants` runs all pairs; so does a job of the workflow.
+    Of those that the same requirement tells, all but the first are left to the nightly. `ddp-conformance mutants` runs
+    all pairs; so does a job of the workflow.
     """
-    firsts = ((mutant, mutant.kills[0]) for mutant in (*MUTANTS, load_deviations()))
-    return [(mutant, kill) for mutant, kill in firsts if CATALOGUE.requirement(kill.requirement).level != "compiled"]
+    firsts = [(mutant, mutant.kills[0]) for mutant in (*MUTANTS, load_deviations())]
+    of_every_push = {kill.requirement: mutant for mutant, kill in reversed(firsts)}
+    return [
+        pytest.param(mutant, kill, marks=() if of_every_push[kill.requirement] is mutant else pytest.mark.nightly)
+        for mutant, kill in firsts
+        if CATALOGUE.requirement(kill.requirement).level != "compiled"
+    ]
 
 
 @pytest.fixture(scope="module")

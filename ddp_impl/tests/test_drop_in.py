@@ -19,8 +19,12 @@ TORCHRUN = (
 )
 
 
+#: What a person writes, and the libraries on top of it, which the nightly's clients use as well.
+PLAIN, *LIBRARIES = "train_plain.py", "train_accelerate.py", "train_lightning.py"
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", ["train_plain.py", "train_accelerate.py", "train_lightning.py"])
+@pytest.mark.parametrize("script", [PLAIN, *(pytest.param(one, marks=pytest.mark.nightly) for one in LIBRARIES)])
 def test_losses_are_those_of_torch(script: str, tmp_path: Path) -> None:
     theirs = trained(script, tmp_path / "torch")
     ours = trained(script, tmp_path / "ours", "-m", "ddp_impl")
