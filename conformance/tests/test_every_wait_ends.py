@@ -151,11 +151,11 @@ NUM_BOUNDARIES = 18
 
 
 #: Every one of them; some are enough for every push.
-PLACES = tuple(pytest.param(at, marks=() if at % 8 == 0 else pytest.mark.nightly) for at in range(NUM_BOUNDARIES))
+BOUNDARIES = tuple(pytest.param(at, marks=() if at % 8 == 0 else pytest.mark.nightly) for at in range(NUM_BOUNDARIES))
 
 
 @pytest.mark.parametrize("who", ["zygote", "rank"])
-@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("at", BOUNDARIES)
 def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
     boundaries: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, who: str, at: int
 ) -> None:
