@@ -17,6 +17,7 @@ from typing import Any
 
 from conformance.codec import MismatchError, decode, encode, parse_object
 from conformance.errors import ScenarioError
+from conformance.own_mistake import instance
 
 SCHEMA_VERSION = 1
 
@@ -161,11 +162,9 @@ class Scenario:
         if version != SCHEMA_VERSION:
             raise ScenarioError(f"schema_version {version!r} is not supported; this release reads {SCHEMA_VERSION}")
         try:
-            scenario = decode(rest, Scenario)
+            return instance(decode(rest, Scenario), Scenario)
         except MismatchError as error:
             raise ScenarioError(str(error)) from error
-        assert isinstance(scenario, Scenario)
-        return scenario
 
     def dumps(self) -> str:
         """Return the scenario as indented JSON text."""

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
+from conformance.own_mistake import certain
 from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, hint, load_catalogue
 from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
@@ -88,7 +89,7 @@ class Mutant:
         module, _, attribute = self.target.partition(":")
         found = getattr(importlib.import_module(module), attribute)
         text = inspect.getdoc(found.create if isinstance(found, Backend) else found) or ""
-        assert text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}"
+        certain(text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}")
         return " ".join(text.removeprefix(_BUG).split("\n\n")[0].split())
 
 

@@ -19,6 +19,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -295,8 +296,7 @@ def _whole_batch(scenario: Scenario) -> Mapping[int, Facts]:
         losses = [turn.loss(output) for turn, output in zip(turns, outputs, strict=True)]
         torch.stack(losses).sum().backward()
         for name, parameter in module.named_parameters():
-            assert parameter.grad is not None
-            facts[f"step{index}/grad/{name}"] = parameter.grad / scenario.world_size
+            facts[f"step{index}/grad/{name}"] = present(parameter.grad) / scenario.world_size
     return dict.fromkeys(range(scenario.world_size), facts)
 
 
