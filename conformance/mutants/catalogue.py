@@ -35,6 +35,10 @@ PATH = Path(__file__).with_suffix(".toml")
 IN_CHAPTER = "mutants.toml"
 _BUG = "BUG: "
 
+#: Where DDPs and a backend without a bug are, and which of them is made like the mutants of a base.
+UNCHANGED = "conformance.mutants.unchanged"
+CONTROLS = {"torch": "SubclassOfTorch", "ddp_impl": "Subclass"}
+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
@@ -82,6 +86,14 @@ class Mutant:
     def base(self) -> Trial:
         """The same without the bug."""
         return Trial(get_subject("ddp_impl" if self.of == "gloo" else self.of), get_backend(self.backend))
+
+    @property
+    def control(self) -> Trial:
+        """The base, made into a mutant that has no bug: what tells it from the base tells of no bug."""
+        if self.of == "gloo":
+            return Trial(self.base.subject, get_backend(f"{UNCHANGED}:RELAYED"))
+        name = CONTROLS[self.of]
+        return Trial(replace(self.base.subject, name=name, target=f"{UNCHANGED}:{name}"), self.base.backend)
 
     @property
     def bug(self) -> str:
