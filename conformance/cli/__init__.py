@@ -27,6 +27,7 @@ COMMANDS = {
     "replay": "conformance.cli.replay:command",
     "report": "conformance.cli.report:command",
     "verify": "conformance.cli.verify:command",
+    "sign": "conformance.cli.sign:command",
     "doctor": "conformance.cli.doctor:command",
     "smoke": "conformance.cli.smoke:command",
     "new": "conformance.cli.new:command",
