@@ -190,16 +190,16 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, 
     """
     selected = selected_by(request)
 
-    from conformance.backends.backend import get_backend
     from conformance.programs.registry import preloads_of
     from conformance.workers.attached import attach
     from conformance.workers.attached_place import place_of
+    from conformance.workers.finder import find_backend
 
     place = place_of(os.environ)
     try:
         return attach(
             place,
-            get_backend(backend_name),
+            find_backend(backend_name),
             preloads_of(selected),
             lambda controller: judge_selection(request, ddp, backend_name, folder, quiet, controller),
         )
@@ -237,12 +237,11 @@ def judge_selection(
         check_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
-    from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
     from conformance.run import runner
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend = find_subject(ddp), get_backend(backend_name)
+    subject, backend = find_subject(ddp), find_backend(backend_name)
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)

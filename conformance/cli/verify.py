@@ -89,10 +89,10 @@ def _about_the_subject(report: Report) -> str:
 
 def _run_again(report: Report, number: int, seed: int, ddp: str, backend_name: str) -> None:
     """Run `number` random scenarios of the report; raises `ReportError` if a verdict is another one."""
-    from conformance.backends.backend import BUILT_IN, get_backend
+    from conformance.backends.backend import BUILT_IN
     from conformance.run import runner
     from conformance.subjects.subject import KNOWN
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
     ddp = ddp or (report.subject.name if report.subject.name in KNOWN else "")
     backend_name = backend_name or (report.backend if report.backend in BUILT_IN else "")
@@ -101,7 +101,7 @@ def _run_again(report: Report, number: int, seed: int, ddp: str, backend_name: s
             f"to run {report.subject.name} on {report.backend} is to import code that the report names; say that you "
             f"want that: --ddp {report.subject.name} --backend {report.backend}"
         )
-    subject, backend = find_subject(ddp), get_backend(backend_name)
+    subject, backend = find_subject(ddp), find_backend(backend_name)
     if subject.target != report.subject.target:
         raise ReportError(f"the report is about {report.subject.target}, and --ddp {ddp} is {subject.target}")
     known = {scenario.id: scenario for scenario in profiles()[report.selection.profile]}
