@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 MAX_WORLD_SIZE = 1024
 
 ZERO_GRAD = ("none", "zeros", "keep")
-FAULT_KINDS = ("kill", "stop", "loop", "exit", "segfault", "raise")
+FAULT_KINDS = ("kill", "stop", "loop", "slow", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
 
