@@ -17,6 +17,7 @@ from typing import Any
 
 from conformance.codec import MismatchError, decode, encode, parse_object
 from conformance.errors import ScenarioError
+from conformance.own_mistake import instance
 
 SCHEMA_VERSION = 1
 
@@ -24,7 +25,7 @@ SCHEMA_VERSION = 1
 MAX_WORLD_SIZE = 1024
 
 ZERO_GRAD = ("none", "zeros", "keep")
-FAULT_KINDS = ("kill", "stop", "loop", "exit", "segfault", "raise")
+FAULT_KINDS = ("kill", "stop", "loop", "slow", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
 
@@ -161,11 +162,9 @@ class Scenario:
         if version != SCHEMA_VERSION:
             raise ScenarioError(f"schema_version {version!r} is not supported; this release reads {SCHEMA_VERSION}")
         try:
-            scenario = decode(rest, Scenario)
+            return instance(decode(rest, Scenario), Scenario)
         except MismatchError as error:
             raise ScenarioError(str(error)) from error
-        assert isinstance(scenario, Scenario)
-        return scenario
 
     def dumps(self) -> str:
         """Return the scenario as indented JSON text."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError
 from conformance.programs.registry import preloads_of
 from conformance.report.failure import failure_text, run_command
@@ -22,7 +21,7 @@ from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios, one_per_requirement
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
-from conformance.workers.subject_finder import find_subject
+from conformance.workers.finder import find_backend, find_subject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,7 +43,7 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     mistake = ""
     try:
         subject = find_subject(request.config.getoption("--ddp"))
-        backend = get_backend(request.config.getoption("--ddp-backend"))
+        backend = find_backend(request.config.getoption("--ddp-backend"))
         chosen = _chosen(request)
         check(chosen, backend)
         with Controller(backend, preload=preloads_of(chosen)) as controller:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -53,9 +53,7 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
             "Default process group has not been initialized: call torch.distributed.init_process_group before "
             "wrapping a module, or pass process_group"
         )
-    group = dist.group.WORLD
-    assert group is not None
-    return group
+    return cast(dist.ProcessGroup, dist.group.WORLD)
 
 
 def resolve_devices(

@@ -65,7 +65,8 @@ def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], c
     """
     order = list(dict.fromkeys(ready_order))
     seen = set(order)
-    assert seen <= set(range(len(specs))), "ready_order names parameters that do not exist"
+    if not seen <= set(range(len(specs))):
+        raise ValueError(f"ready_order names parameters that do not exist: {sorted(seen - set(range(len(specs))))}")
     order += [spec.index for spec in reversed(specs) if spec.index not in seen]
     return _plan(specs, order, caps)
 

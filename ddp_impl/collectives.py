@@ -25,8 +25,9 @@ BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
-    work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
-    assert isinstance(work, dist.Work)
+    work: dist.Work | None = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+    if work is None:
+        raise RuntimeError("all_reduce gave no work: this rank is not in the process group")
     return work
 
 

@@ -457,8 +457,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             self.reducer.check_finished()  # a copy knows nothing of it: the next forward would not say so
         if self._join_config.enable:
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
-        state = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
-        assert isinstance(state, dict)
+        state: Any = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
         return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

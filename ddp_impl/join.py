@@ -56,7 +56,8 @@ def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: boo
     rank = torch.tensor([rank_in(group) if candidate else -1]).to(device)
     collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
     chosen = int(rank.item())
-    assert chosen >= 0, "no rank of the group offered itself"
+    if chosen < 0:
+        raise RuntimeError("no rank of the group offered its model, although one has joined last")
     return chosen
 
 

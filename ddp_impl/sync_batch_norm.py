@@ -79,8 +79,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else float(self.momentum)
 
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
+        if self.running_mean is None or self.running_var is None:
+            return
         factor = self._count_batch()
         with torch.no_grad():
             unbiased = variance * (count / (count - 1))

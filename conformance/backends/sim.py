@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.backends.gloo import GLOO
 from conformance.errors import BackendError
+from conformance.own_mistake import instance
 from conformance.sim_device.build import build
 
 #: Chooses how the device rounds; 0: as the CPU does.
@@ -38,8 +39,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, lat
 
     device = install(late=late, seed=int(os.environ.get(SEED_VARIABLE, "1")))
     device.set_device(rank % _NUM_DEVICES)
-    inner = GLOO.create(store, rank, world_size, timeout)
-    assert isinstance(inner, GroupBackend)
+    inner = instance(GLOO.create(store, rank, world_size, timeout), GroupBackend)
     return SimGroup(inner, device)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conformance.observation import Facts, Observation
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, Verdict
 
@@ -57,7 +58,7 @@ def checker(name: str) -> Callable[[Checker], Checker]:
     """Register the decorated function as checker `name`."""
 
     def register(check: Checker) -> Checker:
-        assert name not in CHECKERS, f"two checkers are called {name}"
+        certain(name not in CHECKERS, f"two checkers are called {name}")
         CHECKERS[name] = check
         return check
 

@@ -11,6 +11,7 @@ from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed
 from conformance.checkers.explanation import let_then
 from conformance.history import Collective, by_member
 from conformance.observation import Observation
+from conformance.own_mistake import present
 from conformance.verdict import Finding
 
 #: The operations by which a DDP may reduce gradients.
@@ -188,13 +189,12 @@ def _describe_mismatch(
 ) -> tuple[str, str]:
     """Return summary and explanation: two collectives meet and do not match, or one has no counterpart."""
     lets = [f"A = {_side(pair[0], mine)}", f"B = {_side(pair[1], theirs)}"]
-    present = mine or theirs
-    assert present is not None
-    group = "one group" if present.group in ("", "default") else present.group
+    either = present(mine or theirs)
+    group = "one group" if either.group in ("", "default") else either.group
     if mine is None or theirs is None:
         lone, absent = (pair[0], pair[1]) if theirs is None else (pair[1], pair[0])
         label = "A" if theirs is None else "B"
-        summary = f"rank {lone.rank} issued {present.describe()}, and rank {absent.rank} issued nothing to match it"
+        summary = f"rank {lone.rank} issued {either.describe()}, and rank {absent.rank} issued nothing to match it"
         return summary, let_then(lets, [f"{label} meets nothing: rank {absent.rank} issued fewer collectives."])
     aspects = [
         f"{aspect} ({own} and {their})"

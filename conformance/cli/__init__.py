@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from conformance.errors import ConformanceError
+from conformance.own_mistake import instance
 from conformance.run.interpreter import check_interpreter, check_working_directory
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -26,6 +27,7 @@ COMMANDS = {
     "replay": "conformance.cli.replay:command",
     "report": "conformance.cli.report:command",
     "verify": "conformance.cli.verify:command",
+    "sign": "conformance.cli.sign:command",
     "doctor": "conformance.cli.doctor:command",
     "smoke": "conformance.cli.smoke:command",
     "new": "conformance.cli.new:command",
@@ -55,9 +57,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        return instance(getattr(importlib.import_module(module), attribute), click.Command)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand, with the current folder in `sys.path` so that `module:Class` can name a module in it."""

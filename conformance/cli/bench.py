@@ -40,10 +40,9 @@ def command(
 
     `ddp-conformance run --bench` writes these ratios into the run's report.
     """
-    from conformance.backends.backend import get_backend
     from conformance.bench import measure as bench
     from conformance.report.terminal import ratios_table
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
     console = make_console()
     how = f", both compiled with {compiler}" if compiled else ""
@@ -52,7 +51,7 @@ def command(
     )
     ratios = bench.run(
         find_subject(ddp),
-        get_backend(backend),
+        find_backend(backend),
         world_size=world_size,
         rounds=rounds,
         compiler=compiler if compiled else None,

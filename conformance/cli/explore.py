@@ -58,15 +58,14 @@ def command(
     add_failures_folder(folder)
     seed = random.randrange(2**32) if seed is None else seed
 
-    from conformance.backends.backend import get_backend
     from conformance.run import runner
     from conformance.run.exploration import PROBED, Deviation, explore
     from conformance.run.outcome import Outcome
     from conformance.run.scenario_runner import ScenarioRunner
     from conformance.workers.controller import Controller
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend_value = find_subject(ddp), get_backend(backend)
+    subject, backend_value = find_subject(ddp), find_backend(backend)
     probed = PROBED.replace(world_size=max(world_sizes))
     runner.check([probed], backend_value)
     console = make_console()

@@ -42,8 +42,8 @@ def command(
     ddp-conformance mutants NoDivision --into docs/detection.md
     ddp-conformance mutants --chapter join --into docs/detection.md
 
-    Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, and when it
-    kills one that was known to survive.
+    Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
+    one that was known to survive, and when a scenario that killed also fails a subclass without a bug.
     """
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detector import detect_all
@@ -76,6 +76,11 @@ def command(
     console = make_console()
     console.print(detection_table(found))
     console.print(f"{found.headline}.", highlight=False, soft_wrap=True)
+    if found.false_alarms:
+        for alarm in found.false_alarms:
+            click.echo(f"False alarm: {alarm}.", err=True)
+        click.echo("The verdicts above are void: a DDP or backend without a bug is told from its base.", err=True)
+        click.get_current_context().exit(EXIT_FAILED)
     if out is not None:
         _write(detection_page(catalogue, found, made_by_all(*_circumstances())), out)
     if into is not None:

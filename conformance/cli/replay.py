@@ -46,11 +46,10 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
 
-    from conformance.backends.backend import get_backend
     from conformance.run import runner
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend_value = find_subject(ddp), get_backend(backend)
+    subject, backend_value = find_subject(ddp), find_backend(backend)
     runner.check_world_sizes((scenario.world_size,), backend_value)
     repeated = [scenario] * times
     with interrupted_once():

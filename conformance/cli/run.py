@@ -17,13 +17,15 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import excuses_from
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
-from conformance.report.certificate import write_checksums
-from conformance.report.folder import prepare_folder, write_report
+from conformance.report.certificate import check_folder, write_checksums
+from conformance.report.folder import prepare_folder, report_text, write_page, write_report
+from conformance.report.read import read_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
 from conformance.run.report import Assignment
+from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
@@ -188,16 +190,16 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, 
     """
     selected = selected_by(request)
 
-    from conformance.backends.backend import get_backend
     from conformance.programs.registry import preloads_of
     from conformance.workers.attached import attach
     from conformance.workers.attached_place import place_of
+    from conformance.workers.finder import find_backend
 
     place = place_of(os.environ)
     try:
         return attach(
             place,
-            get_backend(backend_name),
+            find_backend(backend_name),
             preloads_of(selected),
             lambda controller: judge_selection(request, ddp, backend_name, folder, quiet, controller),
         )
@@ -231,14 +233,15 @@ def judge_selection(
     selected = selected_by(request)
     scenarios = shard_of(selected, request.shard)
     prepare_folder(folder)
+    if request.certified:
+        check_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
-    from conformance.backends.backend import get_backend
     from conformance.report.html import html_page
     from conformance.run import runner
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend = find_subject(ddp), get_backend(backend_name)
+    subject, backend = find_subject(ddp), find_backend(backend_name)
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)
@@ -250,6 +253,7 @@ def judge_selection(
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
+    sources = sources_of(subject) if request.certified else {}
     console = make_console()
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.", highlight=False)
@@ -257,18 +261,29 @@ def judge_selection(
         with ProgressBar(console, scenarios) as progress:
             report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
         report = replace(report, selection=assignment, certified=request.certified)
+        if request.certified:
+            if sources != sources_of(subject):
+                raise ReportError("files of the suite or of the DDP under test were changed during the run")
+            report = replace(report, environment={**report.environment, "sources": sources})
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, with_table=not quiet)
-        page = folder / "report.html"
-        page.write_text(html_page([report]))
+        page = write_page(html_page([report]), folder)
         if request.certified:
             write_checksums(folder)
+        written = read_report(folder)  # what a reader will find, not what this process believes to have written
+        if report_text(written) != report_text(report):
+            raise ReportError(f"{path} does not hold the report that was written to it; did another run write there?")
     console.print(f"Report: {path}, as a page: {page}", highlight=False, soft_wrap=True)
     if report.interrupted:
         return EXIT_INTERRUPTED
-    return 0 if report.is_green and bool(report.performance) == request.bench else EXIT_FAILED
+    return 0 if written.is_green and bool(written.performance) == request.bench else EXIT_FAILED
+
+
+def sources_of(subject: Subject) -> dict[str, str]:
+    """Return the hashes of the files that a certificate rests on; raises `SubjectError`."""
+    return {"suite": hash_of_suite(), "subject": hash_of_subject(subject.target)}
 
 
 def measured(subject: Subject, backend: Backend, console: Console) -> tuple[Ratio, ...]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
+from conformance.own_mistake import present
 
 if TYPE_CHECKING:
     from conformance.smoke.breakage import Breakage
@@ -62,8 +63,7 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s):
             _print_footing(console, footing)
     if footing.status is Status.BROKEN:
-        assert footing.breakage is not None
-        _print_breakage(console, footing.asks, footing.breakage)
+        _print_breakage(console, footing.asks, present(footing.breakage))
         click.get_current_context().exit(EXIT_FAILED)
     console.print("Every rung holds. Next: ddp-conformance run" + _options(backend, ddp), highlight=False)
 

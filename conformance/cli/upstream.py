@@ -68,7 +68,7 @@ def command(
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
     from conformance.upstream.launcher import find_tests, warm_hosts
     from conformance.upstream.report import prepare_report, print_comparison, write_comparison
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_subject
 
     subject, exclusions = find_subject(ddp), load_exclusions()
     if report is not None and not only_list:

@@ -27,6 +27,7 @@ from conformance.composed.modules import (
 from conformance.composed.observable import of_input, of_module, of_output, of_process
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
+from conformance.own_mistake import instance
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -100,9 +101,7 @@ class Trainee:
     @property
     def module(self) -> Composed:
         """The module without the DDP."""
-        module = self.model.module if self._is_wrapped else self.model
-        assert isinstance(module, Composed)
-        return module
+        return instance(self.model.module if self._is_wrapped else self.model, Composed)
 
     def play(self) -> Iterator[Meeting]:
         """Do all actions; yields where ranks meet, and where there are facts to look at. All ranks must play it."""

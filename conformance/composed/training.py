@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conformance.codec import MismatchError, decode, encode
 from conformance.errors import ScenarioError
+from conformance.own_mistake import instance
 from conformance.scenario import Scenario
 
 #: What a block does to the hidden rows; `modules` builds them.
@@ -114,11 +115,9 @@ class Training:
     def of(scenario: Scenario) -> Training:
         """Read the training from a scenario's arguments; raises `ScenarioError`, which names the wrong field."""
         try:
-            training = decode(scenario.arguments.get("training"), Training)
+            return instance(decode(scenario.arguments.get("training"), Training), Training)
         except MismatchError as error:
             raise ScenarioError(f"{scenario.id}: training: {error}") from error
-        assert isinstance(training, Training)
-        return training
 
 
 def trains(blocks: Sequence[Block]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from conformance.composed.trainee import Meeting, Trainee
 from conformance.composed.training import Training
 from conformance.oracles.replicas import average, share_buffers, single_threaded
+from conformance.own_mistake import certain
 
 
 def simulate(training: Training, world_size: int, seed: int, *, broadcast_buffers: bool) -> Mapping[int, Any]:
@@ -36,7 +37,7 @@ class _Lockstep:
     def run(self) -> Mapping[int, Any]:
         """Play everything and return the facts."""
         for meetings in zip(*(trainee.play() for trainee in self._trainees), strict=True):
-            assert len(set(meetings)) == 1, f"the ranks of a training part: {meetings}"
+            certain(len(set(meetings)) == 1, f"the ranks of a training part: {meetings}")
             self._meet(meetings[0])
         return self._facts
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from conformance.errors import ScenarioError
 from conformance.models.batches import Batch, mixed_seed
 from conformance.models.exact import make_exact
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 #: The modules of this package that define `FIXTURES`, one family of models each.
@@ -87,7 +88,7 @@ def load_fixtures() -> Mapping[str, ModelFixture]:
     fixtures: dict[str, ModelFixture] = {}
     for family in FAMILIES:
         for fixture in importlib.import_module(f"{__package__}.{family}").FIXTURES:
-            assert fixture.name not in fixtures, f"two models are called {fixture.name}"
+            certain(fixture.name not in fixtures, f"two models are called {fixture.name}")
             fixtures[fixture.name] = fixture
     return fixtures
 

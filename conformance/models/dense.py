@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from conformance.models.batches import Batch
 from conformance.models.catalogue import ALL_REAL, ModelFixture
+from conformance.own_mistake import certain
 
 
 def regression_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -81,7 +82,7 @@ def _many_small_layers(dtype: torch.dtype) -> nn.Module:
 
 
 def _mixed_dtypes(dtype: torch.dtype) -> nn.Module:
-    assert dtype == torch.float32
+    certain(dtype == torch.float32, "its dtypes are what the model is about")
     return MixedDtypes()
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from conformance.errors import ScenarioError
 from conformance.models.catalogue import ModelFixture
+from conformance.own_mistake import present
 from conformance.scenario import Scenario
 
 #: The step between coarse gradients and how many steps the largest has: 4 ranks * 2 backwards * 10 * 3 <= 2**8.
@@ -113,8 +114,7 @@ class LowPrecisionCopy(nn.Module):
             master = masters[name]
             gradient = parameter.grad.to(master.dtype)
             if coarse:
-                rounded = coarsen(gradient)
-                assert rounded is not None
+                rounded = present(coarsen(gradient))
                 gradient = rounded
             master.grad = gradient if master.grad is None else master.grad + gradient
 

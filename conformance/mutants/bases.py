@@ -13,6 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
+from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.parameter_usage import ParameterUsage
@@ -21,8 +22,7 @@ from ddp_impl.reducer import Reducer
 
 def summed(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
     """Return the bucket's future sum over the group: a comm hook."""
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 

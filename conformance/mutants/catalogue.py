@@ -26,6 +26,7 @@ from pathlib import Path
 
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
+from conformance.own_mistake import certain
 from conformance.spec.catalogue import LEVELS, Catalogue, chapter_packages, hint, load_catalogue
 from conformance.spec.profile import levels_of
 from conformance.subjects.subject import Subject, get_subject
@@ -33,6 +34,10 @@ from conformance.subjects.subject import Subject, get_subject
 PATH = Path(__file__).with_suffix(".toml")
 IN_CHAPTER = "mutants.toml"
 _BUG = "BUG: "
+
+#: Where DDPs and a backend without a bug are, and which of them is made like the mutants of a base.
+UNCHANGED = "conformance.mutants.unchanged"
+CONTROLS = {"torch": "SubclassOfTorch", "ddp_impl": "Subclass"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,20 @@ class Mutant:
         return Trial(get_subject("ddp_impl" if self.of == "gloo" else self.of), get_backend(self.backend))
 
     @property
+    def control(self) -> Trial:
+        """The base, made into a mutant that has no bug: what tells it from the base tells of no bug."""
+        if self.of == "gloo":
+            return Trial(self.base.subject, get_backend(f"{UNCHANGED}:RELAYED"))
+        name = CONTROLS[self.of]
+        return Trial(replace(self.base.subject, name=name, target=f"{UNCHANGED}:{name}"), self.base.backend)
+
+    @property
     def bug(self) -> str:
         """What is wrong, as its docstring says it in one sentence."""
         module, _, attribute = self.target.partition(":")
         found = getattr(importlib.import_module(module), attribute)
         text = inspect.getdoc(found.create if isinstance(found, Backend) else found) or ""
-        assert text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}"
+        certain(text.startswith(_BUG), f"the docstring of {self.target} must begin with {_BUG!r}")
         return " ".join(text.removeprefix(_BUG).split("\n\n")[0].split())
 
 

@@ -2,6 +2,8 @@
 
 A mutant is killed by a requirement if some scenario of it fails for the mutant and passes for its base. It was active
 if its ranks saw anything in any of them that those of the base did not; one that was not is no test of the requirement.
+A control is made from the base as mutants are, without a bug. Where a scenario that killed tells it from its base too,
+that is a false alarm, and shows nothing.
 """
 
 from __future__ import annotations
@@ -134,6 +136,18 @@ class Detector:
         scenarios = [scenarios_of(where)[0] for where in UNTOUCHED if where not in broken]
         return [scenario.id for scenario in scenarios if self.tells(mutant, scenario)]
 
+    def false_alarms(self, detections: Iterable[Detection]) -> Iterator[str]:
+        """Run the scenarios that killed on the mutants' controls; yield those whose verdict is not that of the base."""
+        killers = {(one.mutant.control, one.scenario_id): one.mutant for one in detections if one.scenario_id}
+        for (control, id_), mutant in killers.items():
+            (scenario,) = scenarios_of(id_)
+            verdict, expected = (
+                tried.result.verdict for tried in (self.tried(control, scenario), self.of_base(mutant, scenario))
+            )
+            if verdict is not expected:
+                name = f"{control.subject.name} on {control.backend.name}"
+                yield f"{id_} gives {name} the verdict {verdict.value}, and what it is made from {expected.value}"
+
     def of_base(self, mutant: Mutant, scenario: Scenario) -> Tried:
         """Return how the mutant's base fares in `scenario`."""
         key = (f"{mutant.base.subject.name} on {mutant.backend}", scenario.id)
@@ -176,11 +190,15 @@ def _seen_by(rank: Observation) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run over mutants found: the fates expected in advance, torch's own, and who else killed, by mutant."""
+    """What a run over mutants found: the fates expected in advance, torch's own, and who else killed, by mutant.
+
+    With `false_alarms` it shows nothing.
+    """
 
     detections: tuple[Detection, ...]
     deviations: tuple[Detection, ...] = ()
     killers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    false_alarms: tuple[str, ...] = ()
 
     @property
     def mutants(self) -> tuple[Mutant, ...]:
@@ -215,7 +233,7 @@ def detect_all(
     further: Sequence[Scenario] = (),
     work_dir: Path | None = None,
 ) -> Found:
-    """Run every expected kill, torch's `deviations` too if given, and then the `further` scenarios on every mutant.
+    """Run every expected kill, torch's `deviations` too if given, the controls, and the `further` scenarios.
 
     `on_detection` is told how many of how many are done, and the last.
     """
@@ -229,5 +247,6 @@ def detect_all(
             found.append(detector.detect(mutant, kill))
             on_detection(len(found), len(todo), found[-1])
         killers = {mutant.name: tuple(detector.killers(mutant, further)) for mutant in mutants} if further else {}
-    own = tuple(one for one in found if one.mutant is not deviations)
-    return Found(own, tuple(one for one in found if one.mutant is deviations), killers)
+        own = tuple(one for one in found if one.mutant is not deviations)
+        false_alarms = tuple(detector.false_alarms(own))
+    return Found(own, tuple(one for one in found if one.mutant is deviations), killers, false_alarms)

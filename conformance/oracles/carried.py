@@ -1,19 +1,19 @@
 """Expected facts on their way from the process that computed them: plain data, whatever they contain.
 
-Expected facts hold tensors, matchers, and matchers hold predicates: lambdas and inner functions, which pickle refuses.
-A predicate travels as its code and what it encloses; both processes run the same interpreter on the same files.
-Tensors travel beside the rest as a list, because a rank's message has a shorter way for them.
+Expected facts hold tensors and matchers, and matchers hold predicates: lambdas and inner functions. No code travels: a
+predicate is a place in one of our own files, which both processes have, and the values that it encloses. So the reader
+imports, calls and builds nothing but what this package defines, whoever wrote the data.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import io
-import marshal
-import pickle
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import CellType, FunctionType, MappingProxyType
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import cache
+from types import CellType, CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -21,68 +21,138 @@ from torch import Tensor
 
 from conformance.observation import Facts
 
-#: The facts under which a rank reports expected facts: the tensors, and everything else.
+#: The facts under which a rank reports expected facts: the tensors, and everything else, which refers to them.
 TENSORS, REST = "tensors", "rest"
+
+_OURS = "conformance"
+_COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "Size": torch.Size,
+}  # fmt: skip
+_MAPPINGS: Mapping[str, Callable[[dict[Any, Any]], Any]] = {"dict": dict, "mappingproxy": MappingProxyType}
+_NAMED_BY_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def packed(expected: Mapping[int, Facts]) -> dict[str, Any]:
-    """Return the expected facts of all ranks as two facts: a list of tensors, and bytes (uint8) that refer to them."""
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
-    pickler.dump(dict(expected))
-    return {TENSORS: pickler.tensors, REST: torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)}
+    """Return the expected facts of all ranks as two facts: a list of tensors, and JSON data that refer to them.
+
+    Raises `TypeError` for a value that is neither data nor defined in this package.
+    """
+    packer = _Packer()
+    rest = packer.pack(dict(expected))
+    return {TENSORS: packer.tensors, REST: rest}
 
 
 def unpacked(facts: Facts) -> dict[int, Facts]:
-    """Return the expected facts that `packed` was given; their tensors are on the CPU."""
-    expected: dict[int, Facts] = _Unpickler(io.BytesIO(facts[REST].numpy().tobytes()), facts[TENSORS]).load()
+    """Return the expected facts that `packed` was given; their tensors are on the CPU.
+
+    Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` for data that `packed` does not write.
+    """
+    expected: dict[int, Facts] = _Unpacker(facts[TENSORS]).unpack(facts[REST])
     return expected
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO) -> None:
-        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+class _Packer:
+    """Writes a value as None, a bool, a number, a text, or a list that begins with the name of its kind."""
+
+    def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
 
-    def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, Tensor):
-            return None
-        number = self._numbers.setdefault(id(value), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(value)
-        return number
+    def pack(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if isinstance(value, Tensor):
+            number = self._numbers.setdefault(id(value), len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(value)
+            return ["tensor", number]
+        if kind.__name__ in _COLLECTIONS:
+            return [kind.__name__, *map(self.pack, value)]
+        if kind.__name__ in _MAPPINGS:
+            return [kind.__name__, *([self.pack(key), self.pack(item)] for key, item in value.items())]
+        if isinstance(value, _NAMED_BY_TORCH):
+            return ["torch", str(value).removeprefix("torch.")]
+        if isinstance(value, Enum):
+            return ["enum", *_place(kind), value.name]
+        if isinstance(value, type) or (isinstance(value, FunctionType) and "<" not in value.__qualname__):
+            return ["named", *_place(value)]
+        if isinstance(value, FunctionType):
+            code = _codes(value.__module__).index(value.__code__)
+            enclosed = [self.pack(cell.cell_contents) for cell in value.__closure__ or ()]
+            defaults = self.pack(value.__defaults__), self.pack(value.__kwdefaults__)
+            return ["function", value.__module__, code, *defaults, *enclosed]
+        if dataclasses.is_dataclass(value):
+            fields = [self.pack(getattr(value, field.name)) for field in dataclasses.fields(value)]
+            return ["record", *_place(kind), *fields]
+        raise TypeError(f"an expected fact cannot hold a {kind.__module__}.{kind.__qualname__}")
 
-    def reducer_override(self, value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | Any:
-        if isinstance(value, MappingProxyType):  # of a scenario that a predicate encloses
-            return _frozen, (dict(value),)
-        if not isinstance(value, FunctionType) or _is_importable(value):
-            return NotImplemented
-        enclosed = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        code = marshal.dumps(value.__code__)
-        return _function, (value.__module__, code, value.__name__, value.__defaults__, enclosed)
 
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(buffer)
+class _Unpacker:
+    def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
 
-    def persistent_load(self, number: Any) -> Tensor:
-        tensor: Tensor = self._tensors[number]
-        return tensor
+    def unpack(self, data: Any) -> Any:
+        if not isinstance(data, list):
+            return data
+        kind, *rest = data
+        if kind == "tensor":
+            return self._tensors[rest[0]]
+        if kind in _COLLECTIONS:
+            return _COLLECTIONS[kind]([self.unpack(item) for item in rest])
+        if kind in _MAPPINGS:
+            return _MAPPINGS[kind]({self.unpack(key): self.unpack(item) for key, item in rest})
+        if kind == "torch":
+            named = getattr(torch, rest[0])
+            if not isinstance(named, _NAMED_BY_TORCH):
+                raise TypeError(f"torch.{rest[0]} is no dtype, layout or memory format")
+            return named
+        if kind == "function":
+            module, code, defaults, keyword_defaults, *enclosed = rest
+            names = vars(_module(module))
+            cells = tuple(CellType(self.unpack(item)) for item in enclosed)
+            function = FunctionType(_codes(module)[code], names, None, self.unpack(defaults), cells)
+            function.__kwdefaults__ = self.unpack(keyword_defaults)
+            return function
+        found = _named(*rest[:2])
+        if kind == "named":
+            return found
+        if kind == "enum" and issubclass(found, Enum):
+            return found[rest[2]]
+        if kind == "record" and dataclasses.is_dataclass(found):
+            record = object.__new__(found)  # type: ignore[arg-type]
+            for field, value in zip(dataclasses.fields(found), rest[2:], strict=True):
+                object.__setattr__(record, field.name, self.unpack(value))
+            return record
+        raise ValueError(f"unknown kind of data {kind!r}")
 
 
-def _is_importable(function: FunctionType) -> bool:
-    return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
+def _place(value: Any) -> tuple[str, str]:
+    """Return module and qualified name of a class or function, under which the other process finds the same."""
+    module, name = value.__module__, value.__qualname__
+    if _named(module, name) is not value:
+        raise TypeError(f"{module}.{name} is another object than this one")
+    return module, name
 
 
-def _function(
-    module: str, code: bytes, name: str, defaults: tuple[Any, ...] | None, enclosed: tuple[Any, ...]
-) -> FunctionType:
-    names = vars(importlib.import_module(module))
-    return FunctionType(marshal.loads(code), names, name, defaults, tuple(map(CellType, enclosed)))
+def _named(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(_module(module))
 
 
-def _frozen(items: dict[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(items)
+def _module(name: str) -> Any:
+    if name.partition(".")[0] != _OURS:
+        raise TypeError(f"only what {_OURS} defines can be in expected facts, not {name}")
+    return importlib.import_module(name)
+
+
+@cache
+def _codes(module: str) -> tuple[CodeType, ...]:
+    """Return the code of every function in a module's file, in the file's order; equal for the same file."""
+
+    def below(code: CodeType) -> Iterator[CodeType]:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from below(constant)
+
+    return tuple(below(_module(module).__loader__.get_code(module)))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from conformance.observation import Raised
 from conformance.oracles.difference import Difference, difference, kind, show
+from conformance.own_mistake import present
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class Close:
             return difference(self.value, got)
         if bool(close.all()):
             return None
-        assert exact is not None
-        return Difference(f"{exact.reason}; the tolerance is {self._tolerance()}")
+        return Difference(f"{present(exact).reason}; the tolerance is {self._tolerance()}")
 
     def _tolerance(self) -> str:
         return f"rtol {self.rtol:g}, atol {self.atol:g} ({self.because})"

@@ -16,6 +16,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import certain
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
@@ -61,7 +62,7 @@ def _order(scenario: Scenario, rank: int) -> list[int]:
         return positions[::-1]
     if kind == "by_rank":  # each rank uses them in an order of its own
         return positions[rank % len(positions) :] + positions[: rank % len(positions)]
-    assert kind == "registered", f"unknown order {kind!r}"
+    certain(kind == "registered", f"unknown order {kind!r}")
     return positions
 
 
@@ -178,7 +179,7 @@ def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
         facts["step0/buckets"] = _one_per_dtype(elements)
         facts["step0/issued_before_last"] = 0
     if "later" in judge:
-        assert len(elements) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order"
+        certain(len(elements) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order")
         width = torch.empty(0, dtype=getattr(torch, dtypes[0])).element_size()
         buckets = filled_buckets([sizes[position] * width for position in used], caps_of(scenario.options))
         facts |= {f"step{index}/buckets": [each // width for each in buckets] for index in range(1, NUM_STEPS)}

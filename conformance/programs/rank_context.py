@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from conformance.observation import Raised
+from conformance.own_mistake import certain, present
 
 if TYPE_CHECKING:
     from conformance.history import Collective
@@ -86,8 +87,7 @@ class RankContext:
 
     def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
         """Return `module` wrapped in the DDP called `subject`, on the same ranks, for comparisons within one run."""
-        assert self._wrap_named is not None
-        return self._wrap_named(subject)(module, **options)
+        return present(self._wrap_named)(subject)(module, **options)
 
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""
@@ -104,7 +104,7 @@ class RankContext:
 
         All ranks must call it for a sharded DTensor.
         """
-        assert name not in self.facts, f"fact {name} observed twice"
+        certain(name not in self.facts, f"fact {name} observed twice")
         self.facts[name] = _snapshot(value)
 
     def observe_gradients(self, prefix: str, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from conformance.errors import ScenarioError
+from conformance.own_mistake import certain
 
 if TYPE_CHECKING:
     from conformance.observation import Facts
@@ -56,7 +57,7 @@ class Program:
 
     def expects(self, expectation: Expectation) -> Expectation:
         """Register the function that computes the required facts from the scenario alone."""
-        assert self.expectation is None, f"program {self.name} has an expectation already"
+        certain(self.expectation is None, f"program {self.name} has an expectation already")
         self.expectation = expectation
         return expectation
 
@@ -74,7 +75,7 @@ def program(
     """
 
     def register(body: Body) -> Program:
-        assert name not in _PROGRAMS, f"two programs are called {name}"
+        certain(name not in _PROGRAMS, f"two programs are called {name}")
         _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload)
         return _PROGRAMS[name]
 

@@ -12,6 +12,7 @@ from conformance.errors import ReplicaError
 from conformance.observation import Facts, Observation
 from conformance.oracles.carried import packed, unpacked
 from conformance.oracles.device import on_device
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
@@ -45,8 +46,7 @@ def expected_by(replica: Observation) -> dict[int, Facts]:
 def replica(ctx: RankContext) -> None:
     """Compute the expectation of the scenario in argument `scenario` on this rank's device, and observe it."""
     scenario = Scenario.from_json(ctx.arguments["scenario"])
-    expectation = get_program(scenario.program).expectation
-    assert expectation is not None, f"program {scenario.program} expects nothing"
+    expectation = present(get_program(scenario.program).expectation)
     with on_device(ctx.device):
         expected = expectation(scenario)
     for name, value in packed(expected).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,13 +16,18 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
 
-#: The arguments of torch's constructor, in their order; a DDP may have more behind them.
-ARGUMENTS = (
-    "module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb",
-    "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph",
-    "delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision", "device_mesh",
-    "skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy", "forward_sync_buffers",
-)  # fmt: skip
+#: The arguments of torch's constructor behind the module, in their order, each with its default; a DDP may have more
+#: behind them. The group is the ranks'.
+ARGUMENTS: Mapping[str, Any] = {
+    "device_ids": None, "output_device": None, "dim": 0, "broadcast_buffers": True, "init_sync": True,
+    "process_group": None, "bucket_cap_mb": None, "find_unused_parameters": False, "check_reduction": False,
+    "gradient_as_bucket_view": False, "static_graph": False, "delay_all_reduce_named_params": None,
+    "param_to_hook_all_reduce": None, "mixed_precision": None, "device_mesh": None,
+    "skip_all_reduce_unused_params": False, "bucket_cap_mb_list": None, "batched_grad_copy": False,
+    "forward_sync_buffers": None,
+}  # fmt: skip
+
+_GROUP = list(ARGUMENTS).index("process_group")
 
 Aspect = Callable[[RankContext, nn.Module], Mapping[str, Any]]
 
@@ -80,8 +84,32 @@ def _modes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
 
 
 def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
-    model = ctx.wrap(module)
-    return {"arguments": [name for name in inspect.signature(type(model).__init__).parameters if name != "self"]}
+    """Pass ever more arguments by position, and the next by its name; then the last by its name as well.
+
+    Called and not read: a subclass may hand on whatever it is given.
+    """
+    construct: Any = type(ctx.wrap(module))
+    values = {**ARGUMENTS, "process_group": ctx.process_group}
+    by_name, once = [], []
+    for count, name in enumerate(values):
+        positional, default = list(values.values())[: count + 1], values[name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            named = {"process_group": ctx.process_group, name: default} if count < _GROUP else {name: default}
+            if _takes(construct, module, *positional[:-1], **named):
+                by_name.append(name)
+            if not _takes(construct, module, *positional, **{name: default}):
+                once.append(name)
+    return {"by_name": by_name, "in_this_place": once}
+
+
+def _takes(construct: Callable[..., nn.Module], module: nn.Module, *arguments: Any, **options: Any) -> bool:
+    """Whether the call is one that the constructor takes."""
+    try:
+        construct(module, *arguments, **options)
+    except TypeError:
+        return False
+    return True
 
 
 def _attributes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
@@ -164,11 +192,7 @@ ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
     ),
     "signature": (
         _signature,
-        {
-            "arguments": Satisfies(
-                "torch's argument names in torch's order", lambda got: tuple(got[: len(ARGUMENTS)]) == ARGUMENTS
-            )
-        },
+        {"by_name": list(ARGUMENTS), "in_this_place": list(ARGUMENTS)},
     ),
     "attributes": (
         _attributes,

@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d
 
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError
+from conformance.own_mistake import present
 from conformance.recorder.recorded_group import as_process_group
 from conformance.recorder.recorder import Recorder
 
@@ -69,14 +70,11 @@ def init_process_group(
         _answer_honestly()
     _installed = _Installation(backend, recorder)
     dist.init_process_group(REGISTERED_NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    group = dist.group.WORLD
-    assert group is not None
-    return group
+    return present(dist.group.WORLD)
 
 
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
-    assert _installed is not None
-    return _installed.create(store, rank, world_size, timeout)
+    return present(_installed).create(store, rank, world_size, timeout)
 
 
 def _answer_honestly() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _world
 
+from conformance.own_mistake import present
 from conformance.recorder.flight import Flight
 
 #: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the argument that a rank passes in).
@@ -144,8 +145,7 @@ class RecordedWork(dist.Work):
 
     def source_rank(self) -> int:
         """Ask the real work."""
-        assert self._inner is not None
-        return self._inner.source_rank()
+        return present(self._inner).source_rank()
 
 
 class RecordedGroup(dist.ProcessGroup):

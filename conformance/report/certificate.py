@@ -1,8 +1,8 @@
 """Certified runs: one whole profile with nothing left out and nothing excused, in a folder that can be checked again.
 
 A certified run leaves `SHA256SUMS` in its folder, in the format of `sha256sum`, over every other file in it. The
-checksums show that the folder is what the run wrote. They are no signature: whoever can write the folder can write them
-too, so a certificate is worth as much as the place that it was fetched from.
+checksums show that nothing was damaged. Whoever can write the folder can write them too: an unsigned certificate is
+worth as much as the place that it was fetched from, and a signed one (`signature`) as much as the signer's word.
 """
 
 from __future__ import annotations
@@ -14,23 +14,32 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from conformance.errors import ReportError
-from conformance.report.folder import CHECKSUMS
+from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE, strange_files
+from conformance.report.plain_file import read_plain
 from conformance.report.read import read_report
 from conformance.run.environment import package_version
 from conformance.run.report import Report, counts, summarise
+from conformance.run.sources import hash_of_suite
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
 
 _LINE = re.compile(r"^(?P<sum>[0-9a-f]{64})  (?P<name>[^\0\n]+)$")
 _SHOWN = 5
 #: Without these, nobody can tell where a verdict holds.
-_ENVIRONMENT = ("python", "platform", "machine", "cores", "packages", "accelerators", "variables")
+_ENVIRONMENT = ("python", "platform", "machine", "cores", "packages", "accelerators", "variables", "sources")
 #: No statement about the subject: in a certificate each would be a gap.
 _GAPS = (Verdict.UNSUPPORTED, Verdict.UNKNOWN, Verdict.HARNESS_ERROR)
 
 
+def check_folder(folder: Path) -> None:
+    """Raise `ReportError` if a report's folder holds what no run puts there: a certificate speaks of every file."""
+    if strange := strange_files(folder):
+        raise ReportError(f"{folder} cannot be certified: {_some(list(strange))}; choose an empty folder with --report")
+
+
 def write_checksums(folder: Path) -> Path:
     """Write the checksums of every file in a report's folder and return their path; raises `ReportError`."""
+    check_folder(folder)
     path = folder / CHECKSUMS
     try:
         lines = [f"{_sha256(file)}  {name}" for name, file in sorted(_files(folder).items())]
@@ -46,11 +55,13 @@ def changed_files(folder: Path) -> tuple[str, ...]:
     Raises `ReportError` when there are no checksums or they are malformed.
     """
     try:
-        text = (folder / CHECKSUMS).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot read {folder / CHECKSUMS}: {error.strerror}; was the run certified?") from error
+        text = read_plain(folder / CHECKSUMS, follow=False).decode("utf-8")
+    except ReportError as error:
+        raise ReportError(f"{error}; was the run certified?") from error
     except UnicodeDecodeError as error:
         raise ReportError(f"{folder / CHECKSUMS} is not UTF-8 text") from error
+    if strange := strange_files(folder):
+        return strange
     sums: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         match = _LINE.match(line)
@@ -126,6 +137,8 @@ def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]
     if made_by != installed:
         yield f"it was made by ddp-conformance {made_by or 'unknown'}; verify it with that release, not {installed}"
         return
+    if report.source_hash("suite") != hash_of_suite():
+        yield "it was made by a suite with other files than the one installed here"
     if report.selection.profile not in profiles:
         yield f"profile {report.selection.profile!r} does not exist"
         return
@@ -163,12 +176,11 @@ def _about_the_counts(report: Report) -> Iterable[str]:
 
 def _files(folder: Path) -> dict[str, Path]:
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    files.pop(CHECKSUMS, None)
-    return files
+    return {name: path for name, path in files.items() if name not in (CHECKSUMS, SIGNATURE, PUBLIC_KEY)}
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_plain(path, follow=False)).hexdigest()
 
 
 def _some(ids: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.bench.ratio import changes
+from conformance.own_mistake import present
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Verdict
@@ -88,10 +89,9 @@ def _kind(before: Verdict, after: Verdict) -> str:
 
 
 def _change(before: Outcome | None, after: Outcome | None) -> Change:
-    present = after or before
-    assert present is not None
+    either = present(after or before)
     return Change(
-        present.id,
+        either.id,
         before.subject.verdict if before is not None else None,
         after.subject.verdict if after is not None else None,
         after.subject.summary if after is not None and after.subject.verdict is not Verdict.PASS else "",

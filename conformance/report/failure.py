@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.checkers.explanation import explain
+from conformance.own_mistake import certain
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import Finding, ScenarioResult, telling
@@ -15,7 +16,7 @@ from conformance.verdict import Finding, ScenarioResult, telling
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
     """Return why `outcome` must not be green; `replay` is the command that shows it again."""
     result, excuse = outcome.failed_result, outcome.expectation
-    assert result.verdict.is_failure or excuse is not None, f"{outcome.id} did not fail"
+    certain(result.verdict.is_failure or excuse is not None, f"{outcome.id} did not fail")
     if excuse is not None and not excuse.holds:
         finding = Finding("known_failures", result.verdict, excuse.describe(outcome.subject.verdict))
         others = [one for one in result.findings if one.verdict.is_failure]

@@ -5,6 +5,7 @@ report/report.html               the same as a page
 report/failures/<scenario>.json  the scenario, for `ddp-conformance replay`
 report/failures/<scenario>.txt   why it failed, as the terminal shows it
 report/SHA256SUMS                checksums of all of it, after a certified run
+report/SHA256SUMS.sig, .pub      a signature of the checksums, after `ddp-conformance sign`
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
-CHECKSUMS = "SHA256SUMS"
+CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
+#: What a report may hold beside its failures, and what a run writes anew.
+OWN_FILES = ("report.json", "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 
 
 def prepare_folder(folder: Path) -> None:
     """Create the report folder and show that it can be written, before a run is spent on it.
 
-    `report.json` and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
+    The files and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
 
     Raises:
         ReportError: the folder cannot be created, is a file, or cannot be written.
@@ -36,7 +39,7 @@ def prepare_folder(folder: Path) -> None:
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
-        for path in [folder / "report.json", folder / CHECKSUMS, *stale]:
+        for path in [*(folder / name for name in OWN_FILES), *stale]:
             path.unlink(missing_ok=True)
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
@@ -80,6 +83,33 @@ def write_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catal
     text = failure_text(outcome, backend, catalogue, replay_command(outcome.id, subject, backend, folder))
     path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
     return text
+
+
+def write_page(text: str, folder: Path) -> Path:
+    """Write the report's page into `folder` and return its path; raises `ReportError`."""
+    path = folder / "report.html"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror}; report.json is complete") from error
+    return path
+
+
+def strange_files(folder: Path) -> tuple[str, ...]:
+    """Return a phrase for everything in a report's folder that no run puts there: links, pipes, other files."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found.append(f"{name} is a symbolic link")
+        elif path.is_dir():
+            if name != "failures":
+                found.append(f"{name} is a folder")
+        elif not path.is_file():
+            found.append(f"{name} is no plain file")
+        elif name not in OWN_FILES and not (path.parent.name == "failures" and path.suffix in (".json", ".txt")):
+            found.append(f"{name} is no file of a report")
+    return tuple(found)
 
 
 def report_text(report: Report) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError
+from conformance.own_mistake import instance
+from conformance.report.plain_file import read_plain
 from conformance.run.report import SCHEMA_VERSION, Report
 
 
@@ -23,9 +25,7 @@ def read_report(path: Path) -> Report:
     if path.is_dir():
         path = path / "report.json"
     try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        text = read_plain(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} is not a report: it is not UTF-8 text") from error
     try:
@@ -46,8 +46,6 @@ def parse_report(text: str) -> Report:
             f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
         )
     try:
-        report = decode(data, Report)
+        return instance(decode(data, Report), Report)
     except MismatchError as error:
         raise ReportError(str(error)) from error
-    assert isinstance(report, Report)
-    return report

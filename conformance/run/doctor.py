@@ -103,13 +103,13 @@ def _accelerators() -> Symptom:
 def _plugins() -> Symptom:
     """Load what installed packages bring; one that fails is named, and the others are loaded all the same."""
     from conformance import plugins
-    from conformance.backends.backend import BUILT_IN, get_backend
+    from conformance.backends.backend import BUILT_IN
     from conformance.errors import ConformanceError
     from conformance.subjects.subject import KNOWN
-    from conformance.workers.subject_finder import find_subject
+    from conformance.workers.finder import find_backend, find_subject
 
     sound, broken = [], []
-    for group, load, taken in ((plugins.BACKENDS, get_backend, BUILT_IN), (plugins.SUBJECTS, find_subject, KNOWN)):
+    for group, load, taken in ((plugins.BACKENDS, find_backend, BUILT_IN), (plugins.SUBJECTS, find_subject, KNOWN)):
         for plugin in plugins.installed(group):
             try:
                 if plugin.name in taken:

@@ -24,13 +24,13 @@ def check_interpreter(
 ) -> None:
     """Raise `InterpreterError` under `python -O` or PYTHONOPTIMIZE, which remove every `assert`, and `-W error`.
 
-    The truth asserts that its means are exact, and programs assert what they rely on: without these checks a wrong DDP
-    could pass.
+    Our own verdicts rest on none (ruff's S101 is on outside tests), but torch, backends and subjects assert what they
+    were given: without these checks they would be other software than users run.
     """
     if optimisation:
         raise InterpreterError(
             f"this Python runs with optimisation level {optimisation} (python -O or PYTHONOPTIMIZE), which removes the"
-            " assertions that verdicts rest on; start it without -O and unset PYTHONOPTIMIZE"
+            " assertions of torch and of the DDP under test; start it without -O and unset PYTHONOPTIMIZE"
         )
     if any(option.startswith("e") for option in warning_options):
         raise InterpreterError(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 ORDERS = ("listed", "reversed", "shuffled")
@@ -19,7 +20,7 @@ class Order:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        assert self.name in ORDERS, self.name
+        certain(self.name in ORDERS, self.name)
 
     def __str__(self) -> str:
         """Return e.g. `reversed` or `shuffled with seed 7`."""

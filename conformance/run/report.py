@@ -192,6 +192,11 @@ class Report:
         packages = self.environment.get("packages")
         return str(packages.get(name, "")) if isinstance(packages, Mapping) else ""
 
+    def source_hash(self, of: str) -> str:
+        """Return the hash of the files of the `suite` or of the `subject`, or nothing; certified runs have them."""
+        sources = self.environment.get("sources")
+        return str(sources.get(of, "")) if isinstance(sources, Mapping) else ""
+
 
 def summarise(requirement: Requirement | RequirementSummary, outcomes: Iterable[Outcome]) -> RequirementSummary:
     """Return `requirement` with count and verdicts of the outcomes that give evidence for it."""

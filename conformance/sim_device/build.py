@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 
 from conformance.errors import BackendError
+from conformance.own_mistake import present
 
 SOURCE = Path(__file__).with_name("device.cpp")
 _NAME = "ddp_conformance_sim"
@@ -85,8 +86,7 @@ def build() -> Path:
 def load() -> ModuleType:
     """Load the compiled device into this process, once; torch then knows it as its PrivateUse1 device."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(build()))
-    spec = importlib.util.spec_from_loader(_NAME, loader)
-    assert spec is not None
+    spec = present(importlib.util.spec_from_loader(_NAME, loader))
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module

@@ -14,6 +14,7 @@ from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.models.traced_blocks import read_block
 from conformance.observation import Facts, Observation
 from conformance.oracles.difference import kind, show
+from conformance.own_mistake import present
 
 _NUM_FRAMES = 6
 _TRACEBACK_LINES = 6
@@ -61,13 +62,12 @@ def _died(dead: list[Observation], advice: str) -> Breakage:
 
 
 def _raised(raised: list[Observation], num_ranks: int, advice: str) -> Breakage:
-    first = raised[0]
-    assert first.raised is not None
+    first, error = raised[0], present(raised[0].raised)
     who = "every rank" if len(raised) == num_ranks > 1 else ranks(one.rank for one in raised)
-    explains_itself = "ConformanceError" in first.raised.bases
-    traceback = [] if explains_itself else [line for line in first.raised.traceback.splitlines() if line.strip()]
+    explains_itself = "ConformanceError" in error.bases
+    traceback = [] if explains_itself else [line for line in error.traceback.splitlines() if line.strip()]
     return Breakage(
-        f"{who} raised in {_where(first)}: {shorten(str(first.raised))}",
+        f"{who} raised in {_where(first)}: {shorten(str(error))}",
         expected="no error",
         came="; ".join(f"rank {one.rank}: {shorten(str(one.raised))}" for one in raised),
         advice=advice,

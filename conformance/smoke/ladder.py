@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from conformance.backends.backend import CAPABILITIES, Backend, get_backend
+from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
 from conformance.run.scenario_runner import ScenarioRunner, needs_of
@@ -19,7 +19,7 @@ from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
-from conformance.workers.subject_finder import find_subject
+from conformance.workers.finder import find_backend, find_subject
 from conformance.workers.zygote_process import ZygoteProcess
 
 DEFAULT_DEADLINE_S = 30.0
@@ -83,7 +83,7 @@ def climb(
 
     """
     try:
-        backend = get_backend(backend_name)
+        backend = find_backend(backend_name)
     except BackendError as error:
         yield _broken("import", "the backend is found", f"{error}", "Correct the import, or the name after --backend.")
         return
@@ -202,11 +202,7 @@ def _declaration(backend: Backend) -> Footing:
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
         summary = f"capability {capability!r} means nothing to any scenario; {hint}"
         return _broken("declaration", asks, summary, "Correct or remove it in the Backend's capabilities.")
-    try:
-        reason = backend.unavailable()
-    except Exception as error:
-        reason = f"unavailable() raised {type(error).__name__}: {error}"
-    if reason:
+    if reason := backend.unavailable():
         return _broken("declaration", asks, f"the backend cannot be used here: {reason}", "Provide what it lacks.")
     limit = backend.max_world_size()
     detail = f"{backend.device_type}, {'any number of' if limit is None else f'at most {limit}'} ranks"

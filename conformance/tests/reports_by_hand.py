@@ -33,6 +33,7 @@ CATALOGUE = Catalogue(
 ENVIRONMENT = {
     "python": "3.11.7", "platform": "Linux", "machine": "x86_64", "cores": 2, "accelerators": [], "variables": {},
     "packages": {"ddp-conformance": "0.1.0", "torch": "2.13.0+cpu"}, "device_type": "cpu",
+    "sources": {"suite": "a", "subject": "b"},
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
 from conformance.run.scenario_runner import needs_of
 from conformance.scenario import Scenario
+from conformance.workers.finder import find_backend
 
 
 def test_gloo_is_known_and_usable() -> None:
@@ -78,3 +80,41 @@ def test_gloo_connects_over_loopback(tmp_path: Path) -> None:
 )
 def test_what_a_scenario_needs_follows_from_its_dtypes_and_model(fields: dict[str, Any], needs: set[str]) -> None:
     assert needs_of(Scenario("a/A-01/x", ("A-01",), "train", **fields)) == needs
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import os; os._exit(0)", "the process that imported bad_backend exited 0"),
+        ("raise KeyboardInterrupt", "its import raised KeyboardInterrupt"),
+        ("BACKEND = 3", "must be a conformance.backends.backend.Backend, got int"),
+    ],
+    ids=["exits", "interrupts", "is none"],
+)
+def test_the_import_of_a_backend_harms_only_the_process_that_does_it(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that a backend's import ends, with exit code 0 and no report, would pass for a conforming one."""
+    (tmp_path / "bad_backend.py").write_text(source + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find_backend.cache_clear()
+    with pytest.raises(BackendError, match=says):
+        find_backend("bad_backend:BACKEND")
+    assert "bad_backend" not in sys.modules
+
+
+def test_a_backend_is_described_without_its_import_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_backend.py").write_text(
+        "import dataclasses\nfrom conformance.backends.gloo import GLOO\n"
+        "def refuse(): raise OSError('no driver')\n"
+        "LIMITED = dataclasses.replace(GLOO, name='limited', max_world_size=lambda: 2)\n"
+        "BROKEN = dataclasses.replace(GLOO, name='broken', unavailable=refuse)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    limited = find_backend("own_backend:LIMITED")
+    assert (limited.name, limited.max_world_size(), limited.unavailable()) == ("limited", 2, "")
+    assert (limited.capabilities, limited.source) == (get_backend("gloo").capabilities, "own_backend:LIMITED")
+    assert find_backend("own_backend:BROKEN").unavailable() == "asking it raised OSError: no driver"
+    with pytest.raises(BackendError, match="only a rank"):
+        limited.device(0)
+    assert "own_backend" not in sys.modules

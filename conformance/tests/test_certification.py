@@ -41,6 +41,7 @@ PROFILES = dict.fromkeys(("core", "full"), tuple(map(scenario, IDS)))
 @pytest.fixture(autouse=True)
 def _release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certification, "package_version", lambda name: "0.1.0")
+    monkeypatch.setattr(certification, "hash_of_suite", lambda: "a")
 
 
 def certificate(folder: Path, *verdicts: Verdict) -> Report:
@@ -77,9 +78,9 @@ def test_one_changed_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
 
 def test_added_and_removed_files_are_noticed(tmp_path: Path) -> None:
     certificate(tmp_path, PASS, FAIL, PASS)
-    (tmp_path / "note.txt").write_text("all is well")
-    assert changed_files(tmp_path) == ("note.txt is in the folder, but not in the checksums",)
-    (tmp_path / "note.txt").unlink()
+    (tmp_path / "failures" / "note.txt").write_text("all is well")
+    assert changed_files(tmp_path) == ("failures/note.txt is in the folder, but not in the checksums",)
+    (tmp_path / "failures" / "note.txt").unlink()
     next((tmp_path / "failures").glob("*.txt")).unlink()
     assert "is in the checksums, but not in the folder" in changed_files(tmp_path)[0]
     (tmp_path / CHECKSUMS).unlink()
@@ -142,6 +143,12 @@ def with_an_excuse(report: Report) -> Report:
         (
             lambda report: dataclasses.replace(report, environment={**report.environment, "packages": {"torch": "2"}}),
             "it was made by ddp-conformance unknown; verify it with that release, not 0.1.0",
+        ),
+        (
+            lambda report: dataclasses.replace(
+                report, environment={**report.environment, "sources": {"suite": "other", "subject": "b"}}
+            ),
+            "it was made by a suite with other files than the one installed here",
         ),
         (
             lambda report: dataclasses.replace(report, selection=dataclasses.replace(report.selection, profile="gold")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,15 @@ def test_the_command_says_who_killed_whom() -> None:
     assert result.exit_code == 0, result.output
     assert "1 of 2 mutants killed, 1 survived, 0 not active; 2 of 2 expected kills seen." in result.stdout
     assert "killed      NoDivision, GRAD-01" in result.stderr
+
+
+def test_a_control_that_is_told_from_its_base_makes_kills_void(detector: Detector) -> None:
+    """A subclass that has a bug stands for one that a requirement wrongly fails."""
+    mutant = named("NoDivision")
+    kill = detector.detect(mutant, mutant.kills[0])
+    assert list(detector.false_alarms([kill])) == []
+    wrong = type("Wrong", (Mutant,), {"control": mutant.trial})(mutant.name, mutant.target, mutant.of, mutant.kills)
+    (alarm,) = detector.false_alarms([replace(kill, mutant=wrong)])
+    assert alarm.startswith(
+        f"{kill.scenario_id} gives conformance.chapters.gradients.mutants:NoDivision on gloo the verdict FAIL"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
+from conformance.tests.worker_programs import at_most
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 
@@ -72,15 +74,37 @@ def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -
 
 
 def test_expected_facts_travel_whole() -> None:
-    limit = 3
-
-    def at_most(value: int, least: int = 1) -> bool:
-        return least <= value <= limit
-
     shared = torch.ones(2)
-    facts = {0: {"a": shared, "b": [shared, None], "c": Satisfies("small", at_most), "d": Raises(("ValueError",))}}
+    facts = {0: {"a": shared, "b": [shared, None], "c": Satisfies("small", at_most(3)), "d": Raises(("ValueError",))}}
     came = unpacked(packed(facts))[0]
     assert came["a"] is came["b"][0]
     assert torch.equal(came["a"], shared)
     assert [came["c"].predicate(value) for value in (0, 1, 3, 4)] == [False, True, True, False]
     assert came["d"] == Raises(("ValueError",))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ["named", "os", "system"],
+        ["function", "os", 0, None, None],
+        ["function", "conformance.oracles.carried", 10_000, None, None],
+        ["record", "conformance.workers.controller", "Controller"],
+        ["record", "conformance.oracles.expected", "Raises", "too", "many", "fields"],
+        ["enum", "conformance.oracles.expected", "Raises", "x"],
+        ["torch", "load"],
+        ["tensor", 1],
+        ["exec", "1"],
+        [],
+    ],
+    ids=str,
+)
+def test_data_that_no_replica_writes_build_nothing(data: object) -> None:
+    with pytest.raises((TypeError, ValueError, LookupError, AttributeError)):
+        unpacked({"tensors": [], "rest": data})
+
+
+def test_what_this_package_does_not_define_is_no_expected_fact() -> None:
+    for value in (pathlib.Path("x"), object(), pathlib.Path, 1j):
+        with pytest.raises(TypeError):
+            packed({0: {"a": value}})

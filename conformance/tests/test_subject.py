@@ -14,7 +14,7 @@ from conformance.subjects import others
 from conformance.subjects.adapters.adapter import only
 from conformance.subjects.others import OTHERS
 from conformance.subjects.subject import CAPABILITIES, KNOWN, Subject, get_subject, load
-from conformance.workers.subject_finder import find_subject
+from conformance.workers.finder import find_subject
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))

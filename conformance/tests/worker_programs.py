@@ -190,3 +190,12 @@ def leak(ctx: RankContext) -> None:
     """Leave something behind on every rank."""
     ctx.observe("pid", os.getpid())
     LEAKS[ctx.arguments["what"]][0]()
+
+
+def at_most(limit: int) -> Callable[[int], bool]:
+    """Return a predicate that encloses a number; tests send it to another process."""
+
+    def predicate(value: int, least: int = 1) -> bool:
+        return least <= value <= limit
+
+    return predicate

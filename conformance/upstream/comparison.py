@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conformance.own_mistake import certain
 from conformance.upstream.outcome import TestName, TestOutcome, TestRun
 
 
@@ -77,7 +78,7 @@ def compare(
     exclusions: Mapping[TestName, str],
 ) -> Comparison:
     """Pair the runs of each test with torch's DDP and with the subject."""
-    assert native.keys() == tested.keys(), "both DDPs run the same tests"
+    certain(native.keys() == tested.keys(), "both DDPs run the same tests")
     return Comparison(
         subject, tuple(Row(native[name], tested[name], exclusions.get(name, "")) for name in sorted(native))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NoReturn
@@ -14,6 +15,8 @@ from conformance.scenario import Fault
 
 #: What a rank exits with when a fault says `exit`.
 EXIT_CODE = 3
+#: For how long a rank waits when a fault says `slow`: long beside a scenario, and no hang.
+SLOW_S = 0.5
 
 
 class InjectedError(RuntimeError):
@@ -71,6 +74,7 @@ _FIRE: dict[str, Callable[[Fault], object]] = {
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda fault: os.kill(os.getpid(), signal.SIGSTOP),
     "loop": _loop,
+    "slow": lambda fault: time.sleep(SLOW_S),
     "exit": lambda fault: os._exit(EXIT_CODE),
     "segfault": lambda fault: ctypes.string_at(0),
     "raise": _raise,

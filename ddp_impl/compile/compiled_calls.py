@@ -127,21 +127,25 @@ class CompiledCalls:
         if compiler.backend is None:
             return module
         self._check_unchanged(module)
-        backend, call = self._compile(module, compiler, reduction, in_graph)
+        backend, call = self._compile(module, compiler, compiler.backend, reduction, in_graph)
         self._compiled.append((key, backend, call))
         return call
 
     def _compile(
-        self, module: nn.Module, compiler: ActiveCompiler, reduction: Reduction, in_graph: InGraph | None
+        self,
+        module: nn.Module,
+        compiler: ActiveCompiler,
+        compile_graph: Callable[..., Any],
+        reduction: Reduction,
+        in_graph: InGraph | None,
     ) -> tuple[Any, Callable[..., Any]]:
-        assert compiler.backend is not None
         compile_with = functools.partial(torch.compile, module, dynamic=compiler.dynamic)
         if in_graph is not None:
-            backend = InGraphBackend(compiler.backend, self._reducer_for(in_graph))
+            backend = InGraphBackend(compile_graph, self._reducer_for(in_graph))
             return backend, _explaining(compile_with(backend=backend, fullgraph=True))
         if reduction is Reduction.WHOLE:
-            return compiler.backend, compile_with(backend=compiler.backend, fullgraph=compiler.fullgraph)
-        split = SplitBackend(compiler.backend, self.averaged, self._caps)
+            return compile_graph, compile_with(backend=compile_graph, fullgraph=compiler.fullgraph)
+        split = SplitBackend(compile_graph, self.averaged, self._caps)
         return split, compile_with(backend=split, fullgraph=compiler.fullgraph)
 
     def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:

@@ -20,20 +20,19 @@ import enum
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from ddp_impl.bucket_plan import ParameterSpec, plan_for_order
-from ddp_impl.compile.averaging import average_gradient
+from ddp_impl.compile.averaging import average_gradient  # noqa: F401 - registers the operator
 from ddp_impl.compile.graph_parameters import value_of
 from ddp_impl.options import BucketCaps
 from ddp_impl.torch_internals import detect_fake_mode, foreach_div_operator, functional_collectives
 
 aten = torch.ops.aten
 AVERAGE = torch.ops.ddp_impl.average_gradient.default
-assert average_gradient is not None  # imported for the operator that it registers
 
 
 class Fusion(enum.Enum):
@@ -77,9 +76,7 @@ class _Gradient:
 
     @property
     def source(self) -> fx.Node:
-        source = self.call.args[0]
-        assert isinstance(source, fx.Node)
-        return source
+        return cast(fx.Node, self.call.args[0])
 
 
 def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket, ...]:
@@ -91,8 +88,7 @@ def fuse(graph: fx.Graph, rules: Mapping[str, FusionRules]) -> tuple[FusedBucket
     for node in graph.find_nodes(op="call_function", target=AVERAGE):
         _, _, group, index = node.args
         if group in rules:
-            value = value_of(node)
-            assert isinstance(value, Tensor), "an average without an example value"
+            value = cast(Tensor, value_of(node))
             gradients.setdefault(group, []).append(_Gradient(rules[group].specs[index], node, value))
     fused: list[FusedBucket] = []
     for group, members in gradients.items():
@@ -206,11 +202,8 @@ class _Fuser:
         return [self._call(operator.getitem, container, place) for place in range(count)]
 
     def _divisor(self, bucket: Sequence[_Gradient]) -> fx.Node:
-        divisors = {gradient.call.args[1] for gradient in bucket}
-        assert len(divisors) == 1, "one model, one divisor"
-        (divisor,) = divisors
-        assert isinstance(divisor, fx.Node)
-        return divisor
+        (divisor,) = {gradient.call.args[1] for gradient in bucket}  # one model, one divisor
+        return cast(fx.Node, divisor)
 
     def _replace(self, gradient: _Gradient, average: fx.Node) -> None:
         gradient.call.replace_all_uses_with(average)

@@ -24,7 +24,8 @@ class AveragedParameters:
 
     def __init__(self, parameters: Sequence[nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
         """Take parameters and what planning knows of them, in one order: `specs[i].index == i`."""
-        assert [spec.index for spec in specs] == list(range(len(parameters))), "one spec per parameter, in order"
+        if [spec.index for spec in specs] != list(range(len(parameters))):
+            raise ValueError("expected one spec per parameter, in order")
         self.parameters = tuple(parameters)
         self.specs = tuple(specs)
         self._spec_of = {id(parameter): spec for parameter, spec in zip(parameters, specs, strict=True)}

@@ -18,7 +18,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -179,9 +179,7 @@ def split_graph(gm: fx.GraphModule, plan: SplitPlan) -> fx.GraphModule:
 def parts(split: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
     """Yield the calls of a split graph with the modules that they call, in order."""
     for node in split.graph.find_nodes(op="call_module"):
-        submodule = split.get_submodule(str(node.target))
-        assert isinstance(submodule, fx.GraphModule)
-        yield node, submodule
+        yield node, cast(fx.GraphModule, split.get_submodule(str(node.target)))
 
 
 def _compute_numbers_where_used(graph: fx.Graph, part_of: dict[fx.Node, int]) -> None:
@@ -313,8 +311,8 @@ def _inputs_of(
     the values that will come.
     """
     inputs = []
-    for source, placeholder in zip(call.args, part.graph.find_nodes(op="placeholder"), strict=True):
-        assert isinstance(source, fx.Node)
+    sources = cast("tuple[fx.Node, ...]", call.args)
+    for source, placeholder in zip(sources, part.graph.find_nodes(op="placeholder"), strict=True):
         if source in given:
             value = given[source]
         elif source.op == "get_attr":

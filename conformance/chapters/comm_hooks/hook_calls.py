@@ -19,6 +19,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.replicas import single_threaded
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import certain, present
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -123,8 +124,7 @@ def _done(tensor: Tensor) -> Future[Any]:
 
 def _summed(journal: Journal, tensor: Tensor) -> Future[Any]:
     """Start an all-reduce of `tensor` and return the future of the sum."""
-    work = dist.all_reduce(tensor, group=journal.group, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(tensor, group=journal.group, async_op=True))
     total: Future[Any] = work.get_future().then(lambda _: tensor)
     return total
 
@@ -192,7 +192,7 @@ class _Callable:
 
 
 def _with_extra(respond: _Respond, extra, state, bucket):  # type: ignore[no-untyped-def]
-    assert extra == "extra"
+    certain(extra == "extra", "functools.partial passes what it was given")
     return respond(state, bucket)
 
 

@@ -20,6 +20,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Anything, Raises, Satisfies
 from conformance.oracles.steps import gradients, simulate_steps
+from conformance.own_mistake import present
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -156,8 +157,7 @@ def doubling_hook(state, bucket):  # type: ignore[no-untyped-def]
     """Average over the default group and double, so that gradients show whether the DDP used the hook."""
     state.num_calls += 1
     buffer = bucket.buffer().mul_(2).div_(dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(buffer, async_op=True))
     return work.get_future().then(lambda _: buffer)
 
 

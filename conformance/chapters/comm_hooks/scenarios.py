@@ -10,6 +10,7 @@ from conformance.chapters.comm_hooks.hook_registration import MISUSES
 from conformance.chapters.comm_hooks.ready_made_hooks import HOOKS
 from conformance.chapters.in_chapter import in_chapter
 from conformance.models.catalogue import get_fixture
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario, Step
 
 _of_chapter = in_chapter("comm_hooks")
@@ -89,7 +90,7 @@ def _what_hooks_are() -> Iterator[Scenario]:
     requirements = {"HOOK-10": ("lambda", "method", "object", "partial"),
                     "HOOK-11": ("other_name", "positional", "star"),
                     "HOOK-12": ("annotated", "postponed")}  # fmt: skip
-    assert {kind for kinds in requirements.values() for kind in kinds} == set(CALLABLES)
+    certain({kind for kinds in requirements.values() for kind in kinds} == set(CALLABLES), "every kind is tried")
     for requirement, kinds in requirements.items():
         for kind in kinds:
             for world_size in (1, 2):
@@ -120,7 +121,7 @@ _TRIED = {
 def _ready_made() -> Iterator[Scenario]:
     averaging = ("allreduce", "allreduce_type", "builtin_allreduce")
     tried = {hook for hooks, _ in _TRIED.values() for hook in hooks}
-    assert {*tried, *averaging} == set(HOOKS)
+    certain({*tried, *averaging} == set(HOOKS), "every hook is tried")
     for requirement, (hooks, gradients) in _TRIED.items():
         for hook in hooks:
             for suffix, options in _LAYOUTS:
@@ -185,7 +186,9 @@ def _misuse() -> Iterator[Scenario]:
         "HOOK-29": ("future_of_text", "future_of_wrong_size"),
         "HOOK-30": ("raises", "future_raises"),
     }
-    assert {misuse for misuses in requirements.values() for misuse in misuses} == set(MISUSES)
+    certain(
+        {misuse for misuses in requirements.values() for misuse in misuses} == set(MISUSES), "every misuse is tried"
+    )
     for requirement, misuses in requirements.items():
         for misuse in misuses:
             for suffix, options in (("", {}), ("-view", _VIEW)):

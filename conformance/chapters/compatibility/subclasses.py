@@ -113,7 +113,8 @@ def _passes_attributes_through(base: Any) -> Any:
                 return getattr(self.module, name)
 
         def forward(self, *inputs: Any) -> Any:
-            assert callable(self.train_step)
+            if not callable(self.train_step):
+                raise TypeError(f"train_step must be the wrapped module's method, got {self.train_step!r}")
             return 2 * super().forward(*inputs)
 
     return Derived

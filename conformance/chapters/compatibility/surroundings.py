@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -185,7 +186,7 @@ def documented_names(ctx: RankContext) -> None:
     public = {
         name: value
         for base in cls.__mro__
-        if base.__module__.partition(".")[0] == cls.__module__.partition(".")[0] and base is not nn.Module
+        if base not in (nn.Module, object)
         for name, value in vars(base).items()
         if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
     }
@@ -215,6 +216,17 @@ class _Looking(Counting):
         return super().forward(inputs, with_spare)
 
 
+def _replicated_parameters_of(cls: type) -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """Return the function of that name in the package of the wrapper's class, or of a class that it derives from."""
+    packages = [importlib.import_module(base.__module__.partition(".")[0]) for base in cls.__mro__]
+    found = [package for package in packages if hasattr(package, "replicated_parameters")]
+    if not found:
+        names = ", ".join(dict.fromkeys(package.__name__ for package in packages))
+        raise AttributeError(f"expected a function replicated_parameters in a package of the wrapper's class: {names}")
+    block: Callable[[nn.Module], AbstractContextManager[None]] = found[0].replicated_parameters
+    return block
+
+
 @program("replicated_views", invariants=("same_collectives", "nothing_in_flight"))
 def replicated_views(ctx: RankContext) -> None:
     """Train in a block of replicated parameters; observe gradients, what forward saw, and the state afterwards."""
@@ -222,8 +234,7 @@ def replicated_views(ctx: RankContext) -> None:
     before = dict(module.named_parameters())
     storage = module.first.weight.data_ptr()
     model: Any = ctx.wrap(module)
-    package = importlib.import_module(type(model).__module__.partition(".")[0])
-    with package.replicated_parameters(model):
+    with _replicated_parameters_of(type(model))(model):
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))
     ctx.observe("seen", sorted({placements for placements, _ in module.seen}))
     ctx.observe("same_storage", all(pointer == storage for _, pointer in module.seen))
@@ -295,8 +306,7 @@ def _whole_batch(scenario: Scenario) -> Mapping[int, Facts]:
         losses = [turn.loss(output) for turn, output in zip(turns, outputs, strict=True)]
         torch.stack(losses).sum().backward()
         for name, parameter in module.named_parameters():
-            assert parameter.grad is not None
-            facts[f"step{index}/grad/{name}"] = parameter.grad / scenario.world_size
+            facts[f"step{index}/grad/{name}"] = present(parameter.grad) / scenario.world_size
     return dict.fromkeys(range(scenario.world_size), facts)
 
 

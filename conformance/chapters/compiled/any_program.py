@@ -8,6 +8,7 @@ from typing import Any
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
@@ -35,8 +36,7 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     count = Satisfies(
         f"{least} to {most} graphs" if most < 1000 else "at least 1 graph", lambda got: least <= got <= most
     )
-    expectation = get_program(scenario.arguments["program"]).expectation
-    assert expectation is not None
+    expectation = present(get_program(scenario.arguments["program"]).expectation)
     facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(scenario).items()}
     judged: dict[str, Any] = {"compiled/num_captured": count, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}

@@ -14,6 +14,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import certain
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -101,7 +102,7 @@ def _planned(scenario: Scenario) -> list[tuple[str, int]]:
     scenario must have one dtype.
     """
     sizes, dtypes, caps = list(scenario.arguments["sizes"]), _dtypes(scenario), caps_of(scenario.options)
-    assert len(set(dtypes)) == 1 or len(set(caps)) == 1, f"{scenario.id}: which dtype has the first bucket is open"
+    certain(len(set(dtypes)) == 1 or len(set(caps)) == 1, f"{scenario.id}: which dtype has the first bucket is open")
     planned = []
     for dtype in dict.fromkeys(reversed(dtypes)):
         width = getattr(torch, dtype).itemsize

@@ -13,6 +13,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import certain
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -24,7 +25,7 @@ _NUM_STEPS = 2
 
 def _build(scenario: Scenario) -> Stack:
     sizes = list(scenario.arguments["sizes"])
-    assert len(set(sizes)) == len(sizes), "vectors are told apart by their lengths"
+    certain(len(set(sizes)) == len(sizes), "vectors are told apart by their lengths")
     module = Stack(sizes, [scenario.dtype] * len(sizes), range(len(sizes)))
     for position in scenario.arguments.get("frozen", ()):
         module.vectors[position].requires_grad_(False)

@@ -190,6 +190,13 @@ class TakesAnyName(DistributedDataParallel):
         super().__init__(module, *args, **{name: value for name, value in kwargs.items() if name in known})
 
 
+class SwapsArguments(DistributedDataParallel):
+    """BUG: `output_device` comes before `device_ids`."""
+
+    def __init__(self, module: nn.Module, output_device: Any = None, device_ids: Any = None, *args: Any, **kwargs: Any):
+        super().__init__(module, device_ids, output_device, *args, **kwargs)
+
+
 class CopiesModule(DistributedDataParallel):
     """BUG: what is wrapped is a copy of the module that was passed in."""
 

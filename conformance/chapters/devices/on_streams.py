@@ -21,6 +21,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
@@ -58,8 +59,7 @@ def _data(turn: RankStep, micro: int) -> tuple[Tensor, Tensor]:
 
 
 def _divide(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0] / group.size())
     return future
 

@@ -20,6 +20,7 @@ from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
 from conformance.oracles.device import replica_device
 from conformance.oracles.replicas import single_threaded
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 
@@ -204,7 +205,9 @@ class _Simulation:
         last = self.plan.last_joiners()
         for rank in last:
             for name, parameter in self.modules[rank].named_parameters():
-                assert torch.equal(parameter, self.modules[last[0]].get_parameter(name)), f"last joiners differ: {name}"
+                certain(
+                    torch.equal(parameter, self.modules[last[0]].get_parameter(name)), f"last joiners differ: {name}"
+                )
         self.replicas.copy_model(last[0])
         for rank, module in enumerate(self.modules):
             self._record_parameters(rank, prefix, module)

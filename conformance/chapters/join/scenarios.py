@@ -8,6 +8,7 @@ from typing import Any
 from conformance.chapters.in_chapter import in_chapter
 from conformance.chapters.join.accidents import CASES
 from conformance.models.catalogue import get_fixture
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 _of_chapter = in_chapter("join")
@@ -157,7 +158,7 @@ def _contexts() -> Iterator[Scenario]:
                         arguments={"num_inputs": [2] * world_size, "contexts": 2})  # fmt: skip
     cases = {"exception": "JOIN-23", "transparent": "JOIN-06", "logged": "JOIN-25", "different_groups": "JOIN-26",
              "properties": "JOIN-27"}  # fmt: skip
-    assert {*cases, "copied"} == set(CASES)
+    certain({*cases, "copied"} == set(CASES), "every case is tried")
     for case, requirement in cases.items():
         for world_size in (2, 3):
             yield _scenario(requirement, case.replace("_", "-"), "join_case", world_size, arguments={"case": case})

@@ -17,6 +17,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import Raises
 from conformance.oracles.replicas import single_threaded
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
@@ -165,8 +166,7 @@ def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
     def average(bucket: Any) -> Any:
         calls.append(bucket.index())
         group = model.process_group
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size(group)), group=group, async_op=True)
-        assert work is not None
+        work = present(dist.all_reduce(bucket.buffer().div_(dist.get_world_size(group)), group=group, async_op=True))
         return work.get_future().then(lambda future: future.value()[0])
 
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
@@ -226,8 +226,7 @@ def _broadcast_buffers(modules: Sequence[Team], members: list[int]) -> None:
 
 
 def _seen(module: Team) -> Tensor:
-    assert module.seen is not None
-    return module.seen
+    return present(module.seen)
 
 
 def _average(modules: Sequence[nn.Module]) -> None:

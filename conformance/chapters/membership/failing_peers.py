@@ -16,6 +16,7 @@ from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Raises
+from conformance.own_mistake import instance, present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -51,8 +52,7 @@ def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
     """Make a group of all ranks in which no wait takes long; without a store if the scenario wants it so."""
     if ctx.device.type != "cpu":
         ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
-    group = dist.new_group(timeout=_TIMEOUT)
-    assert isinstance(group, dist.ProcessGroup)
+    group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
     try:
         yield bare_group(group, ctx.device) if ctx.arguments.get("no_store") else group
     finally:
@@ -96,8 +96,7 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
     group, module = state
     if module.place == "comm_hook":
         raise ArithmeticError("the hook does not like this bucket")
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 

@@ -24,6 +24,7 @@ from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, d
 from conformance.observation import Facts
 from conformance.oracles.replicas import single_threaded
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
@@ -247,8 +248,9 @@ def _averaging_hook(ctx: RankContext, in_buckets: set[str]) -> Callable[[Any, An
     def average(bucket: Any) -> Any:
         buffer = bucket.buffer()
         in_buckets.add(dtype_name(buffer.dtype))
-        work = torch.distributed.all_reduce(buffer.div_(ctx.world_size), group=ctx.process_group, async_op=True)
-        assert work is not None
+        work = present(
+            torch.distributed.all_reduce(buffer.div_(ctx.world_size), group=ctx.process_group, async_op=True)
+        )
         return work.get_future().then(lambda future: future.value()[0])
 
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types

@@ -12,6 +12,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.steps import simulate_steps
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import run_steps
@@ -40,8 +41,7 @@ def _steps(parameter: Tensor) -> Hook:
 
 def _by_hand(_: Tensor) -> Hook:
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        parameter.data -= 0.5 * parameter.grad
+        parameter.data -= 0.5 * present(parameter.grad)
         parameter.grad = None
 
     return hook
@@ -51,8 +51,7 @@ def _reads(_: Tensor) -> Hook:
     norms: list[Tensor] = []
 
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        norms.append(parameter.grad.norm())
+        norms.append(present(parameter.grad).norm())
 
     return hook
 

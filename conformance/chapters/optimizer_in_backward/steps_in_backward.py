@@ -27,6 +27,7 @@ from conformance.observation import Facts
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
@@ -165,8 +166,7 @@ def _after_step(index: int, module: nn.Module, inner: _InBackward) -> dict[str, 
 
 def _averaging_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
     def average(bucket: Any) -> Any:
-        work = dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True)
-        assert work is not None
+        work = present(dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True))
         return work.get_future().then(lambda future: future.value()[0])
 
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types

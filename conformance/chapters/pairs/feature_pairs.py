@@ -30,6 +30,7 @@ from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Satisfies
 from conformance.oracles.replicas import single_threaded, sparse_like
 from conformance.oracles.steps import gradients
+from conformance.own_mistake import certain, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
@@ -71,7 +72,7 @@ class Course:
     def of(scenario: Scenario) -> Course:
         """Read the scenario's pair."""
         names = frozenset(scenario.arguments["features"])
-        assert names <= set(FEATURES), f"unknown features {sorted(names - set(FEATURES))}"
+        certain(names <= set(FEATURES), f"unknown features {sorted(names - set(FEATURES))}")
         return Course(names, scenario.world_size)
 
     def __contains__(self, feature: str) -> bool:
@@ -295,8 +296,7 @@ class _Run:
         self.hook_calls += 1
         group = self.model.process_group
         buffer = bucket.buffer() / dist.get_world_size(group)
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        assert work is not None
+        work = present(dist.all_reduce(buffer, group=group, async_op=True))
         return work.get_future().then(lambda _: buffer)
 
 
@@ -399,8 +399,7 @@ class _Truth:
             return
         with torch.no_grad():
             for rank in members:
-                replica = self.kits[rank].seen
-                assert replica is not None
+                replica = present(self.kits[rank].seen)
                 replica.copy_(root)
 
     def _average(self, members: Sequence[int], in_join: bool) -> None:

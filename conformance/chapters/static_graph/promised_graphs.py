@@ -17,6 +17,7 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Raises, Satisfies
 from conformance.oracles.steps import StepFunction, simulate_steps
+from conformance.own_mistake import certain
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
@@ -269,7 +270,7 @@ def _static_promise(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     if scenario.arguments["when"] == "too_late":
         return {rank: {"raised": Raises(("RuntimeError",))} for rank in ranks}
-    assert scenario.arguments["when"] == "twice", scenario.arguments["when"]
+    certain(scenario.arguments["when"] == "twice", f"{scenario.id}: when?")
     replicas = [with_integer_weights(layers(), scenario.seed) for _ in ranks]
     return {rank: {"raised": None, **facts} for rank, facts in simulate_steps(replicas, _ordinary, NUM_STEPS).items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 from conformance.chapters.in_chapter import in_chapter
 from conformance.chapters.static_graph.promised_graphs import USES
 from conformance.models.catalogue import get_fixture
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario, Step
 
 _of_chapter = in_chapter("static_graph")
@@ -148,7 +149,8 @@ def _uses() -> Iterator[Scenario]:
                 for world_size in (2, 3, 4) if not options else (2,):
                     yield _use(requirement, use, world_size, suffix, options=options)
     covered = {use for uses in _USES.values() for use in uses}
-    assert set(USES) == {*covered, "ordinary", "first_local", "heads_by_rank", "one_head_of_two_forwards"}
+    elsewhere = {"ordinary", "first_local", "heads_by_rank", "one_head_of_two_forwards"}
+    certain(set(USES) == covered | elsewhere, "every use is tried")
     for recovery in ("none", "update_process_group"):
         for suffix, options in (("", {}), ("-view", _VIEW)):
             yield _scenario("STATIC-24", f"recovery-{recovery.replace('_', '-')}{suffix}", "exception_in_backward", 2,

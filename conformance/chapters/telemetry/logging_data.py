@@ -17,6 +17,7 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
@@ -143,8 +144,7 @@ def _reductions_while(ctx: RankContext, call: Callable[[], Any]) -> int:
 
 def _hook(ctx: RankContext) -> Mapping[str, Any]:
     def divides_and_sums(_, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own types
-        work = dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True)
-        assert work is not None
+        work = present(dist.all_reduce(bucket.buffer().div_(ctx.world_size), group=ctx.process_group, async_op=True))
         return work.get_future().then(lambda future: future.value()[0])
 
     model: Any = ctx.wrap(_layers().to(ctx.device))

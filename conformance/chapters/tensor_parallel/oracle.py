@@ -17,6 +17,7 @@ from conformance.models.sharded import ShardedModel, get_sharded_model
 from conformance.observation import Facts
 from conformance.oracles.expected import Close
 from conformance.oracles.replicas import broadcasts_buffers, single_threaded
+from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 #: Powers of two, so that products with them are exact.
@@ -56,9 +57,9 @@ class ShardedPlan:
         """Read the plan; other arguments are the program's own."""
         known = {name: scenario.arguments[name] for name in ShardedPlan.__annotations__ if name in scenario.arguments}
         plan = ShardedPlan(**{**known, "mesh": tuple(known["mesh"])})
-        assert len(plan.mesh) >= 2, f"{scenario.id}: a mesh of rows and ranks is needed, got {plan.mesh}"
-        assert torch.Size(plan.mesh).numel() == scenario.world_size, f"{scenario.id}: {plan.mesh} is not the world"
-        assert plan.optimizer in OPTIMIZERS
+        certain(len(plan.mesh) >= 2, f"{scenario.id}: a mesh of rows and ranks is needed, got {plan.mesh}")
+        certain(torch.Size(plan.mesh).numel() == scenario.world_size, f"{scenario.id}: {plan.mesh} is not the world")
+        certain(plan.optimizer in OPTIMIZERS, f"{scenario.id}: no optimizer is called {plan.optimizer}")
         return plan
 
     @property
@@ -194,7 +195,7 @@ def simulate_unsharded(scenario: Scenario) -> Mapping[int, Facts]:
 def _mean(gradients: Sequence[Tensor], divisor: int, hook: str) -> Tensor:
     """Return the sum of `gradients` over `divisor`; with hook "fp16" divided and summed in half precision."""
     if hook == "fp16":
-        assert len(gradients) <= 2, "sums of more than two half-precision numbers depend on their order"
+        certain(len(gradients) <= 2, "sums of more than two half-precision numbers depend on their order")
         parts = [gradient.half() / divisor for gradient in gradients]
         return torch.stack(parts).sum(0).double()
     return torch.stack(list(gradients)).sum(0) / divisor

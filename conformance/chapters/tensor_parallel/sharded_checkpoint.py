@@ -22,6 +22,7 @@ from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRo
 from conformance.chapters.tensor_parallel.sharded_training import grid, observe_whole, run_backward, sharded_module
 from conformance.observation import Facts
 from conformance.oracles.replicas import single_threaded
+from conformance.own_mistake import instance, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -77,8 +78,7 @@ def _plans(scenario: Scenario) -> tuple[ShardedPlan, ShardedPlan]:
 def _shared_folder(ctx: RankContext) -> str:
     name = [tempfile.mkdtemp(prefix="ddp-conformance-checkpoint-") if ctx.rank == 0 else None]
     dist.broadcast_object_list(name, group=ctx.process_group)
-    assert name[0] is not None
-    return name[0]
+    return present(name[0])
 
 
 def _everything(model: nn.Module, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -98,13 +98,11 @@ def _observe_files(ctx: RankContext, folder: str, module: nn.Module) -> None:
     metadata = FileSystemReader(folder).read_metadata()
     unwritten = {}
     for name, parameter in module.named_parameters():
-        entry = metadata.state_dict_metadata[f"model.module.{name}"]
-        assert isinstance(entry, TensorStorageMetadata)
+        entry = instance(metadata.state_dict_metadata[f"model.module.{name}"], TensorStorageMetadata)
         missing = parameter.numel() - sum(chunk.sizes.numel() for chunk in entry.chunks)
         if missing:
             unwritten[name] = missing
-    assert metadata.storage_data is not None
-    entries = sum(place.length for place in metadata.storage_data.values())
+    entries = sum(place.length for place in present(metadata.storage_data).values())
     ctx.observe("unwritten", unwritten)
     ctx.observe("written_twice", sum(path.stat().st_size for path in Path(folder).glob("*.distcp")) - entries)
 

@@ -20,6 +20,7 @@ from conformance.history import Collective
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Facts
 from conformance.oracles.expected import Raises
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -206,8 +207,7 @@ def sharded_hook(ctx: RankContext) -> None:
             if isinstance(gradient, DTensor) or gradient.numel() != _local_numel(parameter):
                 strange.append(f"{list(gradient.shape)} for a parameter of {list(parameter.shape)}")
         buffer = bucket.buffer().div_(group.size())
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        assert work is not None
+        work = present(dist.all_reduce(buffer, group=group, async_op=True))
         averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
         return averaged
 

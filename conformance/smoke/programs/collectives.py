@@ -11,6 +11,7 @@ from torch import Tensor
 
 from conformance.models.traced_blocks import BLOCK_LENGTH, block, summands
 from conformance.observation import Facts
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -255,8 +256,7 @@ def send_recv(ctx: RankContext) -> None:
         sending = dist.isend(block(ctx.rank, following, size).to(ctx.device), following, group=ctx.process_group)
         receiving = dist.irecv(received, previous, group=ctx.process_group)
         for work in (sending, receiving):
-            assert work is not None
-            work.wait()
+            present(work).wait()
     ctx.observe(f"received from rank {previous}", received)
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from conformance.models.traced_blocks import block, summands
 from conformance.observation import Facts
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -23,8 +24,7 @@ def asynchronous(ctx: RankContext) -> None:
     works = [dist.all_reduce(tensor, group=ctx.process_group, async_op=True) for tensor in tensors]
     for number in reversed(range(_NUM_IN_FLIGHT)):
         with ctx.phase("work.wait()"):
-            work = works[number]
-            assert work is not None
+            work = present(works[number])
             work.wait()
         ctx.observe(f"all_reduce {number} of {_NUM_IN_FLIGHT} in flight", tensors[number])
         ctx.observe(f"work {number}.is_completed() after wait()", work.is_completed())
@@ -44,8 +44,7 @@ def _asynchronous(scenario: Scenario) -> Mapping[int, Facts]:
 def future(ctx: RankContext) -> None:
     """Wait for a sum by its future, and chain a callback to it; observes what both deliver. All ranks run it."""
     tensor = summands(ctx.rank, torch.float32).to(ctx.device)
-    work = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
-    assert work is not None
+    work = present(dist.all_reduce(tensor, group=ctx.process_group, async_op=True))
     doubled = work.get_future().then(lambda done: done.value()[0] * 2)
     with ctx.phase("future.wait()"):
         delivered = work.get_future().wait()

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from conformance.own_mistake import instance
 from conformance.programs.rank_context import Unsupported
 
 #: What options mean when they are not given; options that are not listed are off.
@@ -34,9 +35,7 @@ def only(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def group_of(options: Mapping[str, Any]) -> dist.ProcessGroup:
     """Return the process group among `options`, the default group where there is none."""
-    group = options.get("process_group") or dist.group.WORLD
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return instance(options.get("process_group") or dist.group.WORLD, dist.ProcessGroup)
 
 
 class InPlace(nn.Module):

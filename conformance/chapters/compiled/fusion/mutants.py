@@ -9,6 +9,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.compile.fusion import Fusion
 from ddp_impl.compile.who_averages import InGraph
@@ -23,8 +24,7 @@ class ReducesInDefaultGroup(TorchDDP):
                 parameter.register_post_accumulate_grad_hook(self._average)
 
     def _average(self, parameter: Any) -> None:
-        group = dist.group.WORLD
-        assert group is not None
+        group = present(dist.group.WORLD)
         if self.require_backward_grad_sync:
             mean: Tensor = functional.all_reduce(parameter.grad / group.size(), "sum", group)
             parameter.grad.copy_(mean)

@@ -1,0 +1,30 @@
+"""`ddp-conformance sign`: put a signature beside the checksums of a certified report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("sign", short_help="Sign a certified report.")
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="An Ed25519 private key (PEM): openssl genpkey -algorithm ed25519 -out FILE",
+)
+def command(report: Path, key: Path) -> None:
+    """Sign the folder REPORT of a certified run, after checking it as `verify` does.
+
+    The signature is over SHA256SUMS, so over every file. Publish the public key where the report is not:
+    `openssl pkey -in FILE -pubout`. Needs the package cryptography.
+    """
+    from conformance.cli.verify import profiles
+    from conformance.report.certificate import verify
+    from conformance.report.signature import sign
+
+    verify(report, profiles())
+    click.echo(f"Signed by {sign(report, key)}.")

@@ -1,0 +1,84 @@
+"""DDPs and a backend that are made as mutants are, without a bug: what tells them from their base is a false alarm.
+
+They are the controls of every run of mutants, and show that the requirements judge a DDP by calling it.
+"""
+
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from conformance.backends.gloo import GLOO
+from conformance.mutants.relay import Relay
+from ddp_impl import DistributedDataParallel
+
+#: The same classes by another name, in another module.
+ReexportedTorch = TorchDDP
+Reexported = DistributedDataParallel
+
+
+class Subclass(DistributedDataParallel):
+    """Hands everything on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class SubclassOfTorch(TorchDDP):
+    """Hands everything on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Composed(nn.Module):
+    """Holds a DDP that does all the work, and shows whatever it shows."""
+
+    Inner: type[nn.Module] = DistributedDataParallel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        inner = self.Inner(*args, **kwargs)
+        self.__dict__ = inner.__dict__  # one state with two classes
+        self.__dict__["inner"] = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the DDP."""
+        return self.inner.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__dict__":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.__dict__["inner"], name, value)
+
+
+class ComposedOfTorch(Composed):
+    """Holds torch's DDP."""
+
+    Inner = TorchDDP
+
+
+def called(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Call ddp_impl's DDP in a function of its own."""
+    return DistributedDataParallel(module, *args, **kwargs)
+
+
+def called_torch(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Call torch's DDP in a function of its own."""
+    return TorchDDP(module, *args, **kwargs)
+
+
+#: By base, as `mutants.toml` names it.
+UNCHANGED = {
+    "ddp_impl": ("Subclass", "Composed", "called", "Reexported"),
+    "torch": ("SubclassOfTorch", "ComposedOfTorch", "called_torch", "ReexportedTorch"),
+}
+
+#: gloo behind the group in Python from which backends that are wrong are made.
+RELAYED = dataclasses.replace(GLOO, name="relayed", create=Relay)
