@@ -134,8 +134,8 @@ class Rank:
             hygiene=(
                 *violations(before, surroundings()),
                 *(self._relied.changes() if self._relied else ()),
-                *self._noticed(),
             ),
+            device_reports=self._noticed(),
             interference=self._interference.found,
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
