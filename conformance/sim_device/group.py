@@ -36,6 +36,8 @@ _METHODS: dict[str, tuple[int, int]] = {
     "send": (-1, 0),
     "recv": (0, -1),
 }
+#: Of these, what joins or splits flat tensors.
+_FLAT = ("_allgather_base", "_reduce_scatter_base")
 #: Of these, what one rank does with one other.
 _PEERS = ("send", "recv")
 #: Names that torch has had since 2.12 for some of them.
@@ -192,6 +194,8 @@ class SimGroup(dist.ProcessGroup):
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
             self._sim.launch(operation, inputs, outputs)
+            if method in _FLAT:  # whatever shapes they have, of which gloo asks a first dimension
+                arguments[:2] = [argument.reshape(-1) for argument in arguments[:2]]
             inner = getattr(self._inner, method)(*arguments)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)

@@ -21,8 +21,9 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
+from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import gradients
+from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
@@ -124,7 +125,7 @@ def on_streams(ctx: RankContext) -> None:
     facts: dict[str, Any] = {}
     syncs: list[str] = []
     traces: list[list[tuple[str, str]]] = []
-    with model.join() if arguments.get("joins") else contextlib.nullcontext():
+    with joining(ctx, model.join()) if arguments.get("joins") else contextlib.nullcontext():
         for index in range(NUM_STEPS):
             stream = {"side": streams[0], "side_each": streams[index]}.get(arguments.get("place", "default"))
             with _after(main, stream):
@@ -238,7 +239,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     with single_threaded():
         modules = [_module(scenario) for _ in ranks]
         hooked = arguments.get("buffer_hook")
-        world = Replicas(modules, broadcast_buffers=not hooked)
+        world = Replicas(modules, broadcast_buffers=not hooked and broadcasts_buffers(scenario.options))
         optimizers = [optim.SGD(module.parameters(), lr=_RATE) for module in modules]
         for index in range(NUM_STEPS):
             for rank, module in enumerate(modules):

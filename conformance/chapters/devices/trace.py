@@ -30,13 +30,14 @@ def is_late(trace: Trace) -> list[str]:
 
 
 def waits_early(trace: Trace) -> list[str]:
-    """Return which streams waited for reductions between the first launch and the last gradient."""
+    """Return which streams of gradients waited for reductions between the first launch and the last gradient."""
     launches, last = _launches(trace), _last_product(trace)
     if not launches:
         return []
     reducing = {trace[place][0] for place in launches}
     waits = {f"waits for {stream}" for stream in reducing}
-    return [f"{stream} {what}" for stream, what in trace[launches[0] : last] if what in waits and stream not in reducing]
+    computing = {stream for stream, operation in trace[launches[0] : last + 1] if operation.endswith(_PRODUCT)}
+    return [f"{stream} {what}" for stream, what in trace[launches[0] : last] if what in waits and stream in computing]
 
 
 def _launches(trace: Trace) -> list[int]:
