@@ -6,6 +6,7 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
+#     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
 #     HOSTILE=1 bash ci/nightly.sh       # also runs every hostile subject, and stops processes at every message
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
@@ -42,5 +43,15 @@ fi
 if [ -n "${HOSTILE:-}" ]; then
     DDP_CONFORMANCE_HOSTILE=all pytest conformance/tests/test_hostile_subjects.py conformance/tests/test_every_wait_ends.py \
         || status=1
+fi
+if [ -n "${DEVICES:-}" ]; then
+    for seed in 1 "$(date +%Y%m%d)"; do  # how the device rounds must not matter
+        for profile in core gpu; do
+            DDP_CONFORMANCE_SIM_SEED="$seed" ddp-conformance run --backend sim --profile "$profile" --quiet \
+                --report "$NIGHT/sim-$profile-$seed" || status=1
+        done
+    done
+    ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
+    DDP_CONFORMANCE_DEVICES=all pytest conformance/tests/test_onboarding.py conformance/tests/test_gpu_script.py || status=1
 fi
 exit "$status"

@@ -45,7 +45,6 @@ from ddp_impl.torch_internals import (
 )
 from ddp_impl.unused_parameters import Reach
 
-
 _Arguments = ParamSpec("_Arguments")
 
 

@@ -543,7 +543,6 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call;
   call.widens = rounding_seed != 0 && kRounded.count(name) && schema.overload_name().find("out") == std::string::npos;
   size_t num_arguments = schema.arguments().size(), first = stack->size() - num_arguments;
-  bool selects = false;  // elements by a mask, whose number only the device knows
   for (size_t i = 0; i < num_arguments; i++) {
     auto& value = (*stack)[first + i];
     auto* alias = schema.arguments()[i].alias_info();
@@ -555,7 +554,6 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = list;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const auto& one : value.toOptionalTensorVector()) selects |= name == "aten::index" && one && one->scalar_type() == at::kBool;
       for (const auto& one : value.toOptionalTensorVector()) list.push_back(one ? std::optional<at::Tensor>(call.lowered(*one, writes)) : one);
       value = list;
     } else if (value.isDevice()) value = c10::Device(c10::kCPU);
@@ -574,7 +572,7 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     original.resize_(view.sizes());  // an out= variant that chose its shape
     host_view(original).copy_(view);
   }
-  bool asks = kAsksForData.count(name) > 0 || selects;
+  bool asks = kAsksForData.count(name) > 0;
   size_t num_returns = schema.returns().size();
   for (size_t i = stack->size() - num_returns; i < stack->size(); i++) {
     auto& value = (*stack)[i];

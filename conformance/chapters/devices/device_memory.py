@@ -30,11 +30,13 @@ _BUCKET_BYTES = 4 * (_WIDTH * _WIDTH + _WIDTH)
 def device_memory(ctx: RankContext) -> None:
     """Train 6 steps of torch's DDP, and 6 of the subject; all ranks run it.
 
-    Argument `asks` names what is required. Observes of the subject, in bytes: `over_torch`, its peak within a step beyond
-    that of torch's DDP; `beside_gradients`, what it keeps between steps beside parameters and one copy of the gradients;
-    `growth` from the fourth step to the last; `left` after it was deleted.
+    Argument `asks` names what is required. Observes of the subject, in bytes: `over_torch`, its peak within a step
+    beyond that of torch's DDP; `beside_gradients`, what it keeps between steps beside parameters and one copy of the
+    gradients; `growth` from the fourth step to the last; `left` after it was deleted.
     """
-    torch_peak, *_ = _measured(ctx, lambda module: ctx.wrap_in("torch", module, device_ids=[ctx.device.index], **_options(ctx)))
+    torch_peak, *_ = _measured(
+        ctx, lambda module: ctx.wrap_in("torch", module, device_ids=[ctx.device.index], **_options(ctx))
+    )
     peak, kept, growth, left = _measured(ctx, ctx.wrap)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in _module().parameters())
     ctx.observe("over_torch", peak - torch_peak)

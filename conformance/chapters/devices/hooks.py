@@ -20,7 +20,11 @@ def divides(group, bucket):  # type: ignore[no-untyped-def]
 def chains(group, bucket):  # type: ignore[no-untyped-def]
     """Sum, then double, then halve, then divide: each callback uses what the one before it has computed."""
     future = _sum(group, bucket.buffer())
-    for step in (lambda done: _first(done) * 2, lambda done: _first(done) / 2, lambda done: _first(done) / group.size()):
+    for step in (
+        lambda done: _first(done) * 2,
+        lambda done: _first(done) / 2,
+        lambda done: _first(done) / group.size(),
+    ):
         future = future.then(step)
     return future
 
@@ -62,7 +66,8 @@ BUFFER_HOOKS: Mapping[str, Callable[..., Any]] = {"sums": sums_buffers}
 def _sum(group: dist.ProcessGroup, tensor: Tensor) -> Future[Any]:
     work = dist.all_reduce(tensor, group=group, async_op=True)
     assert work is not None
-    return work.get_future()
+    future: Future[Any] = work.get_future()
+    return future
 
 
 def _first(done: Future[Any]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
+from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Raises, Satisfies
 from conformance.oracles.replicas import Replicas, single_threaded
@@ -65,12 +65,12 @@ def _coefficients(rank: int, step: int) -> Tensor:
 def on_devices(ctx: RankContext) -> None:
     """Train 3 steps; all ranks run it.
 
-    Arguments: `inputs` are `here` (the rank's device), `host`, `pinned` or `other`; with `nested` some are in containers
-    and keywords; with `reused` the user overwrites them once forward has returned; `ids` are `none`, `here`, `other` or
-    `both`; `layers`: the second one is `here` or on the `other` device; `host_buffer`; `current`: the user's current
-    device is `here` or `other`; `side`: under a stream of the user's own.
-    Observes gradients, `came` (whether all inputs came to forward on `device_ids[0]`, or without it where they were) and
-    `elsewhere`, the bytes that training has allocated on devices on which no parameter or input is.
+    Arguments: `inputs` are `here` (the rank's device), `host`, `pinned` or `other`; with `nested` some are in
+    containers and keywords; with `reused` the user overwrites them once forward has returned; `ids` are `none`, `here`,
+    `other` or `both`; `layers`: the second one is `here` or on the `other` device; `host_buffer`; `current`: the user's
+    current device is `here` or `other`; `side`: under a stream of the user's own.
+    Observes gradients, `came` (whether all inputs came to forward on `device_ids[0]`, or without it where they were)
+    and `elsewhere`, the bytes that training has allocated on devices on which no parameter or input is.
     """
     arguments, here = ctx.arguments, ctx.device
     num_devices = torch.accelerator.device_count()

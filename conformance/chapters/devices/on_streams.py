@@ -89,10 +89,10 @@ def on_streams(ctx: RankContext) -> None:
     """Train 4 steps; all ranks run it.
 
     Arguments: `place` is the stream of the steps (`default`, `side`, or `side_each`: another one in each); `wraps`: the
-    DDP is built under a stream of its own; `forks`: each layer runs on a stream of its own; `turns`: backward runs under
-    another stream than forward; `local` micro-batches run under `no_sync` before each synchronised one, with `apart`
-    under a stream of their own; `hook`, `buffer_hook` name comm hooks; `buffers`: rank r's buffer is r + 1 before each
-    forward; `churns`: gradients are freed, and their memory is taken, after each step; `listens`: a hook of the user
+    DDP is built under a stream of its own; `forks`: each layer runs on a stream of its own; `turns`: backward runs
+    under another stream than forward; `local` micro-batches run under `no_sync` before each synchronised one, with
+    `apart` under a stream of their own; `hook`, `buffer_hook` name comm hooks; `buffers`: rank r's buffer is r + 1
+    before each forward; `churns`: gradients are freed, and their memory is taken, after each step; `listens`: a hook of the user
     reads each gradient; `optimizer`: `sgd` or `in_backward`; `joins`: in a join context; `logs`: logging data are read
     in each step; `spare`: a layer is never used.
     Observes `step<k>/grad/...`, with an optimizer `final/...`; and with `guards` whether the current stream and device
@@ -172,6 +172,7 @@ def on_streams(ctx: RankContext) -> None:
         ctx.observe("changed", guards.changed)
     if "counts" in arguments:
         ctx.observe("syncs", syncs)
+        ctx.observe("waits", len(syncs))
     if "traces" in arguments:  # the first step does not know the order of gradients
         ctx.observe("launches_early", [launches_early(trace) for trace in traces[1:]])
         ctx.observe("late", [is_late(trace) for trace in traces[2:]])
@@ -182,7 +183,9 @@ def _wrapped(ctx: RankContext, module: Scaled) -> Any:
     arguments = ctx.arguments
     if arguments.get("optimizer") == "in_backward":
         _apply_optimizer_in_backward(optim.SGD, module.parameters(), {"lr": _RATE})
-    precision = {"mixed_precision": precision_of(ctx.scenario.options)} if "mixed_precision" in ctx.scenario.options else {}
+    precision = (
+        {"mixed_precision": precision_of(ctx.scenario.options)} if "mixed_precision" in ctx.scenario.options else {}
+    )
     here = torch.accelerator.current_stream(ctx.device)
     side = torch.Stream(ctx.device) if arguments.get("wraps") else None
     with _after(here, side):
@@ -278,7 +281,9 @@ def _of_the_device(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "guards" in arguments:
         expected["changed"] = []
     if "counts" in arguments:
-        expected["syncs"] = _at_most(arguments["counts"])
+        most = arguments["counts"]
+        expected["syncs"] = Satisfies(f"at most {most} in a step", lambda got: len(got) <= most)
+        expected["waits"] = Satisfies(f"at most {most} in a step", lambda got: got <= most)
     wanted: dict[str, Callable[[], Any]] = {
         "launches_early": lambda: [True] * (NUM_STEPS - 1),
         "late": lambda: [[]] * (NUM_STEPS - 2),
@@ -287,7 +292,3 @@ def _of_the_device(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "traces" in arguments:
         expected[arguments["traces"]] = wanted[arguments["traces"]]()
     return expected
-
-
-def _at_most(most: int) -> Satisfies:
-    return Satisfies(f"at most {most} in a step", lambda got: len(got) <= most)

@@ -108,6 +108,10 @@ def _features(world_size: int) -> Iterator[Scenario]:
         yield _of_chapter(
             "DEV-32", slug, "synchronised_norm", world_size, needs=("streams",), arguments={"side": side, "counts": 0}
         )
+        yield _of_chapter(
+            "DEV-50", slug, "synchronised_norm", world_size, needs=("streams",),
+            arguments={"side": side, "counts": 0, "own": True},
+        )  # fmt: skip
 
 
 def _waits(world_size: int) -> Iterator[Scenario]:
@@ -135,8 +139,9 @@ def _places(world_size: int) -> Iterator[Scenario]:
     for slug, options in _FEW:
         for requirement, name, arguments in _PLACES:
             yield _of_chapter(
-                requirement, f"{name}-{slug}", "on_devices", world_size, options=options, needs=_needs(options, arguments),
-                arguments=arguments, min_collectives=0 if "refused" in arguments else 1,
+                requirement, f"{name}-{slug}", "on_devices", world_size, options=options,
+                needs=_needs(options, arguments), arguments=arguments,
+                min_collectives=0 if "refused" in arguments else 1,
             )  # fmt: skip
 
 
@@ -168,9 +173,8 @@ _PLACES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def _memory() -> Iterator[Scenario]:
     small = {"bucket_cap_mb": 0.02}  # one layer each
-    for slug, options in (
-        ("plain", small), ("view", {**small, **_VIEW}), ("static", {**small, **_STATIC}), ("unused", {**small, **_UNUSED}),
-    ):  # fmt: skip
+    for slug, more in (("plain", {}), ("view", _VIEW), ("static", _STATIC), ("unused", _UNUSED)):
+        options = {**small, **more}
         for requirement, asks in (("DEV-44", "over_torch"), ("DEV-46", "growth"), ("DEV-47", "left")):
             yield _remembering(requirement, slug, options, asks)
     for slug, options in (("plain", _VIEW), ("tiny", {**_TINY, **_VIEW}), ("unused", {**_UNUSED, **_VIEW})):
