@@ -6,6 +6,7 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
+#     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, ...
 #
@@ -42,5 +43,14 @@ if [ -n "${EXPLORE:-}" ]; then
 fi
 if [ -n "${TESTS:-}" ]; then
     pytest --nightly -m nightly -n 2 || status=1
+fi
+if [ -n "${DEVICES:-}" ]; then
+    for seed in 1 "$(date +%Y%m%d)"; do  # how the device rounds must not matter
+        for profile in core gpu; do
+            DDP_CONFORMANCE_SIM_SEED="$seed" ddp-conformance run --backend sim --profile "$profile" --quiet \
+                --report "$NIGHT/sim-$profile-$seed" || status=1
+        done
+    done
+    ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 exit "$status"

@@ -62,6 +62,7 @@ class Ending:
 class Observation:
     """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
 
+    `device_reports` are what the rank's device found wrong, such as races: see `Backend.noticed`.
     `host` is set only if ranks run on several hosts. `after` is the scenario that the same process ran before, empty on
     a fresh rank.
     """
@@ -74,6 +75,7 @@ class Observation:
     phase: str = ""
     faults_fired: int = 0
     hygiene: tuple[str, ...] = ()
+    device_reports: tuple[str, ...] = ()
     interference: tuple[str, ...] = ()
     unsupported: str = ""
     stack: str = ""

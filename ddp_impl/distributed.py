@@ -225,7 +225,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if self._check_sync_bufs_pre_fwd():
             self._sync_buffers()
         if self.device_ids:
-            inputs, kwargs = move(inputs, self.device), move(kwargs, self.device)
+            device = torch.device(self.device_type, self.device_ids[0])
+            inputs, kwargs = move(inputs, device), move(kwargs, device)
         if self._caster is not None:
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
@@ -238,7 +239,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if not is_joined_rank:
             with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
-            self.reducer.divisor = self._divisor(num_syncing)
+                self.reducer.divisor = self._divisor(num_syncing)
 
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
@@ -436,9 +437,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         """The group over which ranks join."""
         return self.process_group
 
-    def _divisor(self, num_syncing: int) -> int:
-        world_size = size_of(self.process_group)
-        return world_size if self._divide_by_initial_world_size else max(1, num_syncing)
+    def _divisor(self, num_syncing: Tensor) -> int:
+        return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
 
     # -- pickling -----------------------------------------------------------------------------------------------------
 

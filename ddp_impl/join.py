@@ -44,16 +44,19 @@ class Shadowed(Protocol):
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None: ...
 
 
-def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> int:
-    """Return how many ranks will synchronise in this iteration; every rank of the group calls it once per iteration."""
-    count = torch.tensor([1.0 if will_sync else 0.0]).to(device)
+def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> Tensor:
+    """Return how many ranks will synchronise in this iteration; every rank of the group calls it once per iteration.
+
+    The number stays on the device: whoever reads it makes the host wait.
+    """
+    count = torch.full((1,), float(will_sync), device=device)
     collectives.all_reduce_now(count, group)
-    return int(count.item())
+    return count
 
 
 def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
     """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
-    rank = torch.tensor([rank_in(group) if candidate else -1]).to(device)
+    rank = torch.full((1,), rank_in(group) if candidate else -1, device=device)
     collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
     chosen = int(rank.item())
     if chosen < 0:
@@ -74,7 +77,7 @@ class DDPJoinHook(JoinHook):
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
-        num_syncing = agree_on_sync(ddp.process_group, ddp.device, will_sync=False)
+        num_syncing = int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
         if num_syncing:
             ddp.reducer.rebuild_buckets()
         if ddp.will_sync_module_buffers():

@@ -65,8 +65,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Return `value` with every tensor in its containers on `device`."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
+    """Return `value` with every tensor in its containers on `device`; those in host memory may be overwritten then.
+
+    Of pinned memory a copy that does not block would read later what the user has written there meanwhile.
+    """
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=not tensor.is_pinned()), value)
 
 
 def cast(value: Any, dtype: torch.dtype | None) -> Any:

@@ -12,11 +12,12 @@ second, so several forwards before one backward, opaque outputs and partial loss
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,21 @@ from ddp_impl.torch_internals import (
 )
 from ddp_impl.unused_parameters import Reach
 
+_Arguments = ParamSpec("_Arguments")
+
+
+def _one_thread_at_a_time(
+    method: Callable[Concatenate[Reducer, _Arguments], None],
+) -> Callable[Concatenate[Reducer, _Arguments], None]:
+    """Let a thread of autograd wait while another is in the reducer: there is one for each device of the parameters."""
+
+    @wraps(method)
+    def alone(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        with self._lock:
+            method(self, *args, **kwargs)
+
+    return alone
+
 
 class Reducer(BucketReduction):
     """Averages the gradients of `members` over `group`, iteration after iteration.
@@ -64,6 +80,7 @@ class Reducer(BucketReduction):
         self.reach = Reach([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
+        self._lock = threading.RLock()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
         self._num_triggers = 0
@@ -253,6 +270,7 @@ class Reducer(BucketReduction):
 
     # -- events -------------------------------------------------------------------------------------------------------
 
+    @_one_thread_at_a_time
     def _handle(self, event: Event, reached: set[int] | None = None, bucket: int | None = None) -> None:
         """Enter `event` into the state machine and perform its actions; a forward's outputs can reach `reached`."""
         for action in self.state.handle(event, bucket=bucket):
@@ -314,6 +332,7 @@ class Reducer(BucketReduction):
         if self.state.phase is Phase.RUNNING:
             self._handle(Event.GRADIENT)
 
+    @_one_thread_at_a_time
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         if self._came_locally is not None:

@@ -78,7 +78,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else float(self.momentum)
 
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         if self.running_mean is None or self.running_var is None:
             return
         factor = self._count_batch()
@@ -98,11 +98,12 @@ def check_sync_batch_norm(module: nn.Module, device_type: str) -> None:
             )
 
 
-def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, int]:
+def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance per feature over all ranks' rows, and how many values each feature has.
 
     Each rank sends its own mean, sum of squared deviations and count: combining those loses no digits, as a
-    difference of large sums would. Raises `ReductionError` on every rank when all ranks together have one value.
+    difference of large sums would. The count stays on the device, and a rank that has more than one value itself does
+    not make the host wait for it. Raises `ReductionError` on every rank when all ranks together have one value.
     """
     with torch.no_grad():
         values = rows.detach().movedim(1, 0).flatten(1)  # (features, values)
@@ -110,13 +111,13 @@ def _statistics_of_all(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, 
         number = values.shape[1]
         mean = values.mean(1) if number else values.new_zeros(values.shape[0])
         deviations = (values - mean[:, None]).square().sum(1)
-        mine = torch.cat([mean, deviations, mean.new_tensor([number])])
+        mine = torch.cat([mean, deviations, mean.new_full((1,), number)])
         everyone = collectives.stack_ranks(mine, group)
         means, deviations, numbers = everyone.split([len(mean), len(mean), 1], dim=1)
-        count = int(numbers.sum())
-        if count < 2:
+        count = numbers.sum()
+        if number < 2 and count < 2:
             raise ReductionError(
-                f"SyncBatchNorm in training mode expects more than 1 value per feature over all ranks, got {count}"
+                f"SyncBatchNorm in training mode expects more than 1 value per feature over all ranks, got {int(count)}"
             )
         mean = (means * numbers).sum(0) / count
         variance = (deviations + numbers * (means - mean).square()).sum(0) / count
@@ -128,11 +129,11 @@ class _NormaliseOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: int,
+        ctx: Any, rows: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor,
         group: dist.ProcessGroup,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(rows, weight, mean, scale)
-        ctx.count, ctx.group = count, group
+        ctx.save_for_backward(rows, weight, mean, scale, count)
+        ctx.group = group
         normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
         if weight is not None and bias is not None:
             normal = normal * _per_feature(weight, rows) + _per_feature(bias, rows)
@@ -140,14 +141,14 @@ class _NormaliseOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, mean, scale = ctx.saved_tensors
+        rows, weight, mean, scale, count = ctx.saved_tensors
         gradient = grads[0].to(mean.dtype)
         normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
         own_dims = [dim for dim in range(rows.dim()) if dim != 1]
         for_bias, for_weight = gradient.sum(own_dims), (gradient * normal).sum(own_dims)
         sums = torch.stack([for_bias, for_weight])
         collectives.all_reduce_now(sums, ctx.group)
-        through_mean, through_scale = sums / ctx.count
+        through_mean, through_scale = sums / count
         factor = scale if weight is None else scale * weight
         centred = gradient - _per_feature(through_mean, rows) - normal * _per_feature(through_scale, rows)
         for_rows = (centred * _per_feature(factor, rows)).to(rows.dtype)

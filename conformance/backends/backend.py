@@ -54,8 +54,9 @@ class Backend:
     `unavailable()` returns an empty string if the backend can be used here, else the reason. The controller calls both;
     they may touch the device. Ranks call `device(rank)` and `create(store, rank, world_size, timeout)`; every rank must
     call `create`, which returns the connected group. A rank calls `noticed()` after every
-    scenario: what its device found wrong, such as a race; each phrase fails the subject. `source` is the text by which
-    ranks find this value again in their own process, because functions of a vendor's module need not pickle.
+    scenario: what its device found wrong in it, such as a race; a phrase fails the scenario, whatever it is about.
+    `source` is the text by which ranks find this value again in their own process, because functions of a vendor's
+    module need not pickle.
     """
 
     name: str

@@ -51,10 +51,9 @@ def _noticed() -> tuple[str, ...]:
     from conformance.sim_device.build import load
 
     device = load()
-    races = tuple(f"race on the device: {race}" for race in device.take_races())
-    device.take_syncs()
     device.settle()
-    return races
+    device.take_syncs()
+    return tuple(f"race on the device: {race}" for race in device.take_races())
 
 
 SIM = Backend(

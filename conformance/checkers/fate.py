@@ -11,6 +11,7 @@ from conformance.observation import Observation, Raised
 from conformance.verdict import Finding, Verdict
 
 _TAIL_LINES = 8
+_MOST_REPORTS = 4  # of one rank: what follows from the first one says little
 _STACK_LINES = 16  # stacks are printed with the most recent call first
 #: Frames of the harness, which are on every stack and tell nothing about the subject.
 OUR_FRAMES = ("conformance/workers/", "conformance/recorder/", "conformance/programs/rank_context.py")
@@ -120,6 +121,20 @@ def does_not_interfere(evidence: Evidence) -> Finding | None:
     lines = [f"Rank {rank}: {change}" for rank, found in changes.items() for change in found]
     first = next(iter(changes.values()))[0]
     return failed("does_not_interfere", f"on {ranks(changes)} {first}", "\n".join(lines))
+
+
+@checker("device_is_content")
+def device_is_content(evidence: Evidence) -> Finding | None:
+    """No rank's device found anything wrong in what the rank had it do, such as accesses that no event orders.
+
+    Does not apply where the device found nothing, or can find nothing.
+    """
+    reports = {one.rank: one.device_reports for one in evidence.by_rank if one.device_reports}
+    if not reports:
+        return None
+    lines = [f"Rank {rank}: {report}" for rank, found in reports.items() for report in found[:_MOST_REPORTS]]
+    first = next(iter(reports.values()))[0]
+    return failed("device_is_content", f"on {ranks(reports)} {first}", "\n".join(lines))
 
 
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:

@@ -9,14 +9,15 @@ import click
 from conformance.starters.starter import KINDS, Starter
 
 
-@click.command("new", short_help="Write a commented package to start your backend or DDP from.")
+@click.command("new", short_help="Write a commented package to start your backend, device or DDP from.")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
 def command(kind: str, name: str) -> None:
-    """Write a package for a c10d backend or for a DDP (a subject) into the new folder NAME.
+    """Write a package for a c10d backend, for a device or for a DDP (a subject) into the new folder NAME.
 
     \b
     ddp-conformance new backend acme
+    ddp-conformance new device volta
     ddp-conformance new subject swift
 
     The package passes `ddp-conformance smoke` unchanged; its comments say where your code goes. The command overwrites
@@ -25,5 +26,5 @@ def command(kind: str, name: str) -> None:
     starter = Starter(kind, name)
     for path in starter.write(Path()):
         click.echo(f"wrote {path}")
-    option, module = ("--backend", "adapter:BACKEND") if kind == "backend" else ("--ddp", "ddp:SUBJECT")
+    option, module = ("--ddp", "ddp:SUBJECT") if kind == "subject" else ("--backend", "adapter:BACKEND")
     click.echo(f"Next: cd {name} && ddp-conformance smoke {option} {starter.package}.{module}")

@@ -115,6 +115,28 @@ def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
 @_OUT
+def devices(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Make a table in Markdown of how often ranks wait for their device; REPORTS hold chapter devices."""
+    from conformance.report.devices import devices_page
+
+    _write(devices_page([read_report(report) for report in reports]), out)
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@click.option("--bench", type=click.Path(path_type=Path, exists=True), required=True, help="What `bench` printed.")
+@_OUT
+def gpu(reports: tuple[Path, ...], bench: Path, out: Path | None) -> None:
+    """Make the page in Markdown about the runs of `ci/gpu.sh`."""
+    from conformance.report.gpu import gpu_page
+
+    today = datetime.date.today().isoformat()
+    _write(gpu_page([read_report(report) for report in reports], bench.read_text(), today), out)
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
 def merge(reports: tuple[Path, ...], out: Path | None) -> None:
     """Put the reports of a run's shards together.
 

@@ -50,6 +50,18 @@ def modes() -> dict[str, Any]:
         "function modes": torch._C._len_torch_function_stack(),
         "module hook": {name: len(getattr(nn_module, name)) for name in _GLOBAL_HOOKS},
         "warnings filters": len(warnings.filters),
+        **_of_accelerator(),
+    }
+
+
+def _of_accelerator() -> dict[str, Any]:
+    """Return what is current on the accelerator; nothing where there is none, or nobody has used it."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not torch.get_device_module(accelerator).is_initialized():
+        return {}
+    return {
+        "current device": torch.accelerator.current_device_index(),
+        "current stream": str(torch.accelerator.current_stream()),
     }
 
 

@@ -14,6 +14,8 @@ from conformance.mutants.printed import found_on, made_on, not_tried
 from conformance.pages.counts import count
 from conformance.pages.page import Made, Make, Page
 from conformance.report.behaviours import behaviours_page
+from conformance.report.devices import CHAPTER as DEVICES
+from conformance.report.devices import ROWS, devices_page
 from conformance.report.pairs import CHAPTER as PAIRS
 from conformance.report.pairs import features_in, pairs_page
 from conformance.report.schema import report_schema
@@ -43,6 +45,7 @@ def generated_pages(root: Path) -> tuple[Page, ...]:
         *_specification(root),
         Page("docs/behaviours.md", _behaviours),
         Page("docs/pairs.md", _pairs),
+        Page("docs/devices.md", _devices),
         Page("docs/detection.md", _detection),
         Page("docs/reducer.md", _reducer),
         Page("conformance/report/report.schema.json", _holding(schema_text())),
@@ -90,6 +93,17 @@ def _pairs(now: str, reports: Sequence[Report]) -> Made:
         return Made(pairs_page(shown, features))
     missing = [name for name in features if not re.search(rf"^\| \d+ {re.escape(name)} \|", now, re.MULTILINE)]
     return _left(now, "ddp_impl and one of torch", [f"has no row for the feature {name}" for name in missing])
+
+
+def _devices(now: str, reports: Sequence[Report]) -> Made:
+    own = {report.subject.name: report for report in reports if any(one.chapter == DEVICES for one in report.scenarios)}
+    if own.keys() >= {"ddp_impl", "torch"}:
+        shown = [own["ddp_impl"], own["torch"]]
+        for report in shown:
+            _check_whole("docs/devices.md", [report], {f"{DEVICES}/{scenario}" for scenario in ROWS.values()})
+        return Made(devices_page(shown))
+    missing = [row for row in ROWS if f"| {row} |" not in now]
+    return _left(now, "ddp_impl and one of torch", [f"has no row for {row}" for row in missing])
 
 
 def _detection(now: str, reports: Sequence[Report]) -> Made:

@@ -36,8 +36,9 @@ def expected_by(replica: Observation) -> dict[int, Facts]:
         ReplicaError: the replica did not return; with the traceback of what it raised, if it raised.
 
     """
-    if replica.fate.kind != "returned" or replica.hygiene:
-        why = replica.raised.traceback if replica.raised else replica.stack or ", ".join(replica.hygiene)
+    disturbed = (*replica.hygiene, *replica.device_reports)
+    if replica.fate.kind != "returned" or disturbed:
+        why = replica.raised.traceback if replica.raised else replica.stack or ", ".join(disturbed)
         raise ReplicaError(f"the rank that computes the truth {replica.fate}: {why}".strip())
     return unpacked(replica.facts)
 

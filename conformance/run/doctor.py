@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.run.environment import available_cores, package_version
+from conformance.run.environment import accelerators, available_cores, package_version
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -91,13 +91,14 @@ def _compiler() -> Symptom:
 
 
 def _accelerators() -> Symptom:
-    import torch
-    import torch.distributed as dist
+    from conformance.backends.nccl import NCCL
+    from conformance.sim_device.build import why_not
 
-    count = torch.cuda.device_count()
-    nccl = "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "no NCCL"
-    detail = f"{count} GPU(s), {nccl}"
-    return Symptom("accelerators", count > 0, detail, "without a GPU only --backend gloo runs", needed=False)
+    found = accelerators()
+    usable = ["gloo", *(["nccl"] if not NCCL.unavailable() else []), *(["sim"] if not why_not() else [])]
+    detail = f"{', '.join(found) or 'none'}; backends: {', '.join(usable)}"
+    hint = "without one, --backend sim simulates it; a vendor's device shows once its package is imported"
+    return Symptom("accelerators", bool(found), detail, hint, needed=False)
 
 
 def _plugins() -> Symptom:

@@ -7,6 +7,8 @@ import os
 import platform
 from typing import Any
 
+from conformance.workers.numerics import PINNED
+
 PACKAGES = ("ddp-conformance", "torch", "numpy", "pytest")
 #: Whose DDPs may be judged; listed where they are installed.
 SUBJECT_PACKAGES = ("deepspeed", "fairscale", "torchft-nightly")
@@ -17,8 +19,6 @@ _ABSENT = "absent"
 
 def capture_environment() -> dict[str, Any]:
     """Return versions, platform, cores and the environment variables that change what a run does."""
-    import torch
-
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -29,9 +29,21 @@ def capture_environment() -> dict[str, Any]:
             for name in (*PACKAGES, *SUBJECT_PACKAGES)
             if (version := package_version(name)) != _ABSENT or name in PACKAGES
         },
-        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "accelerators": accelerators(),
+        "pinned on accelerators": dict(PINNED),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(CHANGE_RUNS)},
     }
+
+
+def accelerators() -> list[str]:
+    """Return the names of the devices of this process's accelerator, whosever it is; none without one."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return []
+    name_of = getattr(torch.get_device_module(accelerator), "get_device_name", lambda index: accelerator.type)
+    return [str(name_of(index)) for index in range(torch.accelerator.device_count())]
 
 
 def available_cores() -> int:

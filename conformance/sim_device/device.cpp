@@ -64,11 +64,20 @@ struct Block {
   std::vector<std::pair<int, uint64_t>> due;  // while freed: what must be over before it is used again
 };
 
-struct Delivery {  // a result that is poison until somebody is ordered after it
+struct Delivery {  // a result that is poison until somebody is ordered after it; on the host: until the host is
   int agent;
   uint64_t epoch;
   char* target;
   std::vector<char> bytes;
+  bool to_host = false;
+};
+
+struct Lent {  // pinned memory that the device still reads: as it was when the copy was launched
+  int agent;
+  uint64_t epoch;
+  const char* place;
+  std::vector<char> bytes;
+  std::string operation;
 };
 
 struct Event {
@@ -88,6 +97,7 @@ std::vector<Clock> clocks(1, Clock(1, 0));
 std::map<std::pair<int, int64_t>, int> agents;
 std::vector<std::string> agent_names{"the host"};
 std::vector<Delivery> deliveries;
+std::vector<Lent> lent;
 std::vector<std::string> races, syncs;
 std::deque<std::pair<std::string, std::string>> trace;
 bool late = false, tracing = false;
@@ -145,9 +155,10 @@ void join(Clock& clock, const Clock& other) {
 }
 
 void deliver(const Clock& clock) {
+  bool is_host = &clock == &clocks[kHost];
   for (size_t i = 0; i < deliveries.size();) {
     auto& one = deliveries[i];
-    if (seen(clock, one.agent) < one.epoch) { i++; continue; }
+    if (seen(clock, one.agent) < one.epoch || (one.to_host && !is_host)) { i++; continue; }
     memcpy(one.target, one.bytes.data(), one.bytes.size());
     deliveries.erase(deliveries.begin() + i);
   }
@@ -161,9 +172,22 @@ void launch(int agent, const std::string& operation) {
   if (tracing) trace.emplace_back(agent_names[agent], operation);
 }
 
+// The host may write pinned memory again once it knows that the device has read it.
+void take_back() {
+  for (size_t i = 0; i < lent.size();) {
+    auto& one = lent[i];
+    if (seen(clocks[kHost], one.agent) < one.epoch) { i++; continue; }
+    if (memcmp(one.place, one.bytes.data(), one.bytes.size()) && races.size() < kMostReports)
+      races.push_back("the host writes " + std::to_string(one.bytes.size()) + " pinned bytes that " + one.operation + " on " + agent_names[one.agent] +
+                      " reads: the host waits for no event that " + agent_names[one.agent] + " recorded after it");
+    lent.erase(lent.begin() + i);
+  }
+}
+
 void host_waits(const Clock& clock, const std::string& why) {
   join(clocks[kHost], clock);
   deliver(clocks[kHost]);
+  take_back();
   if (syncs.size() < 100000) syncs.push_back(label.empty() ? why : label + ": " + why);
 }
 
@@ -286,17 +310,30 @@ struct Allocator final : c10::DeviceAllocator {
 } allocator;
 REGISTER_ALLOCATOR(kSim, &allocator);
 
-std::unordered_set<void*> pinned;
+std::map<void*, size_t> pinned;
+
+bool is_pinned(const void* p) {
+  auto found = pinned.upper_bound(const_cast<void*>(p));
+  return found != pinned.begin() && static_cast<const char*>(p) < static_cast<char*>((--found)->first) + found->second;
+}
+
 struct PinnedAllocator final : c10::Allocator {
   static void free_pinned(void* p) {
     std::lock_guard<std::recursive_mutex> guard(mutex);
-    pinned.erase(p);
+    auto found = pinned.find(p);
+    auto* begin = static_cast<char*>(p);
+    auto* end = begin + found->second;
+    pinned.erase(found);
+    // Nobody can write it any more; the next owner waits for the device.
+    lent.erase(std::remove_if(lent.begin(), lent.end(), [&](const Lent& l) { return l.place >= begin && l.place < end; }), lent.end());
+    deliveries.erase(std::remove_if(deliveries.begin(), deliveries.end(), [&](const Delivery& d) { return d.target >= begin && d.target < end; }), deliveries.end());
     std::free(p);
   }
   c10::DataPtr allocate(size_t bytes) override {
     std::lock_guard<std::recursive_mutex> guard(mutex);
-    void* p = std::aligned_alloc(64, (std::max<size_t>(bytes, 1) + 63) / 64 * 64);
-    pinned.insert(p);
+    size_t whole = (std::max<size_t>(bytes, 1) + 63) / 64 * 64;
+    void* p = std::aligned_alloc(64, whole);
+    pinned[p] = whole;
     return {p, p, &free_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
@@ -347,7 +384,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     Lock guard(mutex);
-    if (event) join(clocks[agent_of(stream)], static_cast<Event*>(event)->clock);
+    if (!event) return;
+    int agent = agent_of(stream);
+    auto* one = static_cast<Event*>(event);
+    if (tracing && one->agent >= 0 && one->agent != agent && seen(clocks[agent], one->agent) < seen(one->clock, one->agent))
+      trace.emplace_back(agent_names[agent], "waits for " + agent_names[one->agent]);
+    join(clocks[agent], one->clock);
   }
   // Nothing is over before somebody waited for it: asking is no waiting.
   bool queryEvent(void* event) const override {
@@ -392,7 +434,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override { auto old = current_device; setCurrentDevice(device); return old; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
-  bool isPinnedPtr(const void* p) const override { std::lock_guard<std::recursive_mutex> guard(mutex); return pinned.count(const_cast<void*>(p)) > 0; }
+  bool isPinnedPtr(const void* p) const override { std::lock_guard<std::recursive_mutex> guard(mutex); return is_pinned(p); }
   at::Device getDeviceFromPtr(void* p) const override {
     for (int d = 0; d < kNumDevices; d++)
       if (arena_device[d] && p >= arena_device[d] && p < arena_device[d] + kArenaBytes) return at::Device(kSim, d);
@@ -574,8 +616,17 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   if (other != agent) join(clocks[other], clocks[agent]);
   if (!(from && to)) {
     const auto& host = from ? target : source;
-    bool waits = !(non_blocking && (host.numel() == 0 || host.is_pinned() || (to && host.dim() == 0)));
-    if (waits) host_waits(clocks[agent], what);
+    bool in_flight = non_blocking && host.numel() && host.is_pinned();
+    if (!(in_flight || (non_blocking && (host.numel() == 0 || (to && host.dim() == 0))))) host_waits(clocks[agent], what);
+    if (in_flight && host.is_contiguous()) {
+      auto* place = static_cast<char*>(host.data_ptr());
+      std::vector<char> bytes(place, place + host.nbytes());
+      if (to) lent.push_back({agent, seen(clocks[agent], agent), place, std::move(bytes), operation});
+      else if (late) {
+        deliveries.push_back({agent, seen(clocks[agent], agent), place, std::move(bytes), true});
+        memset(place, 0xff, host.nbytes());
+      }
+    }
   }
   return target;
 }
@@ -656,6 +707,70 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {r[0], r[1], r[2]};
 }
 
+// The pieces of which torch makes its SyncBatchNorm on accelerators; statistics are per feature, dimension 1.
+at::Tensor per_feature(const at::Tensor& vector, const at::Tensor& rows) {
+  std::vector<int64_t> shape(rows.dim(), 1);
+  shape[1] = rows.size(1);
+  return vector.view(shape);
+}
+
+std::vector<int64_t> all_but_features(const at::Tensor& rows) {
+  std::vector<int64_t> dims{0};
+  for (int64_t d = 2; d < rows.dim(); d++) dims.push_back(d);
+  return dims;
+}
+
+std::tuple<at::Tensor, at::Tensor> batch_norm_stats(const at::Tensor& input, double eps) {
+  auto r = composed("batch_norm_stats", {input}, [&](const Layers& t) -> Layers {
+    auto dims = all_but_features(t[0]);
+    return {t[0].mean(dims), (t[0].var(dims, false) + eps).rsqrt()};
+  });
+  return {r[0], r[1]};
+}
+
+std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats_with_counts(const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd, const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, double momentum, double eps, const at::Tensor& counts) {
+  auto r = composed("batch_norm_gather_stats_with_counts", {mean, invstd, counts, running_mean.value_or(at::Tensor()), running_var.value_or(at::Tensor())}, [&](const Layers& t) -> Layers {
+    auto n = t[2].view({-1, 1});
+    auto total = n.sum();
+    auto m = (t[0] * n).sum(0) / total;
+    auto var = ((t[1].pow(-2) - eps + (t[0] - m).square()) * n).sum(0) / total;
+    auto kept_mean = t[3].defined() ? t[3] * (1 - momentum) + m * momentum : at::Tensor();
+    auto kept_var = t[4].defined() ? t[4] * (1 - momentum) + var * total / (total - 1) * momentum : at::Tensor();
+    return {m, (var + eps).rsqrt(), kept_mean, kept_var};
+  });
+  if (running_mean && running_mean->defined()) running_mean->copy_(r[2]);
+  if (running_var && running_var->defined()) running_var->copy_(r[3]);
+  return {r[0], r[1]};
+}
+
+at::Tensor batch_norm_elemt(const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, const at::Tensor& mean, const at::Tensor& invstd, double) {
+  return composed("batch_norm_elemt", {input, weight.value_or(at::Tensor()), bias.value_or(at::Tensor()), mean, invstd}, [&](const Layers& t) -> Layers {
+    auto normal = (t[0] - per_feature(t[3], t[0])) * per_feature(t[4], t[0]);
+    if (t[1].defined()) normal = normal * per_feature(t[1], t[0]);
+    if (t[2].defined()) normal = normal + per_feature(t[2], t[0]);
+    return {normal};
+  })[0];
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd, const std::optional<at::Tensor>&, bool, bool, bool) {
+  auto r = composed("batch_norm_backward_reduce", {gradient, input, mean, invstd}, [&](const Layers& t) -> Layers {
+    auto dims = all_but_features(t[0]);
+    auto sum = t[0].sum(dims), with_deviations = (t[0] * (t[1] - per_feature(t[2], t[1]))).sum(dims);
+    return {sum, with_deviations, with_deviations * t[3], sum.clone()};
+  });
+  return {r[0], r[1], r[2], r[3]};
+}
+
+at::Tensor batch_norm_backward_elemt(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd, const std::optional<at::Tensor>& weight, const at::Tensor& sum, const at::Tensor& with_deviations, const at::Tensor& counts) {
+  return composed("batch_norm_backward_elemt", {gradient, input, mean, invstd, weight.value_or(at::Tensor()), sum, with_deviations, counts}, [&](const Layers& t) -> Layers {
+    auto total = t[7].sum();
+    auto deviations = t[1] - per_feature(t[2], t[1]);
+    auto through = per_feature(t[5] / total, t[1]) + deviations * per_feature(t[6] / total * t[3].square(), t[1]);
+    auto factor = t[4].defined() ? t[3] * t[4] : t[3];
+    return {(t[0] - through) * per_feature(factor, t[1])};
+  })[0];
+}
+
 // torch computes LSTM cells of accelerators by a kernel of one piece.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx, const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
   auto r = composed("lstm_cell", {input_gates, hidden_gates, cx, input_bias.value_or(at::Tensor()), hidden_bias.value_or(at::Tensor())}, [&](const Layers& t) -> Layers {
@@ -712,6 +827,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);
   m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   m.impl("convolution_backward_overrideable", &convolution_backward);
+  m.impl("batch_norm_stats", &batch_norm_stats);
+  m.impl("batch_norm_gather_stats_with_counts", &batch_norm_gather_stats_with_counts);
+  m.impl("batch_norm_elemt", &batch_norm_elemt);
+  m.impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
+  m.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -749,7 +869,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Clock all;
     for (auto& one : clocks) join(all, one);
     for (auto& one : clocks) join(one, all);
-    deliver(all);
+    deliver(clocks[kHost]);
+    take_back();
     for (auto& [start, block] : blocks) block.accesses.clear();
   });
 }

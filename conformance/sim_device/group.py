@@ -36,6 +36,8 @@ _METHODS: dict[str, tuple[int, int]] = {
     "send": (-1, 0),
     "recv": (0, -1),
 }
+#: Of these, what joins or splits flat tensors.
+_FLAT = ("_allgather_base", "_reduce_scatter_base")
 #: Of these, what one rank does with one other.
 _PEERS = ("send", "recv")
 #: Names that torch has had since 2.12 for some of them.
@@ -124,6 +126,7 @@ class SimGroup(dist.ProcessGroup):
         self._sim = device
         self._streams: dict[int, torch.Stream] = {}
         self._coalescing: list[SimWork] | None = None
+        self._num_launched = 0
         self._name = self._description = ""
         for kind in (torch.device("sim"), torch.device("cpu")):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
@@ -181,13 +184,18 @@ class SimGroup(dist.ProcessGroup):
             work = getattr(self._inner, method)(*args, **kwargs)
             work.wait()
             return SimWork(None, outputs)
+        self._num_launched += 1
+        moved = (outputs or inputs)[0]
+        operation = f"{method} {self._num_launched} of the group ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
         stream.wait_stream(torch.accelerator.current_stream(device))
         with _on(stream):
             staged: dict[int, Tensor] = {}
             for position in {writes, reads} - {-1}:
                 arguments[position] = _mapped(arguments[position], lambda tensor: self._stage(tensor, staged))
-            self._sim.launch(f"the group's {method}", inputs, outputs)
+            self._sim.launch(operation, inputs, outputs)
+            if method in _FLAT:  # whatever shapes they have, of which gloo asks a first dimension
+                arguments[:2] = [argument.reshape(-1) for argument in arguments[:2]]
             inner = getattr(self._inner, method)(*arguments)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)

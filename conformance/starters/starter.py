@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.errors import ConformanceError
 
-KINDS = ("backend", "subject")
+KINDS = ("backend", "device", "subject")
 _TEMPLATES = Path(__file__).parent
 _SUFFIX = ".jinja"
 #: This part of a template's path stands for the name of the new package.

@@ -15,6 +15,7 @@ import conformance
 from conformance.errors import ConformanceError
 from conformance.starters.starter import KINDS, Starter, StarterError
 
+DEVICES = "\n## If you have a device\n"
 PAGE = Path(conformance.__file__).parent.parent / "docs" / "onboarding.md"
 #: Words with which a command begins: other indented blocks show output.
 COMMANDS = ("ddp-conformance ", "cd ", "pytest", "python -m pip ")
@@ -27,10 +28,33 @@ def commands_of(page: str) -> list[str]:
 
 
 def test_the_page_followed_word_for_word_ends_in_a_passing_run(tmp_path: Path) -> None:
-    commands = commands_of(PAGE.read_text())
+    commands = commands_of(PAGE.read_text().partition(DEVICES)[0])
     assert commands[0] == "ddp-conformance new backend acme"
     assert commands[-1].startswith("ddp-conformance run ")
     assert commands[-1].endswith(" --backend acme")
+    folder, ended = followed(commands, tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Every rung holds." in ended.stdout
+    report = (folder / "acme" / "report" / "report.json").read_text()
+    assert '"backend": "acme"' in report
+    assert "ddp_impl keeps every requirement that was exercised." in ended.stdout
+
+
+@pytest.mark.nightly
+def test_the_section_about_devices_followed_word_for_word_ends_in_a_passing_run(tmp_path: Path) -> None:
+    commands = commands_of(DEVICES + PAGE.read_text().partition(DEVICES)[2])
+    assert commands[0] == "ddp-conformance new device volta"
+    assert commands[-1].startswith("ddp-conformance run DEV-01 ")
+    folder, ended = followed([*commands, "pytest -q -p no:cacheprovider"], tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Every rung holds." in ended.stdout
+    assert '"backend": "volta"' in (folder / "volta" / "report" / "report.json").read_text()
+    assert "ddp_impl keeps every requirement that was exercised." in ended.stdout
+    assert "2 passed" in ended.stdout
+
+
+def followed(commands: list[str], tmp_path: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Run `commands` in an empty folder; return it, and how they ended."""
     site = tmp_path / "site"
     environment = {
         **os.environ,
@@ -44,12 +68,7 @@ def test_the_page_followed_word_for_word_ends_in_a_passing_run(tmp_path: Path) -
     folder = tmp_path / "empty"
     folder.mkdir()
     script = "set -eux\n" + "\n".join(commands)
-    ended = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Every rung holds." in ended.stdout
-    report = (folder / "acme" / "report" / "report.json").read_text()
-    assert '"backend": "acme"' in report
-    assert "ddp_impl keeps every requirement that was exercised." in ended.stdout
+    return folder, subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_the_test_that_comes_with_a_ddp_passes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

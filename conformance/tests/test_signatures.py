@@ -197,12 +197,15 @@ def test_a_forged_certificate_is_told_to_be_unsigned_and_refused_where_a_key_is_
     assert (result.exit_code, "is not signed" in output) == (2, True), output
 
 
-def test_a_forged_certificate_does_not_survive_a_run(forged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_forged_certificate_does_not_survive_a_run(
+    forged: Path, monkeypatch: pytest.MonkeyPatch, *, really: bool
+) -> None:
     result, output = _verify(forged, "--rerun", 2, "--seed", 1)
     assert (result.exit_code, f"--ddp {SUBJECT} --backend gloo" in output) == (2, True), output
     result, output = _verify(forged, "--rerun", 2, "--seed", 1, "--ddp", "torch")
     assert (result.exit_code, f"the report is about {SUBJECT}" in output) == (2, True), output
-    if os.environ.get("DDP_CONFORMANCE_HOSTILE") != "all":  # the nightly runs them; here it is known what they come to
+    if not really:  # what the scenarios come to is known
         monkeypatch.setattr(runner, "run", lambda scenarios, *_: run_report(*(outcome(one, FAIL) for one in scenarios)))
     result, output = _verify(forged, "--rerun", 4, "--seed", 1, "--ddp", SUBJECT)
     assert (result.exit_code, "the certificate does not hold here" in output) == (2, True), output

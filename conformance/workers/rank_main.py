@@ -42,6 +42,7 @@ from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
 from conformance.workers.interference import Interference
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
+from conformance.workers.numerics import pin_numerics
 from conformance.workers.relied_functions import ReliedFunctions
 from conformance.workers.tensors import portable
 
@@ -90,6 +91,7 @@ class Rank:
             timeout=_GROUP_TIMEOUT,
         )
         self._device = torch.device(backend.device(seat.rank if seat.device_index is None else seat.device_index))
+        pin_numerics(self._device)
 
     def run(self, job: Job) -> Observation:
         """Run one scenario and return the observation, which contains any exception that the program raises.
@@ -134,8 +136,8 @@ class Rank:
             hygiene=(
                 *violations(before, surroundings()),
                 *(self._relied.changes() if self._relied else ()),
-                *self._noticed(),
             ),
+            device_reports=self._noticed(),
             interference=self._interference.found,
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,

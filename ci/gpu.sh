@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Everything about GPUs in one command: smoke; profiles core, gpu and full with one rank and with 2 to 4 ranks on one GPU;
+# step times with one rank; and docs/gpu.md, which says what came of it.
+#
+#     bash ci/gpu.sh                        # on a machine with a GPU: the backend is nccl
+#     bash ci/gpu.sh --backend sim          # on the simulated device: tests this script
+#     bash ci/gpu.sh --wheels wheels        # without a network: installs what that folder holds, into .venv
+#     bash ci/gpu.sh -- GRAD-01 DEV-01      # passes what follows to `ddp-conformance run`
+#     PROFILES="core gpu" RANKS="1" OUT=folder PAGE=file bash ci/gpu.sh
+#
+# A torch that is installed already is used as it is, from PYTHON (default: python3), be it another than the pinned one;
+# this package is then found through PYTHONPATH. On a machine with a network and the same Python,
+# `pip download -d wheels -c ci/constraints.txt . setuptools` brings the wheels.
+#
+# Reports go to OUT (default: gpu). Exits with 1 when ddp_impl does not conform, and when smoke finds the backend broken.
+
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+BACKEND=nccl WHEELS=""
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --backend) BACKEND="$2"; shift 2 ;;
+        --wheels) WHEELS="$(cd "$2" && pwd)"; shift 2 ;;
+        --) shift; break ;;
+        *) echo "unknown argument $1; the top of $0 lists them" >&2; exit 2 ;;
+    esac
+done
+OUT="${OUT:-gpu}" PAGE="${PAGE:-$ROOT/docs/gpu.md}" PYTHON="${PYTHON:-python3}"
+
+if [ -n "$WHEELS" ]; then
+    "$PYTHON" -m venv "$ROOT/.venv"
+    PYTHON="$ROOT/.venv/bin/python"
+    "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" --editable "$ROOT"
+elif ! "$PYTHON" -c 'import torch, click, rich, msgspec, jinja2, hypothesis' 2> /dev/null; then
+    source "$ROOT/ci/environment.sh"
+    PYTHON=python
+fi
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+ddp() { "$PYTHON" -m conformance "$@"; }
+
+mkdir -p "$OUT"
+ddp doctor > "$OUT/doctor.txt" || true
+ddp smoke --backend "$BACKEND" | tee "$OUT/smoke.txt"
+
+status=0
+reports=()
+for profile in ${PROFILES:-core gpu full}; do
+    for ranks in ${RANKS:-1 2,3,4}; do  # one rank by itself: what several ranks on one GPU do must not cost its verdicts
+        sizes=()
+        for size in ${ranks//,/ }; do sizes+=(--world-size "$size"); done
+        ended=0
+        ddp run --backend "$BACKEND" --profile "$profile" "${sizes[@]}" --quiet --report "$OUT/$profile-$ranks" "$@" || ended=$?
+        [ "$ended" -le 1 ] || exit "$ended"  # usage error or interrupted: there is no report
+        [ "$ended" -eq 0 ] || status=1
+        reports+=("$OUT/$profile-$ranks")
+    done
+done
+ddp bench --backend "$BACKEND" --world-size 1 --rounds "${ROUNDS:-40}" --out "$OUT/bench.json" | tee "$OUT/bench.txt"
+ddp report gpu "${reports[@]}" --bench "$OUT/bench.txt" --out "$PAGE"
+echo "Wrote $PAGE."
+exit "$status"
