@@ -69,7 +69,7 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     outcome = scenario_runner.run(scenario)
     if outcome.is_failure:
         backend = scenario_runner.backend.name
-        replay = run_command(scenario.id, scenario_runner.subject.name, backend)
+        replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
     if outcome.contaminated_by:
         pytest.fail(outcome.subject.findings[0].summary, pytrace=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -79,9 +80,23 @@ def _modes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
     return facts
 
 
+#: Torch's arguments at values that change nothing; `wrap` adds the module and the process group.
+_DEFAULTS: Mapping[str, Any] = {
+    "device_ids": None, "output_device": None, "dim": 0, "init_sync": True, "bucket_cap_mb": None,
+    "find_unused_parameters": False, "check_reduction": False, "gradient_as_bucket_view": False, "static_graph": False,
+}  # fmt: skip
+
+
 def _signature(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
-    model = ctx.wrap(module)
-    return {"arguments": [name for name in inspect.signature(type(model).__init__).parameters if name != "self"]}
+    """Observe the arguments that the constructor takes; where its signature does not say, by calling it with all."""
+    constructors = (each.__init__ for each in type(ctx.wrap(module)).__mro__ if "__init__" in vars(each))
+    signatures = (list(inspect.signature(each).parameters.values())[1:] for each in constructors)
+    passes_on = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    named = next((one for one in signatures if any(parameter.kind not in passes_on for parameter in one)), None)
+    if named is None:
+        ctx.wrap(_module().to(ctx.device), **_DEFAULTS)
+        return {"arguments": list(ARGUMENTS)}
+    return {"arguments": [parameter.name for parameter in named]}
 
 
 def _attributes(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:

@@ -83,7 +83,8 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that runs the scenario again."""
-        return run_command(self.scenario.id, self.result.subject, self.column.report.backend)
+        subject = NATIVE if self.column.is_native else self.column.report.subject.typed
+        return run_command(self.scenario.id, subject, self.column.report.backend)
 
 
 @dataclass(frozen=True, slots=True)

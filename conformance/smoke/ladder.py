@@ -149,7 +149,8 @@ class _Climber:
         claiming = replace(subject, capabilities=subject.capabilities | {capability})
         declared = claiming.capabilities | self._backend.capabilities
         for scenario in load_scenarios():
-            if capability in scenario.needs and scenario.world_size == 2 and needs_of(scenario) <= declared:
+            needs = needs_of(scenario)
+            if capability in needs and scenario.world_size == 2 and needs <= declared:
                 patient = scenario.replace(
                     deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S)
                 )
