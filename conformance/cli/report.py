@@ -27,6 +27,7 @@ def command() -> None:
     REPORT is a report.json or the folder that holds one. Nothing is run, and nothing that a report holds is executed.
 
     \b
+    ddp-conformance report summary report                  what `run` printed at its end
     ddp-conformance report html report -o report.html      one page to look at, without a network
     ddp-conformance report junit report -o junit.xml       for a CI system
     ddp-conformance report markdown report                 for a pull request comment
@@ -35,6 +36,19 @@ def command() -> None:
     ddp-conformance report diff last-night report
     ddp-conformance report scoreboard a b --into README.md
     """
+
+
+@command.command()
+@_REPORT
+@click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
+def summary(report: Path, verbose: bool) -> None:
+    """Print a finished report again, as `run` does at its end."""
+    from conformance.cli.console import make_console
+    from conformance.report.terminal import print_report
+    from conformance.spec.catalogue import load_catalogue
+
+    folder = report if report.is_dir() else report.parent
+    print_report(make_console(), read_report(report), load_catalogue(), folder, verbose=verbose)
 
 
 @command.command()

@@ -18,11 +18,12 @@ from conformance.cli.known_failures import excuses_from
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import write_checksums
-from conformance.report.folder import prepare_folder, write_report
+from conformance.report.folder import prepare_folder, write_failure, write_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
+from conformance.run.outcome import Progress
 from conformance.run.report import Assignment
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 @click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
+@click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
 def command(
     names: tuple[str, ...],
     chapter: tuple[str, ...],
@@ -89,6 +91,7 @@ def command(
     bench: bool,
     fail_fast: bool,
     quiet: bool,
+    verbose: bool,
 ) -> None:
     """Run the selected scenarios (all, when nothing is selected) and report which requirements the DDP keeps.
 
@@ -108,16 +111,18 @@ def command(
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
+    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
         refuse_to_certify(profile, selection, shard, order, known_failures, no_native, fail_fast)
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     request = Request(
-        selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench
-    )
+        selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
+        quiet, verbose,
+    )  # fmt: skip
     judge = judge_attached if attach else judge_selection
-    click.get_current_context().exit(judge(request, ddp, backend, folder, quiet))
+    click.get_current_context().exit(judge(request, ddp, backend, folder))
 
 
 def order_of(name: str, seed: int | None) -> Order:
@@ -142,6 +147,8 @@ class Request:
     native: bool = True
     fail_fast: bool = False
     bench: bool = False
+    quiet: bool = False
+    verbose: bool = False
 
 
 def refuse_to_certify(
@@ -181,7 +188,7 @@ def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...
     return chosen
 
 
-def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
+def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) -> int:
     """Do `judge_selection` in the first of the processes that a launcher has started, on ranks held by all of them.
 
     All of them must call it.
@@ -199,7 +206,7 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, 
             place,
             get_backend(backend_name),
             preloads_of(selected),
-            lambda controller: judge_selection(request, ddp, backend_name, folder, quiet, controller),
+            lambda controller: judge_selection(request, ddp, backend_name, folder, controller),
         )
     except ConformanceError as error:
         if place.index == 0:
@@ -220,7 +227,6 @@ def judge_selection(
     ddp: str,
     backend_name: str,
     folder: Path,
-    quiet: bool,
     controller: AttachedController | None = None,
 ) -> int:
     """Run what `request` says, print and write the report, and return the exit code.
@@ -255,12 +261,18 @@ def judge_selection(
         console.print(f"Scenarios are {request.order}.", highlight=False)
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
-            report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
+
+            def on_event(event: Progress) -> None:
+                if event.outcome is not None and event.outcome.is_failure:
+                    write_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
+                progress(event)
+
+            report = runner.run(scenarios, subject, backend, order=request.order, on_event=on_event, **how)
         report = replace(report, selection=assignment, certified=request.certified)
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
-        print_report(console, report, catalogue, folder, with_table=not quiet)
+        print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         page = folder / "report.html"
         page.write_text(html_page([report]))
         if request.certified:
