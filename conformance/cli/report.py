@@ -214,6 +214,26 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
     click.echo(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
 
 
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
+def baseline(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Write down what torch's own DDP breaks in REPORTS, by requirement, for `run --expectations FILE`.
+
+    The reports are of one torch over one backend; torch's DDP is their subject, or ran beside it. A scenario in which
+    it broke in any of them is in the baseline; one that has changed since is not.
+    """
+    from conformance.run.baseline import baseline_of, baseline_to_toml
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.suite import load_scenarios
+
+    digests = {scenario.id: scenario.digest for scenario in load_scenarios()}
+    read = [read_report(report) for report in reports]
+    _write(baseline_to_toml(baseline_of(read, load_catalogue(), digests)), out)
+    seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
+    click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
+
+
 command.add_command(verify)
 command.add_command(scoreboard)
 

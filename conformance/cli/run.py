@@ -14,12 +14,13 @@ import click
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.known_failures import excuses_from
+from conformance.cli.known_failures import either, excuses_from, excuses_of
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import write_checksums
 from conformance.report.folder import prepare_folder, write_failure, write_report
 from conformance.report.terminal import ProgressBar, print_report
+from conformance.run.baseline import shipped_baseline
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
@@ -61,7 +62,10 @@ if TYPE_CHECKING:
     "known_failures",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Failures that are known, as TOML; an unexpected pass is a failure then.",
+    help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
+)
+@click.option(
+    "--baseline", is_flag=True, help="With --ddp torch: excuse what torch's own DDP breaks over gloo as well."
 )
 @click.option("--certified", is_flag=True, help="Run a whole --profile, so that `verify` can check the report.")
 @click.option(
@@ -86,6 +90,7 @@ def command(
     profile: str,
     shard: str,
     known_failures: Path | None,
+    baseline: bool,
     certified: bool,
     attach: bool,
     bench: bool,
@@ -105,6 +110,7 @@ def command(
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
+    ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
@@ -114,12 +120,12 @@ def command(
     click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
-        refuse_to_certify(profile, selection, shard, order, known_failures, no_native, fail_fast)
+        refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose,
+        quiet, verbose, baseline,
     )  # fmt: skip
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
@@ -149,6 +155,7 @@ class Request:
     bench: bool = False
     quiet: bool = False
     verbose: bool = False
+    baseline: bool = False
 
 
 def refuse_to_certify(
@@ -157,6 +164,7 @@ def refuse_to_certify(
     shard: str,
     order: str,
     known_failures: Path | None,
+    baseline: bool,
     no_native: bool,
     fail_fast: bool,
 ) -> None:
@@ -168,6 +176,7 @@ def refuse_to_certify(
         "--shard": bool(shard),
         "--order": order != LISTED.name,
         "--expectations": known_failures is not None,
+        "--baseline": baseline,
         "--no-native": no_native,
         "--fail-fast": fail_fast,
     }
@@ -250,9 +259,13 @@ def judge_selection(
         backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(request.selection.world_sizes, backend)
     how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
+    circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+    excuses = []
     if request.known_failures is not None:
-        circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
-        how["excuses"] = excuses_from(request.known_failures, everything, circumstances)
+        excuses.append(excuses_from(request.known_failures, everything, circumstances))
+    if request.baseline:
+        excuses.append(excuses_of(shipped_baseline(circumstances.torch), circumstances))
+    how["excuses"] = either(*excuses)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
