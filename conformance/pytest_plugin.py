@@ -10,11 +10,21 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--ddp`, `--ddp-backend`, `--ddp-no-native`, `--ddp-order`, `--ddp-seed` and `--one-per-requirement`."""
+    """Add the options of `pytest --pyargs conformance.test_chapters`."""
     group = parser.getgroup("ddp-conformance", "conformance of a DistributedDataParallel")
     group.addoption("--ddp", default="ddp_impl", metavar="NAME", help="DDP under test: ddp_impl, torch or module:Class")
     group.addoption("--ddp-backend", default="gloo", metavar="NAME", help="c10d backend: gloo, nccl or module:attr")
     group.addoption("--ddp-no-native", action="store_true", help="leave out torch's own DDP, which runs beside it")
+    group.addoption("--ddp-profile", default="", metavar="LEVEL", help="only scenarios of this level; full has core")
+    group.addoption(
+        "--ddp-expectations",
+        default="",
+        metavar="FILE",
+        help="known failures, or a baseline, as TOML",
+    )
+    group.addoption(
+        "--ddp-baseline", action="store_true", help="with --ddp torch: excuse what torch's own DDP breaks over gloo too"
+    )
     group.addoption(
         "--ddp-order", default="listed", choices=("listed", "reversed", "shuffled"), help="order of the scenarios"
     )

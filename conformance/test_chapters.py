@@ -7,17 +7,25 @@ runs may share a machine. For a failed scenario pytest prints its explanation an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from conformance.backends.backend import Backend
+from conformance.cli.known_failures import either, excuses_from, excuses_of
 from conformance.errors import ConformanceError
 from conformance.programs.registry import preloads_of
 from conformance.report.failure import failure_text, run_command
+from conformance.run.baseline import shipped_baseline
+from conformance.run.environment import package_version
+from conformance.run.known_failures import Circumstances, Excuses
 from conformance.run.order import Order
 from conformance.run.runner import check, probe
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.spec.profile import in_profile
+from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios, one_per_requirement
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
@@ -34,7 +42,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
     scenarios = load_scenarios()
+    try:
+        if profile := config.getoption("--ddp-profile"):
+            scenarios = in_profile(profile, scenarios, load_catalogue())
+    except ConformanceError as error:
+        raise pytest.UsageError(str(error)) from error
     return one_per_requirement(scenarios) if config.getoption("--one-per-requirement") else scenarios
+
+
+def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excuses:
+    circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+    given = []
+    if file := config.getoption("--ddp-expectations"):
+        given.append(excuses_from(Path(file), load_scenarios(), circumstances))
+    if config.getoption("--ddp-baseline"):
+        given.append(excuses_of(shipped_baseline(circumstances.torch), circumstances))
+    return either(*given)
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +67,13 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     try:
         subject = find_subject(request.config.getoption("--ddp"))
         backend = find_backend(request.config.getoption("--ddp-backend"))
+        excuses = _excuses(request.config, subject, backend)
         chosen = _chosen(request)
         check(chosen, backend)
         with Controller(backend, preload=preloads_of(chosen)) as controller:
             probe(subject, 1, controller)
-            yield ScenarioRunner(subject, backend, controller, native=not request.config.getoption("--ddp-no-native"))
+            native = not request.config.getoption("--ddp-no-native")
+            yield ScenarioRunner(subject, backend, controller, native=native, excuses=excuses)
     except ConformanceError as error:
         mistake = str(error)
     if mistake:
@@ -68,10 +93,12 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     outcome = scenario_runner.run(scenario)
     if outcome.is_failure:
         backend = scenario_runner.backend.name
-        replay = run_command(scenario.id, scenario_runner.subject.name, backend)
+        replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
     if outcome.contaminated_by:
         pytest.fail(outcome.subject.findings[0].summary, pytrace=False)
+    if outcome.subject.verdict.is_failure and outcome.expectation is not None:
+        pytest.xfail(outcome.expectation.describe(outcome.subject.verdict))
     if outcome.subject.verdict in (Verdict.UNSUPPORTED, Verdict.UNKNOWN):
         reasons = "; ".join(finding.summary for finding in outcome.subject.findings)
         pytest.skip(f"{outcome.subject.verdict.value}: {reasons}")

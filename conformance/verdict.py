@@ -42,13 +42,18 @@ class Finding:
     explanation: str = ""
 
 
-def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that led to `verdict`, the most severe and those with evidence first.
+#: Checkers whose failure explains those of others.
+_CAUSES = ("same_collectives",)
 
-    Leaves out a finding whose evidence equals that of an earlier one.
+
+def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that led to `verdict`: a cause first, then the most severe and those with evidence.
+
+    Where ranks issued different collectives, that is the cause of whatever values, errors and deaths came of it. Leaves
+    out a finding whose evidence equals that of an earlier one.
     """
     found = [one for one in findings if one.verdict.is_failure or one.verdict is verdict]
-    found.sort(key=lambda one: (one.verdict is not verdict, not one.explanation))
+    found.sort(key=lambda one: (one.checker not in _CAUSES, one.verdict is not verdict, not one.explanation))
     told = {one.explanation: one for one in reversed(found)}
     return tuple(one for one in found if not one.explanation or told[one.explanation] is one)
 

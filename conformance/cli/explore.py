@@ -78,7 +78,7 @@ def command(
         status.update(f"{num_run} trainings  {outcome.subject.verdict.value}  world size {scenario.world_size}")
 
     def show(deviation: Deviation) -> None:
-        text = write_failure(deviation.outcome, subject.name, source, load_catalogue(), folder)
+        text = write_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"Composed of: {', '.join(sorted(deviation.features)) or 'nothing but a plain step'}."

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.errors import KnownFailureError
+from conformance.run.baseline import Baseline, check_baseline, is_baseline, read_baseline
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
@@ -16,6 +17,7 @@ from conformance.run.known_failures import (
     excuse_for,
     read_known_failures,
 )
+from conformance.run.outcome import NATIVE
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.verdict import Verdict
@@ -24,10 +26,8 @@ from conformance.verdict import Verdict
 def read_file(path: Path) -> tuple[KnownFailure, ...]:
     """Return the entries of a file of known failures; raises `KnownFailureError` naming the file."""
     try:
-        return read_known_failures(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise KnownFailureError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, KnownFailureError) as error:
+        return read_known_failures(_text_of(path))
+    except KnownFailureError as error:
         raise KnownFailureError(f"{path}: {error}") from error
 
 
@@ -37,13 +37,15 @@ def excuses_from(path: Path, scenarios: Iterable[Scenario], circumstances: Circu
     `scenarios` are all that exist, selected or not. Raises `KnownFailureError` before anything runs when an entry names
     none of them, or when two entries apply to one.
     """
+    scenarios = tuple(scenarios)
+    if is_baseline(text := _text_of(path)):
+        return excuses_of(_baseline_in(path, text, scenarios), circumstances)
     known = read_file(path)
     today = datetime.datetime.now(tz=datetime.UTC).date()
 
     def excuse(scenario: Scenario, verdict: Verdict) -> Excuse | None:
         return excuse_for(known, circumstances, today, scenario.id, scenario.world_size, verdict)
 
-    scenarios = tuple(scenarios)
     try:
         check_names(known, {scenario.id: scenario.world_size for scenario in scenarios})
         for scenario in scenarios:
@@ -51,6 +53,43 @@ def excuses_from(path: Path, scenarios: Iterable[Scenario], circumstances: Circu
     except KnownFailureError as error:
         raise KnownFailureError(f"{path}: {error}") from error
     return excuse
+
+
+def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
+    """Return what `baseline` knows; raises `KnownFailureError` if the DDP under test is not torch's."""
+    if circumstances.subject != NATIVE:
+        raise KnownFailureError(
+            f"a baseline says what torch's own DDP breaks; it goes with --ddp torch, got --ddp {circumstances.subject}."
+            " For other DDPs write down what is known of them: docs/known_failures.md"
+        )
+    return baseline.excuse
+
+
+def either(*several: Excuses) -> Excuses:
+    """Return the first excuse that one of `several` has."""
+
+    def excuse(scenario: Scenario, verdict: Verdict) -> Excuse | None:
+        return next((found for one in several if (found := one(scenario, verdict)) is not None), None)
+
+    return excuse
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise KnownFailureError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KnownFailureError(f"{path}: {error}") from error
+
+
+def _baseline_in(path: Path, text: str, scenarios: Iterable[Scenario]) -> Baseline:
+    try:
+        baseline = read_baseline(text)
+        check_baseline(baseline, (scenario.id for scenario in scenarios))
+    except KnownFailureError as error:
+        raise KnownFailureError(f"{path}: {error}") from error
+    return baseline
 
 
 def circumstances_of(report: Report) -> Circumstances:

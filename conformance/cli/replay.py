@@ -14,6 +14,7 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
+from conformance.report.steps import told_by_steps
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
@@ -33,6 +34,8 @@ from conformance.verdict import Verdict
 def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> None:
     """Run the scenario in FILE again, on the DDP under test and on torch's DDP, and print both verdicts with evidence.
 
+    Before the verdicts it tells the DDP's run step by step: the collectives of every rank, and which facts are wrong.
+
     `run` and `explore` write a scenario file to report/failures for every failure. The file holds everything that
     decides what the ranks do, except the DDP and the backend.
 
@@ -46,15 +49,24 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
 
+    from conformance.programs.registry import preloads_of
     from conformance.run import runner
+    from conformance.run.watched_ranks import WatchedRanks
+    from conformance.workers.controller import Controller
     from conformance.workers.finder import find_backend, find_subject
 
     subject, backend_value = find_subject(ddp), find_backend(backend)
     runner.check_world_sizes((scenario.world_size,), backend_value)
     repeated = [scenario] * times
-    with interrupted_once():
-        report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True)
-    print_replay(make_console(), report, catalogue)
+    runner.check(repeated, backend_value)
+    with interrupted_once(), Controller(backend_value, preload=preloads_of(repeated)) as controller:
+        watched = WatchedRanks(controller, subject)
+        report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True, controller=watched)
+    console = make_console()
+    for line in told_by_steps(watched.observations, watched.expected):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    print_replay(console, report, catalogue)
     if not report.is_complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)

@@ -27,6 +27,7 @@ def command() -> None:
     REPORT is a report.json or the folder that holds one. Nothing is run, and nothing that a report holds is executed.
 
     \b
+    ddp-conformance report summary report                  what `run` printed at its end
     ddp-conformance report html report -o report.html      one page to look at, without a network
     ddp-conformance report junit report -o junit.xml       for a CI system
     ddp-conformance report markdown report                 for a pull request comment
@@ -35,6 +36,19 @@ def command() -> None:
     ddp-conformance report diff last-night report
     ddp-conformance report scoreboard a b --into README.md
     """
+
+
+@command.command()
+@_REPORT
+@click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
+def summary(report: Path, verbose: bool) -> None:
+    """Print a finished report again, as `run` does at its end."""
+    from conformance.cli.console import make_console
+    from conformance.report.terminal import print_report
+    from conformance.spec.catalogue import load_catalogue
+
+    folder = report if report.is_dir() else report.parent
+    print_report(make_console(), read_report(report), load_catalogue(), folder, verbose=verbose)
 
 
 @command.command()
@@ -220,6 +234,26 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
     entries = updated(known, circumstances_of(read), verdicts, world_sizes, new)
     _write(known_failures_to_toml(entries), file)
     click.echo(f"{file}: {len(entries)} entries, {len(added)} of them new; there were {len(known)}.")
+
+
+@command.command()
+@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@_OUT
+def baseline(reports: tuple[Path, ...], out: Path | None) -> None:
+    """Write down what torch's own DDP breaks in REPORTS, by requirement, for `run --expectations FILE`.
+
+    The reports are of one torch over one backend; torch's DDP is their subject, or ran beside it. A scenario in which
+    it broke in any of them is in the baseline; one that has changed since is not.
+    """
+    from conformance.run.baseline import baseline_of, baseline_to_toml
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.suite import load_scenarios
+
+    digests = {scenario.id: scenario.digest for scenario in load_scenarios()}
+    read = [read_report(report) for report in reports]
+    _write(baseline_to_toml(baseline_of(read, load_catalogue(), digests)), out)
+    seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
+    click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
 
 
 command.add_command(verify)

@@ -14,16 +14,18 @@ import click
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.known_failures import excuses_from
+from conformance.cli.known_failures import either, excuses_from, excuses_of
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
-from conformance.report.folder import prepare_folder, report_text, write_page, write_report
+from conformance.report.folder import prepare_folder, report_text, write_failure, write_page, write_report
 from conformance.report.read import read_report
 from conformance.report.terminal import ProgressBar, print_report
+from conformance.run.baseline import shipped_baseline
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
+from conformance.run.outcome import Progress
 from conformance.run.report import Assignment
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
@@ -62,7 +64,10 @@ if TYPE_CHECKING:
     "known_failures",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Failures that are known, as TOML; an unexpected pass is a failure then.",
+    help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
+)
+@click.option(
+    "--baseline", is_flag=True, help="With --ddp torch: excuse what torch's own DDP breaks over gloo as well."
 )
 @click.option("--certified", is_flag=True, help="Run a whole --profile, so that `verify` can check the report.")
 @click.option(
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
 @click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
+@click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
 def command(
     names: tuple[str, ...],
     chapter: tuple[str, ...],
@@ -86,11 +92,13 @@ def command(
     profile: str,
     shard: str,
     known_failures: Path | None,
+    baseline: bool,
     certified: bool,
     attach: bool,
     bench: bool,
     fail_fast: bool,
     quiet: bool,
+    verbose: bool,
 ) -> None:
     """Run the selected scenarios (all, when nothing is selected) and report which requirements the DDP keeps.
 
@@ -104,22 +112,25 @@ def command(
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
+    ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
+    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if certified:
-        refuse_to_certify(profile, selection, shard, order, known_failures, no_native, fail_fast)
+        refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     request = Request(
-        selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench
-    )
+        selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
+        quiet, verbose, baseline,
+    )  # fmt: skip
     judge = judge_attached if attach else judge_selection
-    click.get_current_context().exit(judge(request, ddp, backend, folder, quiet))
+    click.get_current_context().exit(judge(request, ddp, backend, folder))
 
 
 def order_of(name: str, seed: int | None) -> Order:
@@ -144,6 +155,9 @@ class Request:
     native: bool = True
     fail_fast: bool = False
     bench: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    baseline: bool = False
 
 
 def refuse_to_certify(
@@ -152,6 +166,7 @@ def refuse_to_certify(
     shard: str,
     order: str,
     known_failures: Path | None,
+    baseline: bool,
     no_native: bool,
     fail_fast: bool,
 ) -> None:
@@ -163,6 +178,7 @@ def refuse_to_certify(
         "--shard": bool(shard),
         "--order": order != LISTED.name,
         "--expectations": known_failures is not None,
+        "--baseline": baseline,
         "--no-native": no_native,
         "--fail-fast": fail_fast,
     }
@@ -183,7 +199,7 @@ def shard_of(scenarios: tuple[Scenario, ...], shard: str) -> tuple[Scenario, ...
     return chosen
 
 
-def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, quiet: bool) -> int:
+def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) -> int:
     """Do `judge_selection` in the first of the processes that a launcher has started, on ranks held by all of them.
 
     All of them must call it.
@@ -201,7 +217,7 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path, 
             place,
             find_backend(backend_name),
             preloads_of(selected),
-            lambda controller: judge_selection(request, ddp, backend_name, folder, quiet, controller),
+            lambda controller: judge_selection(request, ddp, backend_name, folder, controller),
         )
     except ConformanceError as error:
         if place.index == 0:
@@ -222,7 +238,6 @@ def judge_selection(
     ddp: str,
     backend_name: str,
     folder: Path,
-    quiet: bool,
     controller: AttachedController | None = None,
 ) -> int:
     """Run what `request` says, print and write the report, and return the exit code.
@@ -247,9 +262,13 @@ def judge_selection(
         backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(request.selection.world_sizes, backend)
     how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
+    circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
+    excuses = []
     if request.known_failures is not None:
-        circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
-        how["excuses"] = excuses_from(request.known_failures, everything, circumstances)
+        excuses.append(excuses_from(request.known_failures, everything, circumstances))
+    if request.baseline:
+        excuses.append(excuses_of(shipped_baseline(circumstances.torch), circumstances))
+    how["excuses"] = either(*excuses)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
     )
@@ -259,7 +278,13 @@ def judge_selection(
         console.print(f"Scenarios are {request.order}.", highlight=False)
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
-            report = runner.run(scenarios, subject, backend, order=request.order, on_event=progress, **how)
+
+            def on_event(event: Progress) -> None:
+                if event.outcome is not None and event.outcome.is_failure:
+                    write_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
+                progress(event)
+
+            report = runner.run(scenarios, subject, backend, order=request.order, on_event=on_event, **how)
         report = replace(report, selection=assignment, certified=request.certified)
         if request.certified:
             if sources != sources_of(subject):
@@ -268,7 +293,7 @@ def judge_selection(
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
-        print_report(console, report, catalogue, folder, with_table=not quiet)
+        print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         page = write_page(html_page([report]), folder)
         if request.certified:
             write_checksums(folder)

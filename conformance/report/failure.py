@@ -35,7 +35,7 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     requirement_id = outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
-    lines = [explain(first, outcome, **header)]
+    lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
     if replay:

@@ -66,7 +66,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         for outcome in report.failures:
-            write_failure(outcome, report.subject.name, report.backend, catalogue, folder)
+            write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
         partial = path.with_suffix(".partial")
         partial.write_text(report_text(report), encoding="utf-8")

@@ -10,7 +10,7 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from markupsafe import Markup
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
+from conformance.report.blame import failed_requirements
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
 from conformance.report.timeline import Timeline, timeline
@@ -47,19 +48,24 @@ class Column:
 class Entry:
     """One result that is not PASS, to be shown with its evidence.
 
-    With `like`, the anchor of another entry, that one shows explanation, ranks and timeline, and this one a summary.
+    `alike` are other scenarios of the requirement in which torch's DDP, which runs beside, came to FAIL as well.
     """
 
     anchor: str
     column: Column
     scenario: Outcome
     result: ScenarioResult
-    like: str = ""
+    alike: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> tuple[RankFate, ...]:
-        """How the ranks ended, unless another entry stands for this one."""
-        return () if self.like else self.result.ranks
+        """How the ranks ended."""
+        return self.result.ranks
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the result keeps the report from being green."""
+        return self.scenario.is_failure and self.result is self.scenario.failed_result
 
     @property
     def timeline(self) -> Timeline | None:
@@ -83,7 +89,8 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that runs the scenario again."""
-        return run_command(self.scenario.id, self.result.subject, self.column.report.backend)
+        subject = NATIVE if self.column.is_native else self.column.report.subject.typed
+        return run_command(self.scenario.id, subject, self.column.report.backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,8 @@ def html_page(reports: Sequence[Report]) -> str:
             reports=reports,
             columns=columns,
             chapters=_chapters(columns, entries),
-            entries=entries,
+            failures=[entry for entry in entries if entry.is_failure],
+            others=[entry for entry in entries if not entry.is_failure],
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
             totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
             script=Markup(script),  # our own files, not data
@@ -149,18 +157,38 @@ def _entries(columns: Sequence[Column]) -> list[Entry]:
     Where torch's DDP, which runs beside, breaks a requirement in many scenarios, one of them is shown whole.
     """
     entries: list[Entry] = []
-    whole: dict[str, str] = {}
     for column in columns:
+        whole: dict[str, Entry] = {}
         for scenario in column.report.scenarios:
             result = column.result(scenario)
-            unexpected = not column.is_native and scenario.is_failure
-            if result is not None and (result.verdict is not Verdict.PASS or unexpected):
-                anchor = f"entry-{len(entries) + 1}"
-                stands_for_others = column.is_native and result.verdict is Verdict.FAIL
-                like = whole.setdefault(scenario.leading_requirement, anchor) if stands_for_others else anchor
-                entries.append(Entry(anchor, column, scenario, result, like if like != anchor else ""))
+            if result is None or (result.verdict is Verdict.PASS and (column.is_native or not scenario.is_failure)):
+                continue
+            entry = Entry(f"entry-{len(entries) + 1}", column, scenario, result)
+            if column.is_native and result.verdict is Verdict.FAIL:
+                stands_for_others = whole.setdefault(scenario.leading_requirement, entry)
+                if stands_for_others is not entry:
+                    stands_for_others.alike.append(scenario.id)
+                    continue
+            entries.append(entry)
     order = list(Verdict)
-    return sorted(entries, key=lambda one: (one.column.is_native, one.is_expected, -order.index(one.result.verdict)))
+    place = _places(columns)
+    return sorted(
+        entries,
+        key=lambda one: (
+            one.column.is_native, one.is_expected, -order.index(one.result.verdict),
+            place.get((id(one.column.report), one.scenario.leading_requirement), 0),
+        ),
+    )  # fmt: skip
+
+
+def _places(columns: Sequence[Column]) -> Mapping[tuple[int, str], int]:
+    """Return at which place a reader should look at a requirement that failed in a report."""
+    reports = {id(column.report): column.report for column in columns}
+    return {
+        (key, one.requirement): number
+        for key, report in reports.items()
+        for number, one in enumerate(failed_requirements(report))
+    }
 
 
 def _shared(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar while it lasts, then the table, the failures and the totals."""
+"""What a person sees of a run: a bar and failures while it lasts, then the failures, the chapters and the totals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.bench.ratio import Ratio
-from conformance.report.failure import failure_text, replay_command
+from conformance.checkers.explanation import shorten
+from conformance.report.blame import Failed, failed_requirements
+from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -32,6 +34,10 @@ STYLES = {
     Verdict.HARNESS_ERROR: "bold white on red",
 }
 
+#: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
+NUM_WHOLE = 3
+_MOST_NAMES = 4
+
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -41,7 +47,8 @@ class ProgressBar:
 
     The remaining time is what the scenarios so far took per unit of work, times the work left. Work is counted in
     forward passes over all ranks, because four ranks training for fifty steps are not one rank taking one. Off a
-    terminal, in a CI log say, there is a line now and then instead, on standard error.
+    terminal, in a CI log say, there is a line now and then instead, on standard error. The first failure of each
+    requirement gets a line at once.
     """
 
     def __init__(self, console: Console, scenarios: tuple[Scenario, ...]) -> None:
@@ -52,7 +59,7 @@ class ProgressBar:
         self._work_left = sum(map(work, scenarios))
         self._work_done = 0
         self._started = 0.0
-        self._verdicts: Counter[Verdict] = Counter()
+        self._failed: Counter[str] = Counter()
         self._progress = bar.Progress(
             bar.TextColumn("{task.description}"),
             bar.BarColumn(),
@@ -79,28 +86,44 @@ class ProgressBar:
         """Move the bar on."""
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
-            self._verdicts[event.outcome.subject.verdict] += 1
+            self._note_failure(event.outcome)
             self._work_done += work(event.scenario)
             self._work_left -= work(event.scenario)
             left = (time.monotonic() - self._started) / self._work_done * self._work_left
             self._progress.update(self._task, left=left)
-        failures = sum(count for verdict, count in self._verdicts.items() if verdict.is_failure)
         self._progress.update(
             self._task,
             completed=event.done,
             description=f"world size {event.scenario.world_size}",
-            verdicts=f"[red]{failures} failed[/]" if failures else "",
+            verdicts=f"[red]{self._failures}[/]" if self._failed else "",
         )
         self._said = self._said or self._started
         if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
-            self._lines.print(self._line(event.done, failures))
+            self._lines.print(self._line(event.done))
 
-    def _line(self, done: int, failures: int) -> str:
+    def _note_failure(self, outcome: Outcome) -> None:
+        if not outcome.is_failure:
+            return
+        self._failed[outcome.leading_requirement] += 1
+        if self._failed[outcome.leading_requirement] == 1:
+            console = self._lines or self._progress.console
+            console.print(Text(_one_line(outcome), overflow="ellipsis", no_wrap=True))
+
+    @property
+    def _failures(self) -> str:
+        """Return e.g. `3 failed: BUFFER-01, GRAD-07`."""
+        if not self._failed:
+            return "0 failed"
+        names = [*self._failed][:_MOST_NAMES]
+        more = f" and {len(self._failed) - _MOST_NAMES} more" if len(self._failed) > _MOST_NAMES else ""
+        return f"{self._failed.total()} failed: {', '.join(names)}{more}"
+
+    def _line(self, done: int) -> str:
         elapsed = time.monotonic() - self._started
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
-        return f"{done} of {self._total} scenarios, {failures} failed, {_clock(elapsed)} elapsed{remaining}"
+        return f"{done} of {self._total} scenarios, {self._failures}, {_clock(elapsed)} elapsed{remaining}"
 
 
 class _Remaining(bar.ProgressColumn):
@@ -116,16 +139,39 @@ def _clock(seconds: float) -> str:
 
 
 def print_report(
-    console: Console, report: Report, catalogue: Catalogue, folder: Path, *, with_table: bool = True
+    console: Console, report: Report, catalogue: Catalogue, folder: Path, *, verbose: bool = False, quiet: bool = False
 ) -> None:
-    """Print table, failures and totals; `folder` is where the report's files are."""
-    if with_table:
+    """Print failures, a line per chapter and totals; `folder` is where the report's files are.
+
+    With `verbose` there is a line per requirement instead, and the evidence of every requirement that failed; with
+    `quiet` there are no chapters.
+    """
+    if verbose:
         console.print(requirements_table(report, catalogue))
-    print_failures(console, report, catalogue, folder)
+        console.print()
+    print_failures(console, report, catalogue, folder, whole=len(report.failures) if verbose else NUM_WHOLE)
+    if not verbose and not quiet:
+        console.print(chapters_table(report, catalogue))
+        console.print()
     if report.performance:
-        console.print("\nStep time, as a ratio:")
+        console.print("Step time, as a ratio:")
         console.print(ratios_table(report.performance))
-    print_totals(console, report)
+    print_totals(console, report, notes=verbose)
+
+
+def chapters_table(report: Report, catalogue: Catalogue) -> Table:
+    """Return the table of verdicts with one row per chapter."""
+    with_native = bool(report.native_verdicts)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("chapter", no_wrap=True)
+    table.add_column("scenarios", justify="right")
+    table.add_column(_short(report))
+    if with_native:
+        table.add_column("torch's DDP")
+    for chapter in catalogue.chapters:
+        if relevant := [outcome for outcome in report.scenarios if outcome.chapter == chapter.name]:
+            table.add_row(chapter.name, *_cells(relevant, with_native))
+    return table
 
 
 def requirements_table(report: Report, catalogue: Catalogue) -> Table:
@@ -177,24 +223,45 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
     return table
 
 
-def print_failures(console: Console, report: Report, catalogue: Catalogue, folder: Path) -> None:
-    """Print why it failed: one explanation per requirement, and how many more there are of its kind."""
-    by_requirement: dict[str, list[Outcome]] = {}
-    for outcome in report.failures:
-        by_requirement.setdefault(outcome.leading_requirement, []).append(outcome)
-    for requirement_id, (first, *others) in by_requirement.items():
-        replay = replay_command(first.id, report.subject.name, report.backend, folder)
-        console.print()
+def print_failures(console: Console, report: Report, catalogue: Catalogue, folder: Path, *, whole: int) -> None:
+    """Print why it failed, the requirement to look at first at the top: `whole` of them with evidence.
+
+    Of the others there is one line each, and the number of scenarios in which they failed.
+    """
+    failed = failed_requirements(report)
+    for one in failed[:whole]:
+        first, *others = one.outcomes
+        replay = replay_command(first.id, report.subject.typed, report.backend, folder)
         console.print(Text(failure_text(first, report.backend, catalogue, replay)), soft_wrap=True)
         if others:
-            where = f"{requirement_id} in {folder / 'failures'}"
+            where = f"{one.requirement} in {folder / 'failures'}"
             console.print(f"      and {len(others)} more of {where}", style="dim", highlight=False)
+        console.print()
+    if not failed[whole:]:
+        return
+    console.print(f"{counted(len(failed) - whole, 'more requirement')} failed:", style="bold", highlight=False)
+    width = max(len(each.requirement) for each in failed)
+    for one in failed[whole:]:
+        console.print(_line_of(one, width), no_wrap=True, overflow="ellipsis")
+    console.print(f"Why: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
 
 
-def print_totals(console: Console, report: Report) -> None:
-    """Print the last lines of a run: counts, notes, times, and the answer."""
-    console.print()
-    for outcome in report.scenarios:
+def _line_of(failed: Failed, width: int) -> Text:
+    why = failed.outcomes[0].failed_result.summary
+    style = STYLES[failed.verdict]
+    return Text.assemble(
+        (f"{failed.verdict.value:<6}", style), f"{failed.requirement:<{width}}  ", (f"{failed.count:<9}", "dim"), why
+    )
+
+
+def _one_line(outcome: Outcome) -> str:
+    result = outcome.failed_result
+    return f"{result.verdict.value}  {outcome.id}: {shorten(result.summary)}"
+
+
+def print_totals(console: Console, report: Report, *, notes: bool = False) -> None:
+    """Print the last lines of a run: counts, times and the answer; with `notes` what trainings have reached."""
+    for outcome in report.scenarios if notes else ():
         for note in outcome.notes:
             console.print(Text(f"{outcome.id}: {note}"), soft_wrap=True)
     for world_size, ms in report.median_warm_scenario_ms.items():

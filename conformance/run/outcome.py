@@ -120,9 +120,17 @@ def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
 
 
 def combined_text(verdicts: Mapping[Verdict, int]) -> str:
-    """Return e.g. `PASS`, or `FAIL 2/3` when not all scenarios agree."""
+    """Return e.g. `PASS`, or when not all scenarios agree `FAIL 2/3`, with every verdict that is a failure named.
+
+    Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`.
+    """
     verdict, total = combine(verdicts), sum(verdicts.values())
-    return verdict.value if verdicts[verdict] == total else f"{verdict.value} {verdicts[verdict]}/{total}"
+    if verdicts[verdict] == total:
+        return verdict.value
+    failures = [one for one in reversed(Verdict) if one.is_failure and verdicts.get(one)]
+    if len(failures) < 2:
+        return f"{verdict.value} {verdicts[verdict]}/{total}"
+    return f"{', '.join(f'{one.value} {verdicts[one]}' for one in failures)} of {total}"
 
 
 def counts_text(verdicts: Mapping[Verdict, int]) -> str:

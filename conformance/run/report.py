@@ -22,10 +22,16 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class JudgedSubject:
-    """The DDP under test: the name that was typed and the `module:attr` behind it."""
+    """The DDP under test: its name, the `module:attr` behind it, and what was typed for it if that is not its name."""
 
     name: str
     target: str
+    source: str = ""
+
+    @property
+    def typed(self) -> str:
+        """What `--ddp` takes to name this subject."""
+        return self.source or self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _run(
     return Report.of(
         outcomes,
         load_catalogue(),
-        subject=JudgedSubject(subject.name, subject.target),
+        subject=JudgedSubject(subject.name, subject.target, subject.source),
         backend=backend.source or backend.name,  # by which it is found again
         num_selected=len(scenarios),
         interrupted=interrupted,

@@ -18,7 +18,7 @@ from conformance.run.judge import authority_of, judge
 from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.scenario import DTYPES, Scenario
-from conformance.subjects.subject import KNOWN, Subject
+from conformance.subjects.subject import KNOWN, Subject, capabilities_of
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
@@ -201,16 +201,16 @@ class ScenarioRunner:
 
 
 def needs_of(scenario: Scenario) -> frozenset[str]:
-    """Return what a scenario needs: what it lists, and what follows from its model and from the dtypes that it names.
+    """Return what a scenario needs: what it lists, and what follows from its options, its model and its dtypes.
 
-    Backends declare dtypes and sparse gradients, so that no chapter must think of them.
+    Subjects declare options, backends dtypes and sparse gradients, so that no chapter must think of them.
     """
     named = [scenario.dtype]
     for value in scenario.arguments.values():
         named += value if isinstance(value, list) else [value]
     dtypes = {name for name in named if isinstance(name, str) and name in _DECLARED_DTYPES}
     sparse = {"sparse"} if get_fixture(scenario.model).sparse else set()
-    return frozenset({*scenario.needs, *dtypes, *sparse})
+    return frozenset({*scenario.needs, *capabilities_of(scenario.options), *dtypes, *sparse})
 
 
 def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str) -> ScenarioResult:

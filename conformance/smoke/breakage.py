@@ -14,8 +14,12 @@ from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.models.traced_blocks import read_block
 from conformance.observation import Facts, Observation
 from conformance.oracles.difference import kind, show
+from conformance.oracles.expected import mismatch
 from conformance.own_mistake import present
+from conformance.smoke.programs.arrivals import LATER
 
+#: What torch says when a group in Python lacks a method, and it has no backend in C++ to ask.
+_NO_METHOD = "No backend type associated with device type"
 _NUM_FRAMES = 6
 _TRACEBACK_LINES = 6
 _STDERR_LINES = 6
@@ -24,24 +28,36 @@ _NUM_VALUES = 12
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """Why a rung broke: a sentence that names the ranks, what was expected, what came, what to do, and evidence."""
+    """Why a rung broke: a sentence that names the ranks, what was expected, what came, what to do, and evidence.
+
+    `wrong_value` tells that every rank came back, with something else than it should have.
+    """
 
     summary: str
     expected: str = ""
     came: str = ""
     advice: str = ""
     evidence: str = ""
+    wrong_value: bool = False
 
 
 def find_breakage(
-    observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, *, deadline_s: float, advice: str
+    observations: Mapping[int, Observation],
+    expected: Mapping[int, Facts] | None,
+    *,
+    deadline_s: float,
+    advice: str,
+    method: str = "",
 ) -> Breakage | None:
-    """Return the most severe thing that went wrong on any rank; None if every rank observed what it must."""
+    """Return the most severe thing that went wrong on any rank; None if every rank observed what it must.
+
+    `method` is the method of the process group that torch calls in this rung, if it is one in particular.
+    """
     seen = [observations[rank] for rank in sorted(observations)]
     if dead := [one for one in seen if one.fate.kind in ("killed", "exited")]:
         return _died(dead, advice)
     if raised := [one for one in seen if one.raised is not None]:
-        return _raised(raised, len(seen), advice)
+        return _raised(raised, len(seen), advice, method)
     if late := [one for one in seen if one.fate.kind in ("hung", "abandoned")]:
         return _hung(late, observations, deadline_s, advice)
     if declined := [one for one in seen if one.unsupported]:
@@ -61,9 +77,16 @@ def _died(dead: list[Observation], advice: str) -> Breakage:
     )
 
 
-def _raised(raised: list[Observation], num_ranks: int, advice: str) -> Breakage:
+def _raised(raised: list[Observation], num_ranks: int, advice: str, method: str) -> Breakage:
     first, error = raised[0], present(raised[0].raised)
     who = "every rank" if len(raised) == num_ranks > 1 else ranks(one.rank for one in raised)
+    if method and _NO_METHOD in error.message:
+        return Breakage(
+            f"the process group of {who} has no method {method}, which this torch calls",
+            expected=f"the class that `create` returns defines {method}",
+            came=f"torch looked for a C++ backend instead: {shorten(str(error))}",
+            advice=advice,
+        )
     explains_itself = "ConformanceError" in error.bases
     traceback = [] if explains_itself else [line for line in error.traceback.splitlines() if line.strip()]
     return Breakage(
@@ -86,7 +109,8 @@ def _hung(late: list[Observation], observations: Mapping[int, Observation], dead
         summary = f"no rank came {where}"
     if back:
         summary += f", {ranks(back)} did"
-    if (missing := missing_from(observations)) is not None:
+    missing = missing_from(observations)
+    if missing is not None:
         collective, waiting, absent = missing
         summary += f"; {collective.describe()} was issued by {ranks(waiting)} and never by {ranks(absent)}"
     if odd := _odd_one_out(late):
@@ -96,7 +120,7 @@ def _hung(late: list[Observation], observations: Mapping[int, Observation], dead
         expected=f"every rank comes back within {deadline_s:g} s",
         came="; ".join(f"rank {one.rank} is in {_where(one)}" for one in late),
         advice=advice,
-        evidence=_stacks(late),
+        evidence="\n".join(filter(None, (_stacks(late), _other_threads(late, missing[2] if missing else [])))),
     )
 
 
@@ -112,12 +136,21 @@ def _wrong(
         return Breakage(summary, _values(expected[first.rank][first.name]), "nothing", advice)
     came = facts[first.name]
     reading = _reading(came, len(observations))
+    later = [rank for rank in culprits if _came_later(first.name, expected[rank], observations[rank].facts)]
+    if later == culprits:
+        summary += f"; the right value came later: wait() returned too early on {ranks(later)}"
     return Breakage(
         summary,
+        wrong_value=True,
         expected=_values(expected[first.rank][first.name]),
         came=f"{_values(came)} on rank {first.rank}{reading}",
         advice=advice,
     )
+
+
+def _came_later(name: str, expected: Facts, observed: Facts) -> bool:
+    later = name + LATER
+    return later in observed and not mismatch(expected[name], observed[later])
 
 
 def _where(observation: Observation) -> str:
@@ -179,6 +212,22 @@ def _stacks(observations: list[Observation]) -> str:
     return "\n".join(
         f"Stack of {ranks(whose)}, the latest call first:\n" + "\n".join(frames) for frames, whose in rarest_first
     )
+
+
+def _other_threads(late: list[Observation], guilty: list[int]) -> str:
+    """Return what the other Python threads of the guilty rank do: the transport of a group in Python is one of them.
+
+    Where no rank is known to be guilty, those of the first.
+    """
+    one = next((each for each in late if each.rank in guilty), late[0])
+    threads: list[list[str]] = []
+    for line in one.stack.splitlines():
+        if line.startswith(("Thread", "Current thread")):
+            threads.append([])
+        elif threads and line.strip() and not any(part in line for part in OUR_FRAMES):
+            threads[-1].append(line)
+    shown = ["\n".join(frames[:_NUM_FRAMES]) for frames in threads[:-1] if frames]  # the main thread comes last
+    return "\n".join(f"Another thread of rank {one.rank}:\n{frames}" for frames in shown)
 
 
 def _stderr(observation: Observation) -> str:

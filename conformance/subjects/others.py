@@ -13,13 +13,15 @@ _ADAPTERS = "conformance.subjects.adapters"
 REPLICATE = Subject(
     "replicate",
     f"{_ADAPTERS}.of_torch:replicate",
-    frozenset({"comm_hook", "find_unused_parameters", "gradient_as_bucket_view", "no_sync", "static_graph"}),
+    frozenset(
+        {"bucket_cap_mb", "comm_hook", "find_unused_parameters", "gradient_as_bucket_view", "no_sync", "static_graph"}
+    ),
 )
 FSDP2_REPLICATE = Subject("fsdp2-replicate", f"{_ADAPTERS}.of_torch:replicate_with_fsdp", frozenset({"no_sync"}))
 TORCHFT = Subject(
     "torchft",
     f"{_ADAPTERS}.of_torchft:managed",
-    frozenset({"find_unused_parameters", "gradient_as_bucket_view", "no_sync"}),
+    frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "no_sync"}),
 )
 TORCHFT_PURE = Subject("torchft-pure", f"{_ADAPTERS}.of_torchft:pure", frozenset())
 FAIRSCALE = Subject("fairscale-sharded", f"{_ADAPTERS}.of_fairscale:sharded", frozenset({"no_sync"}))

@@ -6,11 +6,14 @@ never holds a reference to a DDP class outside the ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +24,7 @@ from conformance.errors import SubjectError
 CAPABILITIES = frozenset(
     {
         "auto_buckets",
+        "bucket_cap_mb",
         "bucket_cap_mb_list",
         "cast_forward_inputs",
         "comm_hook",
@@ -45,16 +49,52 @@ CAPABILITIES = frozenset(
 )
 
 
+#: Options that ask for the capability of their name where they are given and true.
+_SWITCHES = (
+    "bucket_cap_mb_list",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "skip_all_reduce_unused_params",
+    "static_graph",
+)
+
+#: Options without which a DDP may do: a scenario that passes one that the subject's signature lacks is UNSUPPORTED.
+OPTIONS = frozenset(
+    {
+        *_SWITCHES,
+        "batched_grad_copy",
+        "broadcast_buffers",
+        "bucket_cap_mb",
+        "check_reduction",
+        "delay_all_reduce_named_params",
+        "device_ids",
+        "device_mesh",
+        "forward_sync_buffers",
+        "init_sync",
+        "mixed_precision",
+        "output_device",
+        "param_to_hook_all_reduce",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to support.
 
     By default a subject claims every capability: a false claim shows as a FAIL, whereas a missing one would hide it.
+    `source` is the text that a user typed for it, if that is not `name`: by it the subject is found again.
     """
 
     name: str
     target: str
     capabilities: frozenset[str] = CAPABILITIES
+    source: str = ""
+
+    @property
+    def typed(self) -> str:
+        """What `--ddp` takes to name this subject."""
+        return self.source or self.name
 
 
 #: The subject of a rank that computes the truth; its program wraps nothing.
@@ -84,7 +124,7 @@ def get_subject(text: str) -> Subject:
     """
     subject = named(text)
     if subject not in KNOWN.values() and isinstance(described := _attribute(subject), Subject):
-        subject = described
+        subject = dataclasses.replace(described, source=text)
     load(subject)
     return subject
 
@@ -121,6 +161,33 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
     if not callable(found):
         raise SubjectError(f"DDP {subject.name!r}: {subject.target} must be a class, got {type(found).__name__}")
     return found
+
+
+def capabilities_of(options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the capabilities that these options of a DDP ask for; an option at its default asks for none."""
+    asked = {name for name in _SWITCHES if options.get(name)}
+    if options.get("mixed_precision") is not None:
+        asked.add("mixed_precision")
+    if options.get("init_sync") is False:
+        asked.add("init_sync")
+    if (cap := options.get("bucket_cap_mb")) is not None:
+        asked.add("auto_buckets" if cap == "auto" else "bucket_cap_mb")
+    return frozenset(asked)
+
+
+def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -> tuple[str, ...]:
+    """Return those of `options` that torch or `ddp_impl` knows and that the signature of `subject` does not take.
+
+    A subject with `**kwargs`, or whose signature Python cannot tell, takes all. A name that no DDP has is a mistake:
+    requirements say what must come of it. Every subject must take `process_group`.
+    """
+    try:
+        taken = inspect.signature(subject).parameters
+    except (TypeError, ValueError):
+        return ()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return ()
+    return tuple(name for name in options if name in OPTIONS and name not in taken)
 
 
 def _installed_target(name: str) -> str:

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from conformance.errors import ReportError
+from conformance.report.blame import failed_requirements
 from conformance.report.failure import failure_text, replay_command, result_text, run_command
 from conformance.report.folder import prepare_folder, write_report
 from conformance.report.terminal import ProgressBar, print_report
-from conformance.run.outcome import Note, Outcome, Progress, combine
+from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
 from conformance.suite import work
@@ -183,6 +184,31 @@ def test_the_replay_command_names_what_is_not_the_default(tmp_path: Path) -> Non
     assert replay_command(scenario_id, "pkg:MyDDP", "nccl", tmp_path) == expected
 
 
+def test_the_requirement_that_fails_most_throughout_comes_first_unless_another_is_graver() -> None:
+    report = run_report(
+        *(outcome(f"gradients/GRAD-01/{verdict.value}", verdict) for verdict in (FAIL, PASS)),
+        *(outcome(f"buckets/BUCKET-01/{verdict.value}", verdict) for verdict in (FAIL, UNSUPPORTED)),
+        *(outcome(f"gradients/GRAD-02/{verdict.value}", verdict) for verdict in (PASS, HANG, FAIL)),
+    )  # fmt: skip
+    found = failed_requirements(report)
+    assert [(one.requirement, one.verdict, one.count) for one in found] == [
+        ("GRAD-02", HANG, "2 of 3"), ("BUCKET-01", FAIL, "1 of 1"), ("GRAD-01", FAIL, "1 of 2"),
+    ]  # fmt: skip
+
+
+def test_two_crashes_do_not_hide_eleven_failures() -> None:
+    assert combined_text({PASS: 101, FAIL: 11, CRASH: 2}) == "CRASH 2, FAIL 11 of 114"
+    assert combined_text({PASS: 1, FAIL: 2}) == "FAIL 2/3"
+
+
+def test_what_ranks_issued_differently_is_told_before_what_came_of_it() -> None:
+    findings = (
+        Finding("no_crash", CRASH, "rank 1 died", "Then  B died."),
+        Finding("same_collectives", FAIL, "ranks 0 and 1 differ", "Then  A and B meet."),
+    )
+    assert ScenarioResult("mine", CRASH, 1.0, 3, findings, ()).summary == "ranks 0 and 1 differ"
+
+
 def test_work_grows_with_ranks_and_passes() -> None:
     short = Scenario("a/b/c", ("b",), "train", world_size=1, schedule=(Step(),))
     assert work(short.replace(world_size=4)) == 4 * work(short)
@@ -205,24 +231,19 @@ class WhatPeopleRead(expecttest.TestCase):
         self.assertExpectedInline(
             shown(MIXED),
             """\
-           requirement                                                       scenarios  ddp_impl   torch's DDP
-GRAD       Gradients                                                                 4  CRASH 1/4  FAIL 1/4
-GRAD-01    Every rank MUST hold the mean of the gradients.                           3  FAIL 1/3   FAIL 1/3
-GRAD-02    A gradient MUST NOT depend on the bucket cap.                             2  CRASH 1/2  PASS 1/2
-
-BUCKET     Buckets                                                                   2  PASS 1/2   PASS 1/2
-BUCKET-01  Ranks MUST reduce the same buckets.                                       2  PASS 1/2   PASS 1/2
-
-FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
-      gradients/GRAD-02/mlp
+CRASH  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      gradients/GRAD-02/cnn
       subject=ddp_impl backend=gloo world=2 seed=7
-      it was FAIL
-Let   A = it was FAIL
+      it was CRASH
+Let   A = it was CRASH
 Then  A is not 2.
-Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
+Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
       and 1 more of GRAD-02 in report/failures
 
-gradients/GRAD-01/mlp: accuracy 0.9688 (at least 0.95)
+chapter    scenarios  ddp_impl              torch's DDP
+gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1/4
+buckets            2  PASS 1/2              PASS 1/2
+
 median warm scenario at world size 2: 12.0 ms
 6 scenarios for 3 requirements in 12.5 s
 ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
@@ -235,12 +256,9 @@ torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
         self.assertExpectedInline(
             shown(report),
             """\
-           requirement                                                                     scenarios  ddp_impl
-GRAD       Gradients                                                                               1  PASS
-GRAD-01    Every rank MUST hold the mean of the gradients.                                         1  PASS
-
-BUCKET     Buckets                                                                                 1  PASS
-BUCKET-01  Ranks MUST reduce the same buckets.                                                     1  PASS
+chapter    scenarios  ddp_impl
+gradients          1  PASS
+buckets            1  PASS
 
 2 scenarios for 2 requirements in 12.5 s
 ddp_impl: 2 PASS

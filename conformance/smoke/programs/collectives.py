@@ -15,9 +15,12 @@ from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.smoke.programs.arrivals import observe_arrived
 
 #: The last rank comes to the barrier this much later than the others: who does not wait for it has left by then.
 LATE_S = 0.1
+#: One element, primes, and more than any backend sends in one piece.
+_SIZES = (1, 7, 1_009, 65_537, 1_048_583)
 _REDUCED_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -43,7 +46,7 @@ def broadcast(ctx: RankContext) -> None:
     for root in range(ctx.world_size):
         tensor = block(root, root, ctx.world_size).to(ctx.device) if ctx.rank == root else _empty(ctx)
         dist.broadcast(tensor, root, group=ctx.process_group)
-        ctx.observe(f"broadcast from rank {root}", tensor)
+        observe_arrived(ctx, f"broadcast from rank {root}", tensor)
 
 
 @broadcast.expects
@@ -58,7 +61,7 @@ def all_reduce(ctx: RankContext) -> None:
     for dtype in _REDUCED_DTYPES:
         tensor = summands(ctx.rank, dtype).to(ctx.device)
         dist.all_reduce(tensor, group=ctx.process_group)
-        ctx.observe(f"all_reduce SUM of {_name(dtype)}", tensor)
+        observe_arrived(ctx, f"all_reduce SUM of {_name(dtype)}", tensor)
 
 
 @all_reduce.expects
@@ -73,7 +76,7 @@ def all_reduce_dtype(ctx: RankContext) -> None:
     dtype = getattr(torch, ctx.arguments["dtype"])
     tensor = summands(ctx.rank, dtype).to(ctx.device)
     dist.all_reduce(tensor, group=ctx.process_group)
-    ctx.observe(f"all_reduce SUM of {_name(dtype)}", tensor)
+    observe_arrived(ctx, f"all_reduce SUM of {_name(dtype)}", tensor)
 
 
 @all_reduce_dtype.expects
@@ -88,7 +91,7 @@ def all_reduce_extrema(ctx: RankContext) -> None:
     for name, op in (("MAX", dist.ReduceOp.MAX), ("MIN", dist.ReduceOp.MIN)):
         tensor = summands(ctx.rank, torch.int64).to(ctx.device)
         dist.all_reduce(tensor, op=op, group=ctx.process_group)
-        ctx.observe(f"all_reduce {name}", tensor)
+        observe_arrived(ctx, f"all_reduce {name}", tensor)
 
 
 @all_reduce_extrema.expects
@@ -103,7 +106,7 @@ def all_reduce_avg(ctx: RankContext) -> None:
     """Average numbers that divide exactly; observes `all_reduce AVG`. All ranks run it."""
     tensor = (summands(ctx.rank, torch.float32) * ctx.world_size).to(ctx.device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=ctx.process_group)
-    ctx.observe("all_reduce AVG", tensor)
+    observe_arrived(ctx, "all_reduce AVG", tensor)
 
 
 @all_reduce_avg.expects
@@ -116,7 +119,7 @@ def all_reduce_sparse(ctx: RankContext) -> None:
     """Sum sparse tensors whose rows overlap in row 0; observes `all_reduce SUM of sparse`. All ranks run it."""
     tensor = _sparse(ctx.rank, ctx.world_size).to(ctx.device)
     dist.all_reduce(tensor, group=ctx.process_group)
-    ctx.observe("all_reduce SUM of sparse", tensor.to_dense())
+    observe_arrived(ctx, "all_reduce SUM of sparse", tensor.to_dense())
 
 
 @all_reduce_sparse.expects
@@ -132,7 +135,7 @@ def all_reduce_coalesced(ctx: RankContext) -> None:
     tensors = [summands(ctx.rank, torch.float32, length).to(ctx.device) for length in (3, 5)]
     ctx.process_group.allreduce_coalesced(tensors).wait()
     for position, tensor in enumerate(tensors):
-        ctx.observe(f"tensor {position} of all_reduce_coalesced", tensor)
+        observe_arrived(ctx, f"tensor {position} of all_reduce_coalesced", tensor)
 
 
 @all_reduce_coalesced.expects
@@ -149,7 +152,7 @@ def all_gather(ctx: RankContext) -> None:
     slots = [_empty(ctx) for _ in range(ctx.world_size)]
     dist.all_gather(slots, mine, group=ctx.process_group)
     for rank, slot in enumerate(slots):
-        ctx.observe(f"all_gather, slot {rank}", slot)
+        observe_arrived(ctx, f"all_gather, slot {rank}", slot)
 
 
 @all_gather.expects
@@ -164,7 +167,7 @@ def all_gather_into_tensor(ctx: RankContext) -> None:
     gathered = _empty(ctx, ctx.world_size)
     mine = block(ctx.rank, ctx.rank, ctx.world_size).to(ctx.device)
     dist.all_gather_into_tensor(gathered, mine, group=ctx.process_group)
-    ctx.observe("all_gather_into_tensor", gathered)
+    observe_arrived(ctx, "all_gather_into_tensor", gathered)
 
 
 @all_gather_into_tensor.expects
@@ -178,7 +181,7 @@ def reduce_scatter(ctx: RankContext) -> None:
     """Sum every rank's block for each rank there; observes `reduce_scatter_tensor`. All ranks run it."""
     mine = _empty(ctx)
     dist.reduce_scatter_tensor(mine, _blocks_for_all(ctx), group=ctx.process_group)
-    ctx.observe("reduce_scatter_tensor", mine)
+    observe_arrived(ctx, "reduce_scatter_tensor", mine)
 
 
 @reduce_scatter.expects
@@ -200,14 +203,14 @@ def all_to_all(ctx: RankContext) -> None:
     received = _empty(ctx, size)
     dist.all_to_all_single(received, _blocks_for_all(ctx), group=ctx.process_group)
     for source, part in enumerate(received.chunk(size)):
-        ctx.observe(f"all_to_all_single, from rank {source}", part)
+        observe_arrived(ctx, f"all_to_all_single, from rank {source}", part)
     lengths = [_uneven_length(destination) for destination in range(size)]
     parts = [part[:length] for part, length in zip(_blocks_for_all(ctx).chunk(size), lengths, strict=True)]
     mine = _uneven_length(ctx.rank)
     uneven = torch.full((mine * size,), -1.0, device=ctx.device)
     dist.all_to_all_single(uneven, torch.cat(parts), [mine] * size, lengths, group=ctx.process_group)
     for source, part in enumerate(uneven.chunk(size)):
-        ctx.observe(f"all_to_all_single with uneven splits, from rank {source}", part)
+        observe_arrived(ctx, f"all_to_all_single with uneven splits, from rank {source}", part)
 
 
 @all_to_all.expects
@@ -231,11 +234,11 @@ def gather_scatter(ctx: RankContext) -> None:
     slots = [_empty(ctx) for _ in range(size)] if ctx.rank == root else None
     dist.gather(block(ctx.rank, root, size).to(ctx.device), slots, dst=root, group=ctx.process_group)
     for rank, slot in enumerate(slots or ()):
-        ctx.observe(f"gather, slot {rank}", slot)
+        observe_arrived(ctx, f"gather, slot {rank}", slot)
     mine = _empty(ctx)
     parts = list(_blocks_for_all(ctx).chunk(size)) if ctx.rank == root else None
     dist.scatter(mine, parts, src=root, group=ctx.process_group)
-    ctx.observe(f"scatter from rank {root}", mine)
+    observe_arrived(ctx, f"scatter from rank {root}", mine)
 
 
 @gather_scatter.expects
@@ -257,7 +260,7 @@ def send_recv(ctx: RankContext) -> None:
         receiving = dist.irecv(received, previous, group=ctx.process_group)
         for work in (sending, receiving):
             present(work).wait()
-    ctx.observe(f"received from rank {previous}", received)
+    observe_arrived(ctx, f"received from rank {previous}", received)
 
 
 @send_recv.expects
@@ -268,6 +271,23 @@ def _send_recv(scenario: Scenario) -> Mapping[int, Facts]:
     return {
         rank: {f"received from rank {(rank - 1) % size}": block((rank - 1) % size, rank, size)} for rank in range(size)
     }
+
+
+@program("smoke_all_reduce_sizes", invariants=())
+def all_reduce_sizes(ctx: RankContext) -> None:
+    """Sum tensors of odd and large sizes; observes how many elements of each are wrong. All ranks run it."""
+    for size in _SIZES:
+        numbers = (torch.arange(size, dtype=torch.float32) % 251).to(ctx.device)
+        tensor = numbers + ctx.rank
+        dist.all_reduce(tensor, group=ctx.process_group)
+        expected = numbers * ctx.world_size + sum(range(ctx.world_size))
+        observe_arrived(ctx, f"wrong elements of {size}", int((tensor != expected).sum()))
+
+
+@all_reduce_sizes.expects
+def _all_reduce_sizes(scenario: Scenario) -> Mapping[int, Facts]:
+    none_wrong = {f"wrong elements of {size}": 0 for size in _SIZES}
+    return dict.fromkeys(range(scenario.world_size), none_wrong)
 
 
 @program("smoke_barrier", invariants=())
@@ -285,7 +305,7 @@ def barrier(ctx: RankContext) -> None:
     mine = torch.tensor([entered_ns, left_ns], device=ctx.device)
     dist.all_gather(moments, mine, group=ctx.process_group)
     last_entered_ns = max(int(moment[0]) for moment in moments)
-    ctx.observe("stayed in the barrier until every rank had entered it", left_ns >= last_entered_ns)
+    observe_arrived(ctx, "stayed in the barrier until every rank had entered it", left_ns >= last_entered_ns)
 
 
 @barrier.expects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -13,6 +14,7 @@ from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.smoke.programs.arrivals import observe_arrived
 
 _NUM_IN_FLIGHT = 3
 
@@ -26,7 +28,7 @@ def asynchronous(ctx: RankContext) -> None:
         with ctx.phase("work.wait()"):
             work = present(works[number])
             work.wait()
-        ctx.observe(f"all_reduce {number} of {_NUM_IN_FLIGHT} in flight", tensors[number])
+        observe_arrived(ctx, f"all_reduce {number} of {_NUM_IN_FLIGHT} in flight", tensors[number])
         ctx.observe(f"work {number}.is_completed() after wait()", work.is_completed())
 
 
@@ -67,18 +69,21 @@ def new_group(ctx: RankContext) -> None:
     Observes both on the members; rank 0 observes that it is none. All ranks run it.
     """
     members = _members(ctx.world_size)
+    before = {thread.ident for thread in threading.enumerate()}
     group = dist.new_group(members)
     ctx.observe("is a member of the new group", ctx.rank in members)
     if ctx.rank in members:
         tensor = summands(ctx.rank, torch.float32).to(ctx.device)
         dist.all_reduce(tensor, group=group)
-        ctx.observe("all_reduce in a new group", tensor)
+        observe_arrived(ctx, "all_reduce in a new group", tensor)
         root = members[-1]
         sent = block(ctx.rank, root, ctx.world_size).to(ctx.device)
         dist.broadcast(sent, root, group=group)
         ctx.observe("broadcast in a new group", sent)
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(group)
+    left = [thread.name for thread in threading.enumerate() if thread.ident not in before]
+    ctx.observe("Python threads that the destroyed group left", left)
 
 
 @new_group.expects
@@ -86,7 +91,8 @@ def _new_group(scenario: Scenario) -> Mapping[int, Facts]:
     members = _members(scenario.world_size)
     root = members[-1]
     facts: dict[int, Facts] = {
-        rank: {"is a member of the new group": rank in members} for rank in range(scenario.world_size)
+        rank: {"is a member of the new group": rank in members, "Python threads that the destroyed group left": []}
+        for rank in range(scenario.world_size)
     }
     inside = {
         "all_reduce in a new group": torch.stack([summands(rank, torch.float32) for rank in members]).sum(0),

@@ -1,0 +1,127 @@
+"""A run told step by step: every rank's collectives side by side, and which facts are not as they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from conformance.checkers.explanation import ranks as names_of
+from conformance.checkers.facts import WrongFact, wrong_facts
+from conformance.history import Collective
+from conformance.observation import Facts, Observation
+
+_INDENT = "  "
+_PHASE_WIDTH = 12
+#: Of more rows in which all ranks agree than this, only the first and the last are shown.
+_MOST_ALIKE = 5
+_MOST_WRONG = 4
+
+#: The collectives of one index in one group, by rank; None where a rank issued none.
+Row = Mapping[int, Collective | None]
+
+
+def told_by_steps(observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None) -> list[str]:
+    """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong."""
+    rows = _rows(observations)
+    expected = _observed_part(expected or {}, observations)
+    wrong = _by_step(wrong_facts(expected, {rank: one.facts for rank, one in observations.items()}))
+    names = dict.fromkeys(name for facts in expected.values() for name in facts)
+    steps = sorted({_step_of_row(row) for row in rows} | {_step_of(name) for name in names})
+    lines: list[str] = []
+    for step in steps:
+        lines.append("before the first step" if step < 0 else f"step {step}" if step < _AT_THE_END else "at the end")
+        lines += _collectives([row for row in rows if _step_of_row(row) == step])
+        lines += _facts([name for name in names if _step_of(name) == step], wrong.get(step, []))
+    return [*lines, *(_ending(one) for _, one in sorted(observations.items()) if one.fate.kind != "returned")]
+
+
+_AT_THE_END = 1_000_000
+
+
+def _observed_part(expected: Mapping[int, Facts], observations: Mapping[int, Observation]) -> Mapping[int, Facts]:
+    """Return what is expected of ranks that returned, and of others only what they came to observe."""
+    return {
+        rank: {name: value for name, value in facts.items() if one.fate.kind == "returned" or name in one.facts}
+        for rank, facts in expected.items()
+        if (one := observations.get(rank)) is not None
+    }
+
+
+def _step_of(name: str) -> int:
+    first = name.split("/")[0]
+    return int(first[4:]) if first.startswith("step") and first[4:].isdigit() else _AT_THE_END
+
+
+def _step_of_row(row: Row) -> int:
+    return next(one.step for one in row.values() if one is not None)
+
+
+def _rows(observations: Mapping[int, Observation]) -> list[Row]:
+    """Return the rows in the order in which the first rank that took part issued them."""
+    found: dict[tuple[str, int], dict[int, Collective]] = {}
+    for rank, one in sorted(observations.items()):
+        for collective in one.history:
+            found.setdefault((collective.group, collective.index), {})[rank] = collective
+    rows: list[Row] = []
+    for issued in found.values():
+        members = next(iter(issued.values())).members or tuple(observations)
+        rows.append({rank: issued.get(rank) for rank in sorted({*members, *issued}) if rank in observations})
+    return sorted(rows, key=_step_of_row)  # stable: within a step they stay in the order in which they were issued
+
+
+def _collectives(rows: Sequence[Row]) -> list[str]:
+    lines: list[str] = []
+    alike: list[str] = []
+    phase = ""
+    for row in rows:
+        first = next(one for one in row.values() if one is not None)
+        label = first.phase if first.phase != phase else ""
+        phase = first.phase
+        if label:
+            lines += _shortened(alike)
+            alike = []
+        if _agree(row.values()):
+            alike.append(f"{_INDENT}{label:<{_PHASE_WIDTH}}{names_of(row)}: {first.describe()}")
+            continue
+        lines += _shortened(alike)
+        alike = []
+        for number, (rank, one) in enumerate(row.items()):
+            what = one.describe() if one is not None else f"nothing in place of #{first.index}"
+            lines.append(f"{_INDENT}{label if number == 0 else '':<{_PHASE_WIDTH}}rank {rank}: {what}   <- differs")
+    return lines + _shortened(alike)
+
+
+def _agree(row: Iterable[Collective | None]) -> bool:
+    return len({one.signature if one is not None else None for one in row}) == 1
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= _MOST_ALIKE:
+        return lines
+    return [lines[0], f"{_INDENT}{'':<{_PHASE_WIDTH}}... {len(lines) - 2} more, alike on all ranks", lines[-1]]
+
+
+def _by_step(wrong: Iterable[WrongFact]) -> dict[int, list[WrongFact]]:
+    found: dict[int, list[WrongFact]] = {}
+    for fact in wrong:
+        found.setdefault(_step_of(fact.name), []).append(fact)
+    return found
+
+
+def _facts(names: Sequence[str], wrong: Sequence[WrongFact]) -> list[str]:
+    if not names:
+        return []
+    by_name: dict[str, list[WrongFact]] = {}
+    for fact in wrong:
+        by_name.setdefault(fact.name, []).append(fact)
+    lines = [f"{_INDENT}{'facts':<{_PHASE_WIDTH}}{len(names) - len(by_name)} of {len(names)} right"]
+    for name, facts in list(by_name.items())[:_MOST_WRONG]:
+        why = facts[0].diagnosis or str(facts[0].difference)
+        lines.append(f"{_INDENT}{'':<{_PHASE_WIDTH}}wrong: {name} on {names_of(one.rank for one in facts)}: {why}")
+    if len(by_name) > _MOST_WRONG:
+        lines.append(f"{_INDENT}{'':<{_PHASE_WIDTH}}and {len(by_name) - _MOST_WRONG} more")
+    return lines
+
+
+def _ending(one: Observation) -> str:
+    what = str(one.raised) if one.raised is not None else str(one.fate)
+    return f"rank {one.rank} ended in {one.phase or 'an unknown phase'}: {what.splitlines()[0] if what else ''}"

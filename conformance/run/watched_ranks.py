@@ -1,0 +1,38 @@
+"""Ranks that keep what they observed last, for those who want to see more of a run than its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from conformance.observation import Facts, Observation
+from conformance.run.scenario_runner import Ranks
+from conformance.scenario import Scenario
+from conformance.subjects.subject import Subject
+
+
+class WatchedRanks:
+    """Runs scenarios on other ranks and keeps the last observations of one subject, and the last expected facts."""
+
+    def __init__(self, ranks: Ranks, subject: Subject) -> None:
+        """Watch `ranks` while they run `subject`; other subjects run unwatched."""
+        self.observations: Mapping[int, Observation] = {}
+        self.expected: Mapping[int, Facts] | None = None
+        self._ranks = ranks
+        self._subject = subject
+
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        """Run and keep, as `Ranks.run`."""
+        observations = self._ranks.run(scenario, subject, fresh=fresh)
+        if subject == self._subject:
+            self.observations = observations
+        return observations
+
+    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+        """Start to compute the facts and keep them, as `Ranks.expect`."""
+        wait = self._ranks.expect(scenario)
+
+        def kept() -> Mapping[int, Facts]:
+            self.expected = wait()
+            return self.expected
+
+        return kept

@@ -1,0 +1,96 @@
+"""Baselines: what torch's own DDP breaks is excused, whatever becomes of it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.cli import main
+from conformance.cli.known_failures import excuses_from, excuses_of
+from conformance.errors import KnownFailureError
+from conformance.run.baseline import (
+    FOLDER,
+    Baseline,
+    Broken,
+    baseline_of,
+    baseline_to_toml,
+    check_baseline,
+    read_baseline,
+    shipped_baseline,
+)
+from conformance.run.environment import package_version
+from conformance.run.known_failures import MET, Circumstances
+from conformance.spec.catalogue import load_catalogue
+from conformance.suite import load_scenarios
+from conformance.tests.reports_by_hand import CRASH, FAIL, HANG, HARNESS_ERROR, PASS, outcome, run_report, scenario
+from conformance.verdict import Verdict
+
+BROKEN = scenario("gradients/GRAD-02/mlp")
+OTHER = scenario("gradients/GRAD-02/cnn")
+BASELINE = Baseline("2.13.0", "gloo", (Broken("GRAD-02", "it is wrong", ("a source",), (BROKEN.id,)),))
+HERE = Circumstances("torch", "acme", "cpu", "2.13.0+cpu")
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_scenario_that_torch_breaks_is_excused_whatever_failure_it_comes_to(verdict: Verdict) -> None:
+    excuse = BASELINE.excuse(BROKEN, verdict)
+    assert (excuse is not None and excuse.status == MET) is (verdict in (FAIL, HANG, CRASH))
+    assert BASELINE.excuse(OTHER, verdict) is None
+
+
+def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it() -> None:
+    digests = {one.id: one.digest for one in (BROKEN, OTHER, scenario("gradients/GRAD-01/mlp"))}
+    beside = run_report(outcome(BROKEN, PASS, FAIL), outcome(OTHER, FAIL, PASS), outcome("gradients/GRAD-01/mlp", PASS))
+    alone = run_report(outcome(OTHER, HANG), outcome(BROKEN, HARNESS_ERROR), subject="torch")
+    made = baseline_of([beside, alone], load_catalogue(), digests)
+    assert [(one.requirement, one.scenarios) for one in made.broken] == [("GRAD-02", (OTHER.id, BROKEN.id))]
+    assert made.broken[0].reason == "1 FAIL, 1 HANG of 2 scenarios, such as: it was FAIL"
+    assert read_baseline(baseline_to_toml(made)) == made
+    changed = baseline_of([beside], load_catalogue(), {**digests, BROKEN.id: "another scenario"})
+    assert changed.broken == ()
+
+
+def test_the_shipped_baselines_name_scenarios_that_exist() -> None:
+    assert list(FOLDER.glob("*.toml"))
+    for path in FOLDER.glob("*.toml"):
+        baseline = read_baseline(path.read_text())
+        assert path.stem == f"torch-{baseline.torch}-{baseline.backend}"
+        check_baseline(baseline, [one.id for one in load_scenarios()])
+        assert baseline_to_toml(baseline) == path.read_text()
+
+
+def test_another_torch_is_told_how_to_make_its_baseline() -> None:
+    with pytest.raises(KnownFailureError, match=r"no baseline for torch 1.0 over gloo .*report baseline torch --out"):
+        shipped_baseline("1.0")
+
+
+def test_a_baseline_is_about_torchs_ddp_alone() -> None:
+    with pytest.raises(KnownFailureError, match="goes with --ddp torch, got --ddp ddp_impl"):
+        excuses_of(BASELINE, Circumstances("ddp_impl", "gloo", "cpu", "2.13.0"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[requirement]]", "a baseline says its torch"),
+        ('torch = "2"\nbackend = "gloo"\n[[requirement]]\nid = "X"', "requirement X: an entry of a baseline has the"),
+        ('torch = "2"\nrequirement = 3\nbackend = "gloo"', "with two brackets"),
+        ('torch = "2"\nrequirement = []\nother = 1', "unknown table or key 'other'"),
+        (baseline_to_toml(BASELINE).replace("mlp", "no-such"), "there is no scenario 'gradients/GRAD-02/no-such'"),
+    ],
+)
+def test_a_mistake_in_a_baseline_names_the_file(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(KnownFailureError, match=r"mine.toml: ") as raised:
+        excuses_from(tmp_path / "mine.toml", [BROKEN], HERE)
+    assert message in str(raised.value)
+
+
+def test_with_the_baseline_torchs_own_failures_are_expected(tmp_path: Path) -> None:
+    known = shipped_baseline(package_version("torch")).broken
+    names = [each for one in known for each in one.scenarios if each.startswith("unused/UNUSED-15/")][:2]
+    ids = [*names, "gradients/GRAD-01/mlp-world2"]
+    done = CliRunner().invoke(main, ["run", *ids, "--ddp", "torch", "--baseline", "--report", str(tmp_path)])
+    assert (done.exit_code, "Nothing failed that was not expected to." in done.output) == (0, True), done.output

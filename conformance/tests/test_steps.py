@@ -1,0 +1,51 @@
+"""A replay told step by step: what all ranks did alike is short, what differs and what is wrong is named."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.history import Collective
+from conformance.observation import Ending, Observation
+from conformance.report.steps import told_by_steps
+
+
+def issued(index: int, step: int, numel: int = 32) -> Collective:
+    return Collective(index, "all_reduce", "default", ((numel,),), ("float32",), "sum", phase="backward", step=step)
+
+
+def test_every_step_shows_its_collectives_and_its_wrong_facts() -> None:
+    right, wrong = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
+    observations = {
+        0: Observation(0, Ending("returned"), {"step0/grad/w": right, "step1/grad/w": right},
+                       history=(*(issued(n, 0) for n in range(7)), issued(7, 1))),
+        1: Observation(1, Ending("returned"), {"step0/grad/w": right, "step1/grad/w": wrong},
+                       history=(*(issued(n, 0) for n in range(7)), issued(7, 1, 24))),
+    }  # fmt: skip
+    expected = {rank: {"step0/grad/w": right, "step1/grad/w": right} for rank in (0, 1)}
+    assert told_by_steps(observations, expected) == [
+        "step 0",
+        "  backward    ranks 0 and 1: all_reduce #0 (32 x float32, sum)",
+        "              ... 5 more, alike on all ranks",
+        "              ranks 0 and 1: all_reduce #6 (32 x float32, sum)",
+        "  facts       1 of 1 right",
+        "step 1",
+        "  backward    rank 0: all_reduce #7 (32 x float32, sum)   <- differs",
+        "              rank 1: all_reduce #7 (24 x float32, sum)   <- differs",
+        "  facts       0 of 1 right",
+        "              wrong: step1/grad/w on rank 1: the sum over the ranks (expected * 2), never divided by the world"
+        " size",
+    ]
+
+
+def test_a_rank_that_did_not_return_is_not_blamed_for_what_it_could_not_observe() -> None:
+    observations = {
+        0: Observation(0, Ending("returned"), {"step0/loss": 1.0}, history=(issued(0, 0),)),
+        1: Observation(1, Ending("killed", detail="killed by SIGABRT"), history=(), phase="backward"),
+    }
+    assert told_by_steps(observations, {0: {"step0/loss": 1.0}, 1: {"step0/loss": 1.0}}) == [
+        "step 0",
+        "  backward    rank 0: all_reduce #0 (32 x float32, sum)   <- differs",
+        "              rank 1: nothing in place of #0   <- differs",
+        "  facts       1 of 1 right",
+        "rank 1 ended in backward: killed by SIGABRT",
+    ]
