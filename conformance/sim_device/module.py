@@ -53,12 +53,13 @@ def _torch_module(device: Any) -> ModuleType:
         if stream is None:
             yield
             return
-        before = torch.accelerator.current_stream(stream.device)
-        torch.accelerator.set_stream(stream)
+        before_device, before = device.current_device(), torch.accelerator.current_stream(stream.device)
+        torch.accelerator.set_stream(stream)  # which makes the stream's device the current one
         try:
             yield
         finally:
             torch.accelerator.set_stream(before)
+            device.set_device(before_device)
 
     attributes: dict[str, Any] = {
         "is_available": lambda: True,
