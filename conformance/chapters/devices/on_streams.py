@@ -92,15 +92,9 @@ def on_streams(ctx: RankContext) -> None:
     DDP is built under a stream of its own; `forks`: each layer runs on a stream of its own; `turns`: backward runs
     under another stream than forward; `local` micro-batches run under `no_sync` before each synchronised one, with
     `apart` under a stream of their own; `hook`, `buffer_hook` name comm hooks; `buffers`: rank r's buffer is r + 1
-<<<<<<< HEAD
-    before each forward; `churns`: gradients are freed, and their memory is taken, after each step; `listens`: a
-    hook of the user reads each gradient; `optimizer`: `sgd` or `in_backward`; `joins`: in a join context; `logs`:
-    logging data are read in each step; `spare`: a layer is never used.
-=======
     before each forward; `churns`: gradients are freed, and their memory is taken, after each step; `listens`: a hook
     of the user reads each gradient; `optimizer`: `sgd` or `in_backward`; `joins`: in a join context; `logs`: logging
     data are read in each step; `spare`: a layer is never used.
->>>>>>> devices-5
     Observes `step<k>/grad/...`, with an optimizer `final/...`; and with `guards` whether the current stream and device
     are left alone, with `counts` the waits for the device in the step with most, with `traces` what overlaps.
     """
