@@ -7,6 +7,7 @@
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
 #     HOSTILE=1 bash ci/nightly.sh       # also runs every hostile subject, and stops processes at every message
+#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
@@ -40,7 +41,13 @@ if [ -n "${EXPLORE:-}" ]; then
         --failures 20 --report "$NIGHT/explored" | tee "$NIGHT/explored.txt" || status=1
 fi
 if [ -n "${HOSTILE:-}" ]; then
-    DDP_CONFORMANCE_HOSTILE=all pytest conformance/tests/test_hostile_subjects.py conformance/tests/test_every_wait_ends.py \
+    DDP_CONFORMANCE_HOSTILE=all pytest conformance/tests/test_{hostile_subjects,every_wait_ends,unchanged_subjects,signatures}.py \
         || status=1
+fi
+if [ -n "${TRUST:-}" ]; then
+    for program in fault_sweep.py hardships.py "meetings.py --seconds 1800" "shuffled.py --seconds 1800"; do
+        # shellcheck disable=SC2086  # a program and its arguments
+        python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
+    done
 fi
 exit "$status"
