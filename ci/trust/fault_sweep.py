@@ -190,7 +190,7 @@ def _at_message(
     logging.getLogger("conformance").removeHandler(handler)
     after = {str(one.fate) for one in controller.run(TRAIN, subject).values()}
     told = " ".join([*records, *fates])
-    replaced = "is replaced" in told
+    replaced = who == "zygote" and kind != "slow"  # it takes as long as the first one
     words = {"kill": ("SIGKILL", "is replaced", "ended first"), "stop": ("stopped",), "silence": ("hung", "replaced")}
     unharmed = set(fates) == {"returned"}  # it fell after its last message, or its ranks were being replaced anyway
     score.add(

@@ -17,6 +17,7 @@ _TRACES = {
     "stop": ("hung",),
     "loop": ("hung",),
     "raise": ("raised",),
+    "slow": (),  # such a rank lives to report it
 }
 
 

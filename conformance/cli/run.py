@@ -18,7 +18,14 @@ from conformance.cli.known_failures import either, excuses_from, excuses_of
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
-from conformance.report.folder import prepare_folder, report_text, write_failure, write_page, write_report
+from conformance.report.folder import (
+    prepare_folder,
+    report_text,
+    sole_writer,
+    write_failure,
+    write_page,
+    write_report,
+)
 from conformance.report.read import read_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.baseline import shipped_baseline
@@ -244,6 +251,17 @@ def judge_selection(
 
     Ranks are this machine's, unless a `controller` of others is given.
     """
+    with sole_writer(folder):
+        return _judge(request, ddp, backend_name, folder, controller)
+
+
+def _judge(
+    request: Request,
+    ddp: str,
+    backend_name: str,
+    folder: Path,
+    controller: AttachedController | None,
+) -> int:
     catalogue, everything = load_catalogue(), load_scenarios()
     selected = selected_by(request)
     scenarios = shard_of(selected, request.shard)

@@ -10,9 +10,12 @@ report/SHA256SUMS.sig, .pub      a signature of the checksums, after `ddp-confor
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.codec import encode
@@ -25,6 +28,34 @@ from conformance.spec.catalogue import Catalogue
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
 #: What a report may hold beside its failures, and what a run writes anew.
 OWN_FILES = ("report.json", "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Create the report folder if need be, and keep other runs from writing into it in the meantime.
+
+    Raises:
+        ReportError: another run writes there, or the folder cannot be created.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ReportError(
+            f"another run writes its report to {folder}; nothing was run. Choose another folder with --report"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -44,9 +75,13 @@ def prepare_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
-        raise ReportError(
-            f"cannot write reports to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
-        ) from error
+        raise _not_writable(folder, error) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> ReportError:
+    return ReportError(
+        f"cannot write reports to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
+    )
 
 
 def add_failures_folder(folder: Path) -> None:

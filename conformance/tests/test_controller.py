@@ -223,3 +223,21 @@ def test_ranks_that_cannot_write_their_files_are_our_fault(tmp_path: Path) -> No
 def test_a_work_dir_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConformanceError, match="cannot make a private directory"):
         Controller(get_backend("gloo"), work_dir=tmp_path / "missing")
+
+
+def test_a_kernel_that_gives_no_more_processes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rank of a pool cannot be forked once: the first is ended, and the next pool is whole."""
+    (tmp_path / "few_processes.py").write_text(
+        "import errno, os\nforks, real = [], os.fork\n"
+        "def fork():\n    forks.append(1)\n    if len(forks) == 2:\n"
+        "        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n    return real()\n"
+        "os.fork = fork\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Controller(
+        get_backend("gloo"), work_dir=tmp_path, preload=("few_processes", "conformance.tests.worker_programs")
+    ) as controller:
+        with pytest.raises(ConformanceError, match="cannot start 2 ranks: Resource temporarily unavailable; give"):
+            run_step(controller)
+        assert len(processes_under(tmp_path)) == 1, "the zygote alone is left"
+        assert run_step(controller) == {"returned"}

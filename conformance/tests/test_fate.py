@@ -197,6 +197,8 @@ def test_a_run_without_facts_or_ranks_exercised_nothing() -> None:
         ("kill", returned(1, gradients(4)), Verdict.HARNESS_ERROR),
         ("stop", ended(1, "killed"), Verdict.HARNESS_ERROR),
         ("raise", returned(1, gradients(4)), Verdict.HARNESS_ERROR),
+        ("slow", returned(1, gradients(4), faults_fired=1), Verdict.PASS),
+        ("slow", returned(1, gradients(4)), Verdict.HARNESS_ERROR),
         ("kill", ended(1, "abandoned"), Verdict.PASS),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 from pathlib import Path
@@ -233,3 +234,13 @@ def test_expectations_are_updated_from_a_report(tmp_path: Path) -> None:
     (entry,) = read_known_failures(file.read_text())
     assert (entry.scenarios, entry.verdict, entry.subject) == ("gradients/GRAD-02/mlp", FAIL, "ddp_impl")
     assert "1 entries, 0 of them new" in CliRunner().invoke(main, command).stdout
+
+
+@given(st.data())
+def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
+    text = bytearray((ENTRY * 2).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        text[start : start + data.draw(st.integers(0, 20))] = data.draw(st.binary(max_size=4))
+    with contextlib.suppress(KnownFailureError):
+        read_known_failures(text.decode(errors="replace"))

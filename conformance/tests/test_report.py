@@ -8,12 +8,14 @@ from pathlib import Path
 
 import expecttest
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from conformance.cli import main
 from conformance.errors import ReportError
 from conformance.report.blame import failed_requirements
 from conformance.report.failure import failure_text, replay_command, result_text, run_command
-from conformance.report.folder import prepare_folder, write_report
+from conformance.report.folder import prepare_folder, sole_writer, write_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
@@ -304,3 +306,14 @@ def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
     assert 1 < len(lines) < len(scenarios)
     assert first.startswith("2 of 4 scenarios, 0 failed, ")
     assert first.endswith(" left")
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    """Each would remove what the other has written, and the last one would answer for both."""
+    with sole_writer(tmp_path / "report"):
+        with pytest.raises(ReportError, match=r"another run writes its report to .*; nothing was run"):
+            sole_writer(tmp_path / "report").__enter__()
+        result = CliRunner().invoke(main, ["run", "GRAD-01", "--report", str(tmp_path / "report")])
+        assert (result.exit_code, "another run writes" in " ".join(result.stderr.split())) == (2, True)
+    with sole_writer(tmp_path / "report"):
+        pass

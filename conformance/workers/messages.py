@@ -87,10 +87,11 @@ class Preloaded(Struct, frozen=True, tag=True):
 
 
 class Forked(Struct, frozen=True, tag=True):
-    """Zygote to controller: the process ids, in the order of the seats."""
+    """Zygote to controller: the process ids, in the order of the seats, or why there are none."""
 
     pool: int
     pids: tuple[int, ...]
+    error: str = ""
 
 
 class Ended(Struct, frozen=True, tag=True):

@@ -105,7 +105,11 @@ class Nursery:
         pids = []
         for seat, handle in zip(seats, handles, strict=True):
             zygote = os.getpid()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._give_up(seats[0].pool, handles, error)
+                return
             lead_own_group(pid)
             if pid == 0:
                 for other in (*handles, self._wakeup, self._wakeup_writer, self._channel.fileno()):
@@ -117,6 +121,16 @@ class Nursery:
         for handle in handles:
             os.close(handle)
         self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
+
+    def _give_up(self, pool: int, handles: list[int], error: OSError) -> None:
+        """End the ranks of a pool that cannot be complete, and tell the controller."""
+        for pid in [pid for pid, seat in self._seats.items() if seat.pool == pool]:
+            signal_group(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            del self._seats[pid]
+        for handle in handles:
+            os.close(handle)
+        self._channel.send(Forked(pool, (), error.strerror or str(error)), None)
 
     def _signal(self, message: SignalRank) -> None:
         for pid, seat in self._seats.items():  # only ranks not yet reaped: another process may reuse a reaped one's pid

@@ -59,7 +59,7 @@ class ZygoteProcess:
         self._pids: dict[tuple[int, int], int] = {}
         self._ended: dict[tuple[int, int], int] = {}
         self._pool_numbers = itertools.count()
-        self._forked: dict[int, tuple[int, ...]] = {}
+        self._forked: dict[int, Forked] = {}
         with open(self.directory / "zygote.output", "wb") as output:
             self._process, self._channel = start_interpreter(
                 "conformance.workers.zygote",
@@ -88,6 +88,7 @@ class ZygoteProcess:
 
         Raises:
             ZygoteGoneError: the zygote has ended, or did not fork within `timeout_s` and was killed.
+            ConformanceError: the kernel refused a process.
 
         """
         pool = seats[0].pool
@@ -103,7 +104,15 @@ class ZygoteProcess:
         finally:
             for channel in theirs:
                 channel.close()
-        pids = self._forked.pop(pool)
+        forked = self._forked.pop(pool)
+        if forked.error:
+            for channel in ours:
+                channel.close()
+            raise ConformanceError(
+                f"cannot start {len(seats)} ranks: {forked.error}; give this user or container more processes"
+                " (ulimit -u, pids.max) or memory"
+            )
+        pids = forked.pids
         self._pids.update(zip(((seat.pool, seat.rank) for seat in seats), pids, strict=True))
         return pids, ours
 
@@ -171,8 +180,8 @@ class ZygoteProcess:
         match message:
             case Ended(pool, rank, status):
                 self._ended[pool, rank] = status
-            case Forked(pool, pids):
-                self._forked[pool] = pids
+            case Forked():
+                self._forked[message.pool] = message
             case Preloaded(error):
                 self._ready = not error
                 self._failure = error and f"the ranks' zygote could not import what ranks need:\n{error}"
