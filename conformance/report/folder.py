@@ -22,6 +22,8 @@ from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
 CHECKSUMS = "SHA256SUMS"
+#: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
+_STARTED = "report.partial"
 
 
 def prepare_folder(folder: Path) -> None:
@@ -30,14 +32,20 @@ def prepare_folder(folder: Path) -> None:
     `report.json` and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
 
     Raises:
-        ReportError: the folder cannot be created, is a file, or cannot be written.
+        ReportError: the folder cannot be created, is a file, cannot be written, or holds failures that no run wrote.
 
     """
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
+        if stale and not any((folder / name).exists() for name in ("report.json", _STARTED)):
+            raise ReportError(
+                f"{folder / 'failures'} holds {len(stale)} file(s) and {folder} no report: they are not a run's, and a"
+                " run would remove them. Choose another folder with --report, or move them"
+            )
         for path in [folder / "report.json", folder / CHECKSUMS, *stale]:
             path.unlink(missing_ok=True)
+        (folder / _STARTED).touch()
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
@@ -65,7 +73,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
         for outcome in report.failures:
             write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
-        partial = path.with_suffix(".partial")
+        partial = folder / _STARTED
         partial.write_text(report_text(report), encoding="utf-8")
         os.replace(partial, path)  # a reader never sees half a report
     except OSError as error:

@@ -10,15 +10,16 @@ import expecttest
 import pytest
 from rich.console import Console
 
+from conformance.cli.run import failed_in
 from conformance.errors import ReportError
 from conformance.report.blame import failed_requirements
 from conformance.report.failure import failure_text, replay_command, result_text, run_command
-from conformance.report.folder import prepare_folder, write_report
+from conformance.report.folder import add_failures_folder, prepare_folder, write_failure, write_report
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
-from conformance.suite import work
+from conformance.suite import Selection, work
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
     CATALOGUE,
@@ -151,7 +152,26 @@ def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
     write_report(MIXED, CATALOGUE, tmp_path)
     (tmp_path / "mine.txt").write_text("not the report's")
     prepare_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.partial"]
+    prepare_folder(tmp_path)  # as after a run that was killed
+
+
+def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> None:
+    add_failures_folder(tmp_path)
+    write_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path)
+    with pytest.raises(ReportError, match=r"holds 2 file\(s\) and .* no report: they are not a run's"):
+        prepare_folder(tmp_path)
+    assert len(list((tmp_path / "failures").iterdir())) == 2
+
+
+def test_what_failed_last_time_can_be_run_again(tmp_path: Path) -> None:
+    write_report(MIXED, CATALOGUE, tmp_path)
+    assert failed_in(tmp_path, Selection()).names == ("gradients/GRAD-02/mlp", "gradients/GRAD-02/cnn")
+    with pytest.raises(ReportError, match="leave out the names"):
+        failed_in(tmp_path, Selection(names=("gradients",)))
+    write_report(run_report(outcome("gradients/GRAD-01/a", PASS)), CATALOGUE, tmp_path)
+    with pytest.raises(ReportError, match="nothing failed in the report"):
+        failed_in(tmp_path, Selection())
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
