@@ -15,7 +15,7 @@ from rich.text import Text
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import shorten
-from conformance.report.blame import Failed, failed_requirements
+from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
 from conformance.run.report import Report
@@ -105,8 +105,9 @@ class ProgressBar:
     def _note_failure(self, outcome: Outcome) -> None:
         if not outcome.is_failure:
             return
-        self._failed[outcome.leading_requirement] += 1
-        if self._failed[outcome.leading_requirement] == 1:
+        requirement = blamed(outcome)
+        self._failed[requirement] += 1
+        if self._failed[requirement] == 1:
             console = self._lines or self._progress.console
             console.print(Text(_one_line(outcome), overflow="ellipsis", no_wrap=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_the_requirement_that_fails_most_throughout_comes_first_unless_another_i
     found = failed_requirements(report)
     assert [(one.requirement, one.verdict, one.count) for one in found] == [
         ("GRAD-02", HANG, "2 of 3"), ("BUCKET-01", FAIL, "1 of 1"), ("GRAD-01", FAIL, "1 of 2"),
+    ]  # fmt: skip
+
+
+def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
+    def failed(scenario_id: str, *checkers: str) -> Outcome:
+        one = outcome(scenario_id, FAIL)
+        findings = tuple(Finding(checker, FAIL, f"said {checker}") for checker in checkers)
+        return dataclasses.replace(one, subject=dataclasses.replace(one.subject, findings=findings))
+
+    report = run_report(
+        failed("gradients/GRAD-01/a", "leaves_no_trace"), failed("gradients/GRAD-02/a", "leaves_no_trace", "facts"),
+        failed("buckets/BUCKET-01/a", "leaves_no_trace"),
+    )  # fmt: skip
+    assert [(one.requirement, one.count) for one in failed_requirements(report)] == [
+        ("COMPAT-12", "2 of 2"), ("GRAD-02", "1 of 1"),
     ]  # fmt: skip
 
 
