@@ -17,6 +17,8 @@ USAGE = """usage: python -m ddp_impl SCRIPT [ARGUMENTS ...]
 Runs a training script with ddp_impl's DistributedDataParallel in the place of torch's.
 On several ranks: torchrun --nproc-per-node 2 -m ddp_impl SCRIPT [ARGUMENTS ...]"""
 
+ACTIVE = "ddp_impl: training with ddp_impl.DistributedDataParallel in the place of torch's"
+
 
 def main() -> None:
     """Install our class, then run the script as if Python had been given it."""
@@ -32,6 +34,8 @@ def main() -> None:
 
     install()
     _install_in_children()
+    if os.environ.get("RANK", "0") == "0":
+        print(ACTIVE, file=sys.stderr, flush=True)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -172,8 +172,9 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
 @command.command()
 @click.argument("before", type=_EXISTING)
 @click.argument("after", type=_EXISTING)
-def diff(before: Path, after: Path) -> None:
-    """Say what changed between two reports; exit with 1 when something regressed."""
+@click.option("--verbose", "-v", is_flag=True, help="List the scenarios that only one of the reports has.")
+def diff(before: Path, after: Path, verbose: bool) -> None:
+    """Say what changed between two reports, in the scenarios that both have; exit with 1 when something regressed."""
     from conformance.report.diff import compare
 
     difference = compare(read_report(before), read_report(after))
@@ -188,7 +189,12 @@ def diff(before: Path, after: Path) -> None:
         click.echo(f"\nnot the same scenario under the same id: {len(difference.redefined)}")
         click.echo("".join(f"  {scenario_id}\n" for scenario_id in difference.redefined), nl=False)
     if not any(changes for _, changes in difference.groups):
-        click.echo("No verdict changed.")
+        click.echo(f"No verdict changed in the {difference.num_both} scenarios of both reports.")
+    for name, only in (("before", difference.vanished), ("after", difference.new)):
+        if only:
+            click.echo(f"\nonly in the report {name}: {len(only)}")
+        for change in only if verbose else ():
+            click.echo(f"  {_printable(str(change))}")
     if difference.regressed:
         click.get_current_context().exit(EXIT_FAILED)
 

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: random, printed]")
 @click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")
+@click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
     "--expectations",
@@ -97,6 +98,7 @@ def command(
     order: str,
     seed: int | None,
     profile: str,
+    last_failed: bool,
     shard: str,
     known_failures: Path | None,
     baseline: bool,
@@ -117,6 +119,7 @@ def command(
     ddp-conformance run 'gradients/*/mlp*' --world-size 4
     ddp-conformance run --ddp my_pkg:MyDDP --report mine
     ddp-conformance run --ddp torch -k unused            where torch's own DDP deviates
+    ddp-conformance run --last-failed                    what failed in ./report, again
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
@@ -128,6 +131,8 @@ def command(
     """
     click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     selection = selection_of(names, chapter, requirement, world_size, keyword)
+    if last_failed:
+        selection = failed_in(folder, selection)
     if certified:
         refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
     if bench and attach:
@@ -138,6 +143,16 @@ def command(
     )  # fmt: skip
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
+
+
+def failed_in(folder: Path, selection: Selection) -> Selection:
+    """Return the selection of the scenarios that failed in the report in `folder`; raises `ReportError` if none did."""
+    if selection.names:
+        raise ReportError("--last-failed names the scenarios itself; leave out the names, or --last-failed")
+    failed = tuple(outcome.id for outcome in read_report(folder).failures)
+    if not failed:
+        raise ReportError(f"nothing failed in the report in {folder}; run without --last-failed")
+    return replace(selection, names=failed)
 
 
 def order_of(name: str, seed: int | None) -> Order:

@@ -1,7 +1,8 @@
 """Which requirement a reader should look at first: the gravest verdict, then the one that fails most throughout.
 
 A DDP that forgets to broadcast buffers breaks every scenario about buffers and the few about gradients whose model has
-some. The share of failed scenarios therefore names the cause before its consequences.
+some. The share of failed scenarios therefore names the cause before its consequences. A DDP that leaves a thread behind
+breaks every scenario that looks for such traces; what they are about is not to blame.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ from dataclasses import dataclass
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Verdict
+
+#: Checker -> the requirement that is to blame where no other checker finds anything.
+_HYGIENE = {"leaves_no_trace": "COMPAT-12"}
+
+
+def blamed(outcome: Outcome) -> str:
+    """Return the requirement to which a failure is to be put down: that of the id, but for traces left behind."""
+    checkers = {finding.checker for finding in outcome.failed_result.findings if finding.verdict.is_failure}
+    if outcome.contaminated_by or len(checkers) != 1:
+        return outcome.leading_requirement
+    return _HYGIENE.get(next(iter(checkers)), outcome.leading_requirement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +56,11 @@ def failed_requirements(report: Report) -> tuple[Failed, ...]:
     for outcome in report.scenarios:
         if outcome.subject.verdict is Verdict.UNSUPPORTED and not outcome.is_failure:
             continue
-        ran[outcome.leading_requirement] = ran.get(outcome.leading_requirement, 0) + 1
+        requirement = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
+        ran[requirement] = ran.get(requirement, 0) + 1
     failed: dict[str, list[Outcome]] = {}
     for outcome in report.failures:
-        failed.setdefault(outcome.leading_requirement, []).append(outcome)
+        failed.setdefault(blamed(outcome), []).append(outcome)
     found = [Failed(each, _gravest_first(outcomes), ran[each]) for each, outcomes in failed.items()]
     return tuple(sorted(found, key=lambda one: (-gravity(one.outcomes[0]), -len(one.outcomes) / one.total)))
 

@@ -32,7 +32,8 @@ class ReportDiff:
 
     `changed` went from one failure or missing statement to another. `capability` ran on one side only, because a
     capability was declared or is declared no longer. `redefined` has kept its id, but is another scenario now, so its
-    verdicts cannot be compared. `circumstances` says in what else the reports differ.
+    verdicts cannot be compared. `native` are the changes of torch's DDP beside the subject. `num_both` scenarios are in
+    both reports. `circumstances` says in what else the reports differ.
     """
 
     regressed: tuple[Change, ...]
@@ -43,6 +44,8 @@ class ReportDiff:
     vanished: tuple[Change, ...]
     redefined: tuple[str, ...]
     circumstances: tuple[str, ...]
+    native: tuple[Change, ...] = ()
+    num_both: int = 0
 
     @property
     def groups(self) -> tuple[tuple[str, tuple[Change, ...]], ...]:
@@ -50,15 +53,14 @@ class ReportDiff:
         return (
             ("regressed", self.regressed),
             ("changed", self.changed),
-            ("vanished", self.vanished),
             ("capability changed", self.capability),
-            ("new", self.new),
             ("fixed", self.fixed),
+            ("torch's DDP", self.native),
         )
 
 
 def compare(before: Report, after: Report) -> ReportDiff:
-    """Return what changed from `before` to `after`."""
+    """Return what changed from `before` to `after`, in the scenarios that both have, and what only one has."""
     old = {scenario.id: scenario for scenario in before.scenarios}
     new = {scenario.id: scenario for scenario in after.scenarios}
     groups: dict[str, list[Change]] = {"regressed": [], "fixed": [], "changed": [], "capability": []}
@@ -75,7 +77,16 @@ def compare(before: Report, after: Report) -> ReportDiff:
         vanished=tuple(_change(old[id_], None) for id_ in sorted(old.keys() - new.keys())),
         redefined=tuple(sorted(redefined)),
         circumstances=_circumstances(before, after),
+        native=tuple(filter(None, (_native_change(old[id_], new[id_]) for id_ in sorted(old.keys() & new.keys())))),
+        num_both=len(old.keys() & new.keys()),
     )
+
+
+def _native_change(before: Outcome, after: Outcome) -> Change | None:
+    left, right = before.native, after.native
+    if left is None or right is None or left.verdict is right.verdict:
+        return None
+    return Change(after.id, left.verdict, right.verdict, right.summary if right.verdict is not Verdict.PASS else "")
 
 
 def _kind(before: Verdict, after: Verdict) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conformance.checkers.explanation import explain
 from conformance.own_mistake import certain
+from conformance.report.blame import blamed
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
 from conformance.verdict import Finding, ScenarioResult, telling
@@ -32,7 +33,7 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     first, *others = telling(result.verdict, result.findings) or [
         Finding("runner", result.verdict, "no checker says why")
     ]
-    requirement_id = outcome.leading_requirement
+    requirement_id = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
     lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]

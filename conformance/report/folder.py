@@ -26,8 +26,10 @@ from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
+#: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
+_STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
-OWN_FILES = ("report.json", "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
+OWN_FILES = ("report.json", _STARTED, "report.html", CHECKSUMS, SIGNATURE, PUBLIC_KEY)
 
 
 @contextlib.contextmanager
@@ -64,14 +66,20 @@ def prepare_folder(folder: Path) -> None:
     The files and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
 
     Raises:
-        ReportError: the folder cannot be created, is a file, or cannot be written.
+        ReportError: the folder cannot be created, is a file, cannot be written, or holds failures that no run wrote.
 
     """
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
         stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
+        if stale and not any((folder / name).exists() for name in ("report.json", _STARTED)):
+            raise ReportError(
+                f"{folder / 'failures'} holds {len(stale)} file(s) and {folder} no report: they are not a run's, and a"
+                " run would remove them. Choose another folder with --report, or move them"
+            )
         for path in [*(folder / name for name in OWN_FILES), *stale]:
             path.unlink(missing_ok=True)
+        (folder / _STARTED).touch()
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
@@ -103,7 +111,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
         for outcome in report.failures:
             write_failure(outcome, report.subject.typed, report.backend, catalogue, folder)
         path = folder / "report.json"
-        partial = path.with_suffix(".partial")
+        partial = folder / _STARTED
         partial.write_text(report_text(report), encoding="utf-8")
         os.replace(partial, path)  # a reader never sees half a report
     except OSError as error:

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
-from conformance.report.blame import failed_requirements
+from conformance.report.blame import blamed, failed_requirements
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
 from conformance.report.timeline import Timeline, timeline
@@ -176,7 +176,7 @@ def _entries(columns: Sequence[Column]) -> list[Entry]:
         entries,
         key=lambda one: (
             one.column.is_native, one.is_expected, -order.index(one.result.verdict),
-            place.get((id(one.column.report), one.scenario.leading_requirement), 0),
+            place.get((id(one.column.report), blamed(one.scenario) if one.is_failure else ""), 0),
         ),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import shorten
-from conformance.report.blame import Failed, failed_requirements
+from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
 from conformance.run.report import Report
@@ -36,7 +36,7 @@ STYLES = {
 
 #: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
 NUM_WHOLE = 3
-_MOST_NAMES = 4
+_IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
 SECONDS_BETWEEN_LINES = 15.0
@@ -95,7 +95,7 @@ class ProgressBar:
             self._task,
             completed=event.done,
             description=f"world size {event.scenario.world_size}",
-            verdicts=f"[red]{self._failures}[/]" if self._failed else "",
+            verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed else "",
         )
         self._said = self._said or self._started
         if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
@@ -105,25 +105,27 @@ class ProgressBar:
     def _note_failure(self, outcome: Outcome) -> None:
         if not outcome.is_failure:
             return
-        self._failed[outcome.leading_requirement] += 1
-        if self._failed[outcome.leading_requirement] == 1:
-            console = self._lines or self._progress.console
-            console.print(Text(_one_line(outcome), overflow="ellipsis", no_wrap=True))
+        requirement = blamed(outcome)
+        self._failed[requirement] += 1
+        if self._failed[requirement] == 1:
+            if self._lines is not None:
+                self._lines.print(Text(_one_line(outcome)))
+            else:
+                self._progress.console.print(Text(_one_line(outcome)), no_wrap=True, overflow="ellipsis")
 
-    @property
-    def _failures(self) -> str:
-        """Return e.g. `3 failed: BUFFER-01, GRAD-07`."""
+    def _failures(self, most: int) -> str:
+        """Return e.g. `3 failed: BUFFER-01, GRAD-07`, with at most so many names."""
         if not self._failed:
             return "0 failed"
-        names = [*self._failed][:_MOST_NAMES]
-        more = f" and {len(self._failed) - _MOST_NAMES} more" if len(self._failed) > _MOST_NAMES else ""
+        names = [*self._failed][:most]
+        more = f" and {len(self._failed) - most} more" if len(self._failed) > most else ""
         return f"{self._failed.total()} failed: {', '.join(names)}{more}"
 
     def _line(self, done: int) -> str:
         elapsed = time.monotonic() - self._started
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
-        return f"{done} of {self._total} scenarios, {self._failures}, {_clock(elapsed)} elapsed{remaining}"
+        return f"{done} of {self._total} scenarios, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
 
 
 class _Remaining(bar.ProgressColumn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -12,15 +13,22 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformance.cli import main
+from conformance.cli.run import failed_in
 from conformance.errors import ReportError
 from conformance.report.blame import failed_requirements
 from conformance.report.failure import failure_text, replay_command, result_text, run_command
-from conformance.report.folder import prepare_folder, sole_writer, write_report
+from conformance.report.folder import (
+    add_failures_folder,
+    prepare_folder,
+    sole_writer,
+    write_failure,
+    write_report,
+)
 from conformance.report.terminal import ProgressBar, print_report
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
-from conformance.suite import work
+from conformance.suite import Selection, work
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
     CATALOGUE,
@@ -153,7 +161,26 @@ def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
     write_report(MIXED, CATALOGUE, tmp_path)
     (tmp_path / "mine.txt").write_text("not the report's")
     prepare_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.partial"]
+    prepare_folder(tmp_path)  # as after a run that was killed
+
+
+def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> None:
+    add_failures_folder(tmp_path)
+    write_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path)
+    with pytest.raises(ReportError, match=r"holds 2 file\(s\) and .* no report: they are not a run's"):
+        prepare_folder(tmp_path)
+    assert len(list((tmp_path / "failures").iterdir())) == 2
+
+
+def test_what_failed_last_time_can_be_run_again(tmp_path: Path) -> None:
+    write_report(MIXED, CATALOGUE, tmp_path)
+    assert failed_in(tmp_path, Selection()).names == ("gradients/GRAD-02/mlp", "gradients/GRAD-02/cnn")
+    with pytest.raises(ReportError, match="leave out the names"):
+        failed_in(tmp_path, Selection(names=("gradients",)))
+    write_report(run_report(outcome("gradients/GRAD-01/a", PASS)), CATALOGUE, tmp_path)
+    with pytest.raises(ReportError, match="nothing failed in the report"):
+        failed_in(tmp_path, Selection())
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
@@ -195,6 +222,21 @@ def test_the_requirement_that_fails_most_throughout_comes_first_unless_another_i
     found = failed_requirements(report)
     assert [(one.requirement, one.verdict, one.count) for one in found] == [
         ("GRAD-02", HANG, "2 of 3"), ("BUCKET-01", FAIL, "1 of 1"), ("GRAD-01", FAIL, "1 of 2"),
+    ]  # fmt: skip
+
+
+def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
+    def failed(scenario_id: str, *checkers: str) -> Outcome:
+        one = outcome(scenario_id, FAIL)
+        findings = tuple(Finding(checker, FAIL, f"said {checker}") for checker in checkers)
+        return dataclasses.replace(one, subject=dataclasses.replace(one.subject, findings=findings))
+
+    report = run_report(
+        failed("gradients/GRAD-01/a", "leaves_no_trace"), failed("gradients/GRAD-02/a", "leaves_no_trace", "facts"),
+        failed("buckets/BUCKET-01/a", "leaves_no_trace"),
+    )  # fmt: skip
+    assert [(one.requirement, one.count) for one in failed_requirements(report)] == [
+        ("COMPAT-12", "2 of 2"), ("GRAD-02", "1 of 1"),
     ]  # fmt: skip
 
 

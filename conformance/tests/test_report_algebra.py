@@ -25,6 +25,7 @@ from conformance.tests.reports_by_hand import (
     UNPRINTABLE,
     UNSUPPORTED,
     outcome,
+    result,
     stored,
 )
 from conformance.verdict import Verdict
@@ -141,9 +142,23 @@ def test_every_change_has_one_kind(tmp_path: Path, before: Verdict | None, after
         for name, verdict in (("before", before), ("after", after))
     ]
     difference = compare(*sides)
-    found = {name for name, changes in difference.groups if changes}
+    sides_of = {"new": difference.new, "vanished": difference.vanished}
+    found = {name for name, changes in (*difference.groups, *sides_of.items()) if changes}
     assert found == ({group.replace("capability", "capability changed")} if group else set())
     assert call("diff", tmp_path / "before", tmp_path / "after").exit_code == int(group == "regressed")
+
+
+def test_a_diff_is_about_what_both_have_and_about_both_columns(tmp_path: Path) -> None:
+    both = outcome("gradients/GRAD-01/both", PASS, PASS)
+    more = [outcome(f"gradients/GRAD-02/{number}", PASS, PASS) for number in range(30)]
+    stored(tmp_path / "a", both, *more)
+    stored(tmp_path / "b", dataclasses.replace(both, native=result(FAIL, "torch")))
+    said = call("diff", tmp_path / "a", tmp_path / "b")
+    assert said.stdout == (
+        "\ntorch's DDP: 1\n  PASS -> FAIL  gradients/GRAD-01/both  it was FAIL\n\nonly in the report before: 30\n"
+    )
+    assert (said.exit_code, compare(stored(tmp_path / "c", both), stored(tmp_path / "d", both)).num_both) == (0, 1)
+    assert "GRAD-02/29" in call("diff", tmp_path / "a", tmp_path / "b", "--verbose").stdout
 
 
 def test_a_diff_says_why_and_under_which_circumstances(tmp_path: Path) -> None:
@@ -158,7 +173,10 @@ def test_a_diff_says_why_and_under_which_circumstances(tmp_path: Path) -> None:
         "  PASS -> FAIL  gradients/GRAD-01/x  a gradient???[31mred?[0m? is wrong\n"
         "\nnot the same scenario under the same id: 1\n  gradients/GRAD-01/x\n"
     )
-    assert call("diff", tmp_path / "a", tmp_path / "a").stdout == "No verdict changed.\n"
+    assert (
+        call("diff", tmp_path / "a", tmp_path / "a").stdout
+        == "No verdict changed in the 1 scenarios of both reports.\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["html", "junit", "markdown", "badge", "trace"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner, Result
 
 from conformance.cli import main
@@ -14,6 +15,7 @@ from conformance.models.traced_blocks import block, read_block, summands
 from conformance.observation import Ending, Observation, Raised
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
+from conformance.smoke.programs.arrivals import LATER
 from conformance.smoke.rungs import COLLECTIVES
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -248,3 +250,39 @@ def test_the_rank_that_is_elsewhere_is_named() -> None:
 def test_a_tensor_that_was_never_written_is_recognised() -> None:
     found = broken_by(Observation(0, Ending("returned"), facts={"sum": torch.full((2,), -1.0)}))
     assert found.came == "[-1, -1] (2 float32) on rank 0: what the tensor held before, nothing was written"
+
+
+def test_a_right_value_that_came_after_wait_is_told_from_a_wrong_one() -> None:
+    expected = {0: {"sum": torch.tensor([6.0])}}
+    late = {"sum": torch.tensor([1.0]), f"sum{LATER}": torch.tensor([6.0])}
+    wrong = {"sum": torch.tensor([1.0]), f"sum{LATER}": torch.tensor([1.0])}
+    summaries = []
+    for facts in (late, wrong):
+        found = find_breakage({0: Observation(0, Ending("returned"), facts)}, expected, deadline_s=30, advice="")
+        assert found is not None
+        assert found.wrong_value
+        summaries.append(found.summary)
+    assert summaries == [
+        "sum: wrong on rank 0; the right value came later: wait() returned too early on rank 0", "sum: wrong on rank 0",
+    ]  # fmt: skip
+
+
+def test_a_method_that_a_group_in_python_lacks_is_named_as_torch_calls_it() -> None:
+    message = "No backend type associated with device type cpu"
+    raised = Observation(0, Ending("raised"), raised=Raised("RuntimeError", ("RuntimeError",), message, "a traceback"))
+    rung = next(rung for rung in COLLECTIVES if rung.name == "all_gather_into_tensor")
+    assert hasattr(dist.ProcessGroup, rung.method)
+    assert rung.method in rung.hint
+    found = find_breakage({0: raised}, None, deadline_s=30, advice=rung.hint, method=rung.method)
+    assert found is not None
+    assert found.summary == f"the process group of rank 0 has no method {rung.method}, which this torch calls"
+    assert found.evidence == ""
+
+
+def test_on_a_hang_the_other_python_threads_of_the_guilty_rank_are_shown() -> None:
+    stack = 'Thread 1 (most recent call first):\n  File "transport.py", line 7 in receive\n'
+    main_thread = 'Thread 2 (most recent call first):\n  File "group.py", line 3 in wait\n'
+    hung = {rank: Observation(rank, Ending("hung"), stack=stack + main_thread) for rank in (0, 1)}
+    found = find_breakage(hung, None, deadline_s=30, advice="")
+    assert found is not None
+    assert 'Another thread of rank 0:\n  File "transport.py", line 7 in receive' in found.evidence

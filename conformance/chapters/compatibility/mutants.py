@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,14 @@ class RunsTheModuleItself(DistributedDataParallel):
     def _forward(self, compiler: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs, kwargs = self._pre_forward(*inputs, **kwargs)
         return self._post_forward(self.module(*inputs, **kwargs))
+
+
+class LeavesAThread(DistributedDataParallel):
+    """BUG: each wrapper starts a thread, and nobody ends it."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
 
 
 class TakesNoSubclassSeriously(DistributedDataParallel):

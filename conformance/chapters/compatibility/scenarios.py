@@ -86,6 +86,10 @@ def _more_from_users() -> Iterator[Scenario]:
             "COMPAT-10", f"bare-group{suffix}", "compatible_training", world_size, options=options,
             arguments={"bare_group": True}, recorded=False, deadline_s=8.0,
         )  # fmt: skip
+    for suffix, options, world_size in _variants():
+        yield _of_chapter(
+            "COMPAT-12", f"used{suffix}", "compatible_training", world_size, options=options, deadline_s=8.0
+        )
     for kind in _KINDS:
         for suffix, options, world_size in _variants():
             if kind == "forward_of_its_own" and options == _STATIC:

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The step of action.yml that tests: runs a profile (or merges the reports of its shards), compares with the last report,
+# and writes junit.xml, report.html and comment.md beside report.json. Its inputs are the variables of action.yml.
+# Exits with 0 so that later steps can upload and comment; `status` in $GITHUB_OUTPUT is 1 when the DDP does not conform
+# or a verdict has regressed.
+set -euo pipefail
+
+REPORT="${REPORT:-report}"
+status=0
+if [ -n "${MERGE:-}" ]; then
+    mkdir -p "$REPORT"
+    # shellcheck disable=SC2086  # a list of folders
+    ddp-conformance report merge $MERGE --out "$REPORT/report.json" || status=$?
+    ddp-conformance report summary "$REPORT"
+else
+    arguments=(--ddp "${DDP:-ddp_impl}" --backend "${BACKEND:-gloo}" --profile "${PROFILE:-core}" --report "$REPORT")
+    [ -z "${SHARD:-}" ] || arguments+=(--shard "$SHARD")
+    [ "${BASELINE:-false}" != true ] || arguments+=(--baseline)
+    [ -z "${EXPECTATIONS:-}" ] || arguments+=(--expectations "$EXPECTATIONS")
+    ddp-conformance run "${arguments[@]}" || status=$?
+fi
+[ "$status" -le 1 ] || exit "$status"  # usage error or interrupted: there is no complete report
+
+ddp-conformance report html "$REPORT" --out "$REPORT/report.html"
+ddp-conformance report junit "$REPORT" --out "$REPORT/junit.xml"
+ddp-conformance report markdown "$REPORT" --out "$REPORT/comment.md"
+if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
+    changed="$(ddp-conformance report diff "$LAST" "$REPORT")" || status=1
+    printf '\n#### Changed since the last report\n\n````text\n%s\n````\n' "${changed:0:20000}" >> "$REPORT/comment.md"
+fi
+cat "$REPORT/comment.md" >> "${GITHUB_STEP_SUMMARY:-/dev/null}"
+echo "status=$status" >> "${GITHUB_OUTPUT:-/dev/null}"
