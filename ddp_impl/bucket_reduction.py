@@ -68,8 +68,8 @@ class BucketReduction:
 
     def _agree_on_skipped(self, absent: Sequence[int]) -> None:
         """Find the buckets that no rank will use, if the user wants their traffic saved."""
-        if self.options.static_graph and self.usage.anywhere is not None:
-            used = self.usage.anywhere
+        if self.options.static_graph and self.usage.promised is not None and not self.usage.follows_local:
+            used = self.usage.promised
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
             self._forget_dropped(absent)
             used = self.usage.expected_anywhere(absent, self.group, self.device)
@@ -128,14 +128,21 @@ class BucketReduction:
                 self._start(bucket, nothing)
 
     def _ask_usage(self) -> None:
-        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
+        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none.
+
+        With a static graph they know, but not which of those that none uses got gradients under `no_sync`.
+        """
+        learns = False
         if self.options.static_graph:
-            if self.usage.anywhere is not None or not self.arrivals.learns_order:
+            learns = self.usage.promised is None and self.arrivals.learns_order
+            asks_again = self.usage.follows_local and not all(self.usage.promised or [True])
+            if not learns and not asks_again:
                 return
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
-        self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+        refuses = self._refusal is not None
+        self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learns=learns)
 
     def _refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -200,12 +207,12 @@ class BucketReduction:
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
 
-        With a static graph ranks exchange that once, and without `find_unused_parameters` never. Should this rank miss
+        With a static graph ranks exchange that rarely, and without `find_unused_parameters` never. Should this rank miss
         a gradient all the same, because the graph is not static or the parameter was frozen, an average of zeros means
         that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
         """
         anywhere, learnt, unused = self.usage.anywhere, self.arrivals.learnt, self.usage.unused
-        if not unused or (anywhere is not None and learnt is None):
+        if not unused or self.usage.is_exchanged:
             return anywhere
         used = [True] * len(self.members) if anywhere is None else list(anywhere)
         for place, member in enumerate(bucket.members):

@@ -239,6 +239,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
             self.reducer.divisor = self._divisor(num_syncing)
+            if not num_syncing:  # joined ranks do not know whether it was under `no_grad`
+                self.reducer.usage.follows_local = True
 
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""

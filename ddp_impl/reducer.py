@@ -114,6 +114,7 @@ class Reducer(BucketReduction):
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
+        self.usage.follows_local = True
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         self._hooks.on_backward(tensors, partial(self._begin_local_backward, self._num_triggers))
 

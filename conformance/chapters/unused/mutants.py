@@ -105,7 +105,7 @@ class AsksNobody(Reducing):
 
         def end_agreeing(self) -> None:
             """Wait, and take one's own answer."""
-            own = self._flags(self.unused).tolist()
+            own = self._flags(self.unused, self.used_locally).tolist()
             super().end_agreeing()
             self.anywhere = [bool(used) for used in own]
 
