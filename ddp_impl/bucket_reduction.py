@@ -207,7 +207,7 @@ class BucketReduction:
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
 
-        With a static graph ranks exchange that rarely, and without `find_unused_parameters` never. Should this rank miss
+        With a static graph ranks rarely exchange that, without `find_unused_parameters` never. Should this rank miss
         a gradient all the same, because the graph is not static or the parameter was frozen, an average of zeros means
         that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
         """
