@@ -67,6 +67,7 @@ class Reducer(BucketReduction):
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
         self._num_triggers = 0
+        self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
@@ -119,10 +120,19 @@ class Reducer(BucketReduction):
         self._hooks.on_backward(tensors, partial(self._begin_local_backward, self._num_triggers))
 
     def check_finished(self) -> None:
-        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
-        if not self.state.is_unfinished:
-            return
+        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
+
+        Also when this rank's backward raised before its first gradient came and another's after: only that one cannot
+        go on, and this one would wait for it.
+        """
         rank = self.state.rank
+        if not self.state.is_unfinished:
+            if self._raised_early:
+                words = [word for word in self.peers.words() or () if word.unfinished]
+                self._raised_early = bool(words)
+                if words:
+                    raise self._error(messages.aborted(rank) + messages.words([(w.rank, w.reason) for w in words]))
+            return
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
@@ -150,6 +160,7 @@ class Reducer(BucketReduction):
         it. Gradients that wait for their first reduction go on waiting.
         """
         self._handle(Event.RESET)
+        self._raised_early = False
         self.group = group
         self.peers = Peers(group)
         self.divisor = size_of(group)
@@ -348,9 +359,10 @@ class Reducer(BucketReduction):
         self._handle(Event.BACKWARD_END)
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.peers.raised("backward", error, traceback)
         if watch == self._num_watched:  # autograd's threads may drop a backward after the next one has begun
             self._handle(Event.BACKWARD_RAISED)
+            self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
+        self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end

@@ -34,6 +34,18 @@ class KeepsDroppedGradients(Reducing):
             """Do nothing."""
 
 
+class AsksNoPeerAfterAnException(Reducing):
+    """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
+
+    class OwnReducer(Reducer):
+        """Looks at itself alone."""
+
+        def check_finished(self) -> None:
+            """Raise for this rank's own gradients."""
+            self._raised_early = False
+            super().check_finished()
+
+
 class CopyLeavesFrozenOut(DistributedDataParallel):
     """BUG: a copy averages what requires a gradient on this rank now, not what the original averaged."""
 

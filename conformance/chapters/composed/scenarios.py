@@ -22,6 +22,8 @@ _FOUND = (
     Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)),
     # A gradient is accumulated and dropped, and the parameter is unused afterwards.
     Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)),
+    # A backward raises on every rank; only on rank 0 gradients had come.
+    Training((Block(), Block(), Block(when="rank_0")), actions=(Action("fail", "backward"),)),
     # The copy of rank 0 is made while parameters are frozen there.
     Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))),
 )
