@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 
-def mean_in_wider_numbers(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def mean_in_wider_numbers(state: Any, bucket: GradBucket) -> Future[Tensor]:
     """Return the bucket's future mean over the default group; the sum is computed in float64 or complex128."""
     buffer = bucket.buffer()
     wide = buffer.to(torch.complex128 if buffer.is_complex() else torch.float64)
@@ -22,4 +23,5 @@ def mean_in_wider_numbers(state: Any, bucket: dist.GradBucket) -> Future[Tensor]
         mean: Tensor = future.value()[0] / world_size
         return mean.to(buffer.dtype)
 
-    return work.get_future().then(narrowed)
+    narrow: Future[Tensor] = work.get_future().then(narrowed)
+    return narrow

@@ -32,7 +32,7 @@ REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
 #: How often an action is drawn, where not once: a loop mostly runs forward and backward.
-_WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3}
+_WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3, "head": 2, "penalty": 2}
 _ACTIONS = tuple(
     (kind, ways[turn % len(ways)])
     for kind, ways in ACTIONS.items()

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
 from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trainee
-from conformance.composed.training import Training
+from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
 from conformance.oracles.difference import Difference, difference
@@ -142,5 +142,5 @@ def _synchronised_forwards(training: Training) -> Iterator[int]:
     """Yield the numbers of the forwards that are not under `no_sync`, `no_grad` or `inference_mode`."""
     forwards = [action for action in training.all_actions if action.kind in ("forward", "no_sync", "fail")]
     for number, action in enumerate(forwards):
-        if action.how in ("plain", "eval_mode", "backward_only") or action.kind == "fail":
+        if action.how in (*WITH_BACKWARD, "backward_only") or action.kind == "fail":
             yield number

@@ -160,9 +160,7 @@ class Trainee:
         yield Meeting("after_forward", synchronised and grad_mode is None)
         if grad_mode is None and (rows.requires_grad or self._outside is not None):
             loss = self._loss(rows, where)
-            self._pending.append(
-                _Pending(loss if self._outside is None else loss + self._outside, rows, synchronised)
-            )
+            self._pending.append(_Pending(loss if self._outside is None else loss + self._outside, rows, synchronised))
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.
@@ -246,7 +244,7 @@ class Trainee:
         if any(block.checkpoint for block in self._training.blocks):
             self._pending.clear()  # what a checkpoint computes again must be what it saved
         mine = set(self._block(action).parameters())
-        # A rank that runs nothing else that is trained would run no backward, and nothing tells that from one that left.
+        # A rank that runs nothing else would have no backward, and nothing tells that from a rank that left.
         if not value:
             mine -= set(self.module.first.parameters())
         if action.how == "rank_0" and not self.module.first.weight.requires_grad:
@@ -279,7 +277,8 @@ class Trainee:
         else:
             layer, name = self._first_parameter(self._block(action))
             old = getattr(layer, name)
-            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=old.dtype)
+            dtype = torch.float32 if old.dtype is torch.float16 else old.dtype
+            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=dtype)
             layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
             layer.register_forward_hook(_add_mask)
         yield from ()
@@ -294,9 +293,9 @@ class Trainee:
         yield from ()
 
     def _head(self, action: Action) -> Iterator[Meeting]:
-        """Run a block again, outside of forward, on the rows that forward returned."""
+        """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
         if self._pending and self._is_meant(action):
-            rows = self._block(action)(self._pending[-1].rows, Where(self._rank, 1))
+            rows = self._block(action).layer(self._pending[-1].rows, Where(self._rank, 1))
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
         yield from ()
 
@@ -351,7 +350,7 @@ class Trainee:
         if action.how == "first_state":
             self.model.load_state_dict(self._first_state, strict=False)
         else:  # the state dict of distributed checkpoints knows a DDP, and calls everything as the bare module does
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict  # noqa: PLC0415
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
             bare = {name.removeprefix("module."): value.clone() for name, value in self._first_state.items()}
             set_model_state_dict(self.model, bare, options=StateDictOptions(strict=False))

@@ -97,8 +97,8 @@ class Training:
     """What is trained and how.
 
     `idle` says whose forwards use no parameter, `comm_hook` what reduces buckets. With `delays` the gradients of all
-    blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing stays unnoticed; its last forward is there for a DDP
-    that says only then what it missed in the backward before.
+    blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
+    stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -141,7 +141,11 @@ def trains(blocks: Sequence[Block]) -> bool:
     if all(block.trainable for block in blocks if block.kind == "shared"):
         return any(block.trainable for block in blocks)
     # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and nothing tells why.
-    return any(block.trainable and block.when == "always" and block.kind != "shared" for block in blocks)
+    # A reentrant checkpoint of inputs without a gradient has none either.
+    return any(
+        block.trainable and block.when == "always" and block.kind != "shared" and block.checkpoint != "reentrant"
+        for block in blocks
+    )
 
 
 def depends_on_rank(training: Training) -> bool:
