@@ -382,7 +382,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in self._skipped
+            and bucket not in (self._skipped or ())
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -397,7 +397,7 @@ class Reducer(BucketReduction):
     def _arm(self, reached: set[int] | None) -> None:
         self.reach.begin(reached)
         self.usage.unused.clear()
-        self._skipped.clear()
+        self._skipped = None
         self._in_flight.clear()
         self._refusal = None
         self.telemetry.current.backward_start_ns = 0
@@ -420,7 +420,6 @@ class Reducer(BucketReduction):
             absent = [i for i, left in enumerate(self.arrivals.due) if left and i not in self.reach.reached]
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
-        self._agree_on_skipped(absent)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
@@ -443,6 +442,8 @@ class Reducer(BucketReduction):
 
     @torch.no_grad()
     def _launch_full_buckets(self) -> None:
+        if self._skipped is None:  # not before a gradient has come: torch.autograd.grad need not run on every rank
+            self._skipped = self._agree_on_skipped(self.usage.unused)
         launchable = self.state.take_launchable()
         for index in launchable:
             self._launch(self.buckets[index])

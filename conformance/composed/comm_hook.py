@@ -20,8 +20,8 @@ def mean_in_wider_numbers(state: Any, bucket: GradBucket) -> Future[Tensor]:
     world_size = dist.get_world_size()
 
     def narrowed(future: Future[Any]) -> Tensor:
-        mean: Tensor = future.value()[0] / world_size
-        return mean.to(buffer.dtype)
+        future.wait()  # of complex numbers it holds the real view
+        return (wide / world_size).to(buffer.dtype)
 
     narrow: Future[Tensor] = work.get_future().then(narrowed)
     return narrow

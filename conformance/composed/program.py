@@ -74,7 +74,7 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     delayed = [(name, parameter) for name, parameter in blocks if parameter.requires_grad]
     if training.delays and delayed:
         options["delay_all_reduce_named_params"] = delayed
-        options["param_to_hook_all_reduce"] = module.get_parameter("first.weight")
+        options["param_to_hook_all_reduce"] = next(each for each in module.parameters() if each.requires_grad)
     model: Any = ctx.wrap(module, **options)
     if training.comm_hook == "allreduce":
         model.register_comm_hook(None, default_hooks.allreduce_hook)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -150,8 +150,8 @@ class NeverSkips(Reducing):
     class OwnReducer(Reducer):
         """Sends everything."""
 
-        def _agree_on_skipped(self, absent: Sequence[int]) -> None:
-            pass
+        def _agree_on_skipped(self, absent: Collection[int]) -> set[int]:
+            return set()
 
 
 class ForgivesMissingGradients(Reducing):
