@@ -6,6 +6,7 @@
 #     LAST=folder bash ci/nightly.sh     # compares with last night's report in that folder
 #     MUTANTS=1 bash ci/nightly.sh       # also runs the mutants: does the suite still detect each of them?
 #     EXPLORE=1 bash ci/nightly.sh       # also explores trainings of that seed for ten minutes, and keeps what failed
+#     ASTRAY=1 bash ci/nightly.sh        # also runs fixtures/scripts/astray: right, or an error on every rank?
 #     HOSTILE=1 bash ci/nightly.sh       # also runs every hostile subject, and stops processes at every message
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
@@ -38,6 +39,9 @@ fi
 if [ -n "${EXPLORE:-}" ]; then
     ddp-conformance explore --backend "$BACKEND" --no-native --seed "$(date +%Y%m%d)" --examples 20000 --seconds 600 \
         --failures 20 --report "$NIGHT/explored" | tee "$NIGHT/explored.txt" || status=1
+fi
+if [ -n "${ASTRAY:-}" ]; then
+    python fixtures/scripts/astray/astray.py | tee "$NIGHT/astray.txt" || status=1
 fi
 if [ -n "${HOSTILE:-}" ]; then
     DDP_CONFORMANCE_HOSTILE=all pytest conformance/tests/test_hostile_subjects.py conformance/tests/test_every_wait_ends.py \
