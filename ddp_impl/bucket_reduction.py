@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,24 +62,26 @@ class BucketReduction:
         self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
-        self._skipped: set[int] = set()
+        self._skipped: set[int] | None = None  # the buckets that no rank will use; None until the ranks have agreed
         self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
-    def _agree_on_skipped(self, absent: Sequence[int]) -> None:
-        """Find the buckets that no rank will use, if the user wants their traffic saved."""
-        if self.options.static_graph and self.usage.anywhere is not None:
-            used = self.usage.anywhere
+    def _agree_on_skipped(self, absent: Collection[int]) -> set[int]:
+        """Return the buckets that no rank will use, if the user wants their traffic saved; `absent` this rank does not.
+
+        Collective with `skip_all_reduce_unused_params`.
+        """
+        if self.options.static_graph and self.usage.promised is not None and not self.usage.follows_local:
+            used = self.usage.promised
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
             self._forget_dropped(absent)
             used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
-            return
-        self._skipped = {
-            bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
-        }
+            return set()
+        return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
 
     def _launch(self, bucket: Bucket) -> None:
+        assert self._skipped is not None
         if bucket.index in self._skipped:
             return
         try:
@@ -92,18 +94,20 @@ class BucketReduction:
     def _collected(self, bucket: Bucket) -> Tensor:
         """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
         divisor = self.divisor if self.comm_hook is None else 1
+        home = self._home_of(bucket)
         if bucket.sparse:
-            buffer = collect_sparse(bucket.members[0], self._home_of(bucket), self._here())
+            buffer = collect_sparse(bucket.members[0], home, self._here())
+            missing = [0] if home.get(bucket.parameters[0]) is None else []
             if divisor != 1:
                 buffer.div_(divisor)
         else:
             buffer = bucket.flat
-            # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
-            missing = collect(bucket, self._home_of(bucket), self.usage.unused, self._here(), divisor=divisor)
-            if missing:
-                indices = {bucket.members[place].index for place in missing}
-                self.user_hooks.gradients_are_gone(indices - self.usage.unused)
-                self.usage.unused.update(indices)
+            missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor)
+        # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
+        if missing:
+            indices = {bucket.members[place].index for place in missing}
+            self.user_hooks.gradients_are_gone(indices - self.usage.unused)
+            self.usage.unused.update(indices)
         return buffer
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
@@ -113,14 +117,14 @@ class BucketReduction:
         if self.comm_hook is None:
             self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        is_last = all(index in self._skipped for index in range(bucket.index + 1, len(self.buckets)))
+        is_last = all(index in (self._skipped or ()) for index in range(bucket.index + 1, len(self.buckets)))
         given = GradBucket(bucket, buffer, is_last)
         self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
-        self._agree_on_skipped(range(len(self.members)))
+        self._skipped = self._agree_on_skipped(self.usage.unused)
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
@@ -128,14 +132,21 @@ class BucketReduction:
                 self._start(bucket, nothing)
 
     def _ask_usage(self) -> None:
-        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none."""
+        """Start exchanging which parameters ranks used: behind all gradients, so that it delays none.
+
+        With a static graph they know, but not which of those that none uses got gradients under `no_sync`.
+        """
+        learns = False
         if self.options.static_graph:
-            if self.usage.anywhere is not None or not self.arrivals.learns_order:
+            learns = self.usage.promised is None and self.arrivals.learns_order
+            asks_again = self.usage.follows_local and not all(self.usage.promised or [True])
+            if not learns and not asks_again:
                 return
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
-        self.usage.begin_agreeing(self.group, self.device, refuses=self._refusal is not None)
+        refuses = self._refusal is not None
+        self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learns=learns)
 
     def _refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -200,12 +211,12 @@ class BucketReduction:
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.
 
-        With a static graph ranks exchange that once, and without `find_unused_parameters` never. Should this rank miss
+        With a static graph ranks rarely exchange that, without `find_unused_parameters` never. Should this rank miss
         a gradient all the same, because the graph is not static or the parameter was frozen, an average of zeros means
         that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
         """
         anywhere, learnt, unused = self.usage.anywhere, self.arrivals.learnt, self.usage.unused
-        if not unused or (anywhere is not None and learnt is None):
+        if not unused or self.usage.is_exchanged:
             return anywhere
         used = [True] * len(self.members) if anywhere is None else list(anywhere)
         for place, member in enumerate(bucket.members):

@@ -87,6 +87,8 @@ class DDPJoinHook(JoinHook):
             if self._own_gradients is None:
                 self._own_gradients = _put_gradients_aside(ddp)
             ddp.reducer.shadow_iteration()
+        else:
+            ddp.reducer.usage.follows_local = True
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the model of a rank that joined last to all ranks; this rank's own gradients are as it left them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,10 @@ class ParameterUsage:
 
     `unused`: indices that this rank's synchronised backward did not use; `used_locally`: those that earlier backwards
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
-    it, and until then all count as used. `num_users[i]`: how many ranks used it. `num_refusing`: how many ranks said in
-    the last exchange that they cannot average what came.
+    it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_users[i]`: how many ranks
+    used it. `num_refusing`: how many ranks said in the last exchange that they cannot average what came.
+    `promised[i]`: of a static graph, whether any rank's synchronised backward uses parameter i; None until they know.
+    `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -25,19 +27,28 @@ class ParameterUsage:
         self.unused: set[int] = set()
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
+        self.is_exchanged = False
+        self.promised: list[bool] | None = None
+        self.follows_local = False
         self.num_users = [0] * num_parameters
         self.num_refusing = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work] | None = None
 
-    def begin_agreeing(self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool) -> None:
+    def begin_agreeing(
+        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learns: bool = False
+    ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
-        Every rank calls it between the same collectives.
+        `learns`: what they use now without earlier backwards is what they promise to use. Every rank calls it between
+        the same collectives.
         """
         refusal = torch.tensor([refuses], dtype=torch.int32)
-        flags = _on_device(torch.cat([self._flags(self.unused), refusal]), device)
+        told = [self._flags(self.unused, self.used_locally), refusal]
+        if learns:
+            told.append(self._flags(self.unused))
+        flags = _on_device(torch.cat(told), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group))
 
     def end_agreeing(self) -> None:
@@ -48,12 +59,17 @@ class ParameterUsage:
         flags, work = self._agreement
         self._agreement = None
         work.wait()
-        *self.num_users, self.num_refusing = flags.tolist()
+        num_parameters = len(self.num_users)
+        counts = flags.tolist()
+        self.num_users, self.num_refusing = counts[:num_parameters], counts[num_parameters]
         self.anywhere = [count > 0 for count in self.num_users]
+        if learnt := counts[num_parameters + 1 :]:
+            self.promised = [count > 0 for count in learnt]
+        self.is_exchanged = True
 
     def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
         """Return whether any rank expects to use each parameter; `absent` are those this rank does not. Collective."""
-        flags = _on_device(self._flags(set(absent)), device)
+        flags = _on_device(self._flags(set(absent), self.used_locally), device)
         collectives.all_reduce_now(flags, group)
         return [count > 0 for count in flags.tolist()]
 
@@ -63,17 +79,20 @@ class ParameterUsage:
             self.looks_static = False
         self.last_unused = set(self.unused)
         self.used_locally.clear()
+        self.is_exchanged = self.follows_local = False
+        if self.promised is not None:
+            self.anywhere = self.promised
 
     def forget_agreements(self) -> None:
         """Forget what ranks have exchanged and what the last iteration used; not what awaits its first reduction."""
-        self.anywhere = None
+        self.anywhere = self.promised = None
         self.num_users = [0] * len(self.num_users)
         self.last_unused = None
         self.unused.clear()
         self._agreement = None
 
-    def _flags(self, unused: set[int]) -> Tensor:
-        used = (index not in unused or index in self.used_locally for index in range(len(self.num_users)))
+    def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
+        used = (index not in unused or index in used_before for index in range(len(self.num_users)))
         return torch.tensor(list(used), dtype=torch.int32)
 
 

@@ -103,8 +103,9 @@ class ParameterWatch:
 
 def _tables(module: nn.Module) -> Iterator[dict[str, Any]]:
     for owner in module.modules():
-        yield parameter_table(owner)
-        yield child_table(owner)
+        for table in (parameter_table(owner), child_table(owner)):
+            if isinstance(table, dict):  # TorchScript has other tables, and modules that it compiled stay as they are
+                yield table
 
 
 def _changed(gone: Sequence[str], strangers: Sequence[str]) -> str:

@@ -33,12 +33,16 @@ _MAX_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them."""
+    """Why a rank raised in a step, counted from 0. `waited`: because others did not come; the cause lies with them.
+
+    `unfinished`: it cannot go on to another step, because gradients of this one had come.
+    """
 
     rank: int
     step: int
     reason: str
     waited: bool = False
+    unfinished: bool = False
 
 
 class Peers:
@@ -83,9 +87,11 @@ class Peers:
             )  # fmt: skip
             raise
 
-    def raised(self, phase: str, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def raised(
+        self, phase: str, error: BaseException | None, traceback: TracebackType | None, *, unfinished: bool = False
+    ) -> None:
         """Leave word of an exception, as far as it is known; what more is known when the process ends comes then."""
-        self.tell(messages.raised(error, traceback, phase, self.step))
+        self.tell(messages.raised(error, traceback, phase, self.step), unfinished=unfinished)
         if error is None:
             self._unknown_in = phase
 
@@ -96,12 +102,13 @@ class Peers:
             self._told = None
         self.raised(phase or "the training loop", error, error.__traceback__)
 
-    def tell(self, reason: str, *, waited: bool = False) -> None:
+    def tell(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
         """Leave `reason` where the other ranks can read it; the first one of a step, because it is the cause."""
-        if self._told is not None and self._told.step >= self.step:
+        told = self._told
+        if told is not None and told.step >= self.step and (told.unfinished or not unfinished):
             return
         rank = rank_in(self.group)
-        self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited)
+        self._told = Word(rank, self.step, reason[:_MAX_CHARACTERS], waited, unfinished)
         store = self._store()
         if store is not None and size_of(self.group) > 1:
             with contextlib.suppress(Exception):  # the error that is being raised matters more
@@ -110,7 +117,7 @@ class Peers:
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
         self.tell(reason)
-        return "".join(f"\nrank {word.rank} {word.reason}" for word in self.words() or ())
+        return messages.words([(word.rank, word.reason) for word in self.words() or ()])
 
     def words(self, *, until_cause: bool = False) -> list[Word] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.

@@ -84,6 +84,7 @@ class Reducer(BucketReduction):
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
         self._num_triggers = 0
+        self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
@@ -131,14 +132,24 @@ class Reducer(BucketReduction):
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
+        self.usage.follows_local = True
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         self._hooks.on_backward(tensors, partial(self._begin_local_backward, self._num_triggers))
 
     def check_finished(self) -> None:
-        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete."""
-        if not self.state.is_unfinished:
-            return
+        """Raise `ReductionError`, naming parameters, when a backward has begun and its reduction is not complete.
+
+        Also when this rank's backward raised before its first gradient came and another's after: only that one cannot
+        go on, and this one would wait for it.
+        """
         rank = self.state.rank
+        if not self.state.is_unfinished:
+            if self._raised_early:
+                words = [word for word in self.peers.words() or () if word.unfinished]
+                self._raised_early = bool(words)
+                if words:
+                    raise self._error(messages.aborted(rank) + messages.words([(w.rank, w.reason) for w in words]))
+            return
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
@@ -166,6 +177,7 @@ class Reducer(BucketReduction):
         it. Gradients that wait for their first reduction go on waiting.
         """
         self._handle(Event.RESET)
+        self._raised_early = False
         self.group = group
         self.peers = Peers(group)
         self.divisor = size_of(group)
@@ -366,9 +378,10 @@ class Reducer(BucketReduction):
         self._handle(Event.BACKWARD_END)
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.peers.raised("backward", error, traceback)
         if watch == self._num_watched:  # autograd's threads may drop a backward after the next one has begun
             self._handle(Event.BACKWARD_RAISED)
+            self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
+        self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end
@@ -388,7 +401,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in self._skipped
+            and bucket not in (self._skipped or ())
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -403,7 +416,7 @@ class Reducer(BucketReduction):
     def _arm(self, reached: set[int] | None) -> None:
         self.reach.begin(reached)
         self.usage.unused.clear()
-        self._skipped.clear()
+        self._skipped = None
         self._in_flight.clear()
         self._refusal = None
         self.telemetry.current.backward_start_ns = 0
@@ -426,7 +439,6 @@ class Reducer(BucketReduction):
             absent = [i for i, left in enumerate(self.arrivals.due) if left and i not in self.reach.reached]
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
-        self._agree_on_skipped(absent)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
@@ -449,6 +461,8 @@ class Reducer(BucketReduction):
 
     @torch.no_grad()
     def _launch_full_buckets(self) -> None:
+        if self._skipped is None:  # not before a gradient has come: torch.autograd.grad need not run on every rank
+            self._skipped = self._agree_on_skipped(self.usage.unused)
         launchable = self.state.take_launchable()
         for index in launchable:
             self._launch(self.buckets[index])

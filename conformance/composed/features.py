@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations, product
 
-from conformance.composed.training import ACTIONS, CHECKPOINTS, KINDS, OUTPUTS, WHEN, Training
+from conformance.composed.training import ACTIONS, CHECKPOINTS, COMM_HOOKS, IDLE, KINDS, OUTPUTS, WHEN, Training
 from conformance.scenario import Scenario
 
 #: The options of DDP that trainings are composed with, and the values that they take besides the default.
@@ -22,7 +22,7 @@ WORLD_SIZES = (1, 2, 3, 4)
 
 #: What lets ranks differ in the parameters that they use: `static_graph` promises that none of it happens.
 _BY_RANK = {
-    "block branch", "runs rank_0", "runs not_rank_0",
+    "block branch", "runs rank_0", "runs not_rank_0", *(f"idle {idle}" for idle in IDLE),
     *(f"action {kind}:rank_0" for kind, ways in ACTIONS.items() if "rank_0" in ways),
 }  # fmt: skip
 
@@ -35,6 +35,9 @@ def features(scenario: Scenario) -> frozenset[str]:
     found = {f"option {name}={value}" for name, value in scenario.options.items() if value in OPTIONS.get(name, ())}
     found |= {f"action {action}" for action in training.actions}
     found |= {f"output {training.output}", f"world size {scenario.world_size}"}
+    found |= {f"idle {training.idle}"} if training.idle else set()
+    found |= {f"hook {training.comm_hook}"} if training.comm_hook else set()
+    found |= {"delayed blocks"} if training.delays else set()
     for block in training.blocks:
         found |= {f"block {block.kind}", f"runs {block.when}"}
         found |= {f"checkpoint {block.checkpoint}"} if block.checkpoint else set()
@@ -50,6 +53,9 @@ def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], .
         *((f"runs {when}",) for when in WHEN),
         *((f"checkpoint {checkpoint}",) for checkpoint in CHECKPOINTS if checkpoint),
         ("frozen block",),
+        ("delayed blocks",),
+        tuple(f"idle {idle}" for idle in IDLE if idle),
+        tuple(f"hook {hook}" for hook in COMM_HOOKS if hook),
         tuple(f"output {output}" for output in OUTPUTS),
         tuple(f"world size {world_size}" for world_size in world_sizes),
         *(tuple(f"option {name}={value}" for value in values) for name, values in OPTIONS.items()),

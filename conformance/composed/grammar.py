@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from conformance.composed.features import OPTIONS, WORLD_SIZES, Pair, pairs_of, possible_pairs
@@ -11,6 +11,8 @@ from conformance.composed.simpler import renamed
 from conformance.composed.training import (
     ACTIONS,
     CHECKPOINTS,
+    COMM_HOOKS,
+    IDLE,
     KINDS,
     OUTPUTS,
     WHEN,
@@ -31,7 +33,7 @@ REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
 #: How often an action is drawn, where not once: a loop mostly runs forward and backward.
-_WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3}
+_WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3, "head": 2, "penalty": 2}
 _ACTIONS = tuple(
     (kind, ways[turn % len(ways)])
     for kind, ways in ACTIONS.items()
@@ -80,6 +82,9 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
         blocks=blocks,
         output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame else OUTPUTS),
         actions=tuple(_actions(choose, must, tame, len(blocks))),
+        idle=_one_of("idle", IDLE, choose, must),
+        comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
+        delays="delayed blocks" in must or choose((False,) * 9 + (True,)),
     )
     options = _options(choose, must)
     # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
@@ -89,7 +94,7 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
     scenario = Scenario(
         f"composed/{REQUIREMENTS[0]}/composed", REQUIREMENTS, "composed", world_size=world_size, options=options,
-        arguments=training.to_json(), seed=choose(range(4)), needs=tuple(sorted(_CAPABILITIES & options.keys())),
+        arguments=training.to_json(), seed=choose(range(4)), needs=needs_of(training, options),
         min_collectives=0, deadline_s=_DEADLINE_S,
     )  # fmt: skip
     return renamed(scenario)
@@ -109,6 +114,29 @@ def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Sc
         for one in covered:
             left.pop(one, None)
         yield scenario
+
+
+def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the capabilities that `training` with `options` needs, sorted."""
+    needs = set(_CAPABILITIES & options.keys())
+    needs |= {"comm_hook"} if training.comm_hook else set()
+    needs |= {"delay_all_reduce"} if training.delays else set()
+    kinds = {action.kind for action in training.actions}
+    return tuple(sorted(needs | {need for kind, need in _ACTIONS_NEED.items() if kind in kinds}))
+
+
+#: What actions need a DDP to be capable of.
+_ACTIONS_NEED = {"no_sync": "no_sync", "copy": "pickling", "regroup": "update_process_group", "join": "join"}
+
+
+def _one_of(what: str, values: Sequence[str], choose: Choose, must: tuple[str, ...]) -> str:
+    """Return the value that `must` names for `what`, else mostly none; none that a static graph excludes."""
+    wanted = [value for value in values if value and f"{what} {value}" in must]
+    if wanted:
+        return wanted[0]
+    if what == "idle" and "option static_graph=True" in must:
+        return ""
+    return choose(("",) * 4 * len(values) + tuple(values))
 
 
 def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, ...]:

@@ -20,6 +20,8 @@ ROWS = 2
 SPAN = 2
 #: What losses are multiplied by: 3 divides it four times, for means over 3 ranks of means; powers of 2 cost no bits.
 UNIT = 3**4 * 2**8
+#: The same for float16, which holds no more than 11 bits.
+SMALL_UNIT = 3**2
 _NUM_TOKENS = 5
 
 
@@ -49,6 +51,7 @@ class Composed(nn.Module):
     def __init__(self, training: Training, seed: int) -> None:
         super().__init__()
         self.output = training.output
+        self.idle = training.idle
         self.first = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(make_block(block, self.first) for block in training.blocks)
         if self.output == "unused_tail":
@@ -61,21 +64,26 @@ class Composed(nn.Module):
 
     def forward(self, rows: Tensor, *, where: Where) -> Any:
         """Return what `output` names, from `rows` (ROWS x WIDTH)."""
+        if is_idle(self.idle, where) and not self.fails:
+            return self._returned(rows, self.idle)
         hidden: Tensor = self.first(rows)
         middle = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):
             hidden = block(hidden, where)
-            if index == middle:
-                self._fail(hidden)
+            if index == middle and self.fails:
+                hidden = self._failing(hidden)
         return self._returned(hidden)
 
-    def _fail(self, hidden: Tensor) -> None:
+    def _failing(self, hidden: Tensor) -> Tensor:
         if self.fails == "forward":
             raise DeliberateError("in forward")
-        if self.fails == "backward" and hidden.requires_grad:
+        if hidden.requires_grad:
+            # On another tensor than the output: a hook that raises there keeps the backward from anyone's knowledge.
             hidden.register_hook(_raise)
+            return hidden * 1
+        return hidden
 
-    def _returned(self, hidden: Tensor) -> Any:
+    def _returned(self, hidden: Tensor, idle: str = "") -> Any:
         match self.output:
             case "tuple":
                 return hidden, hidden * 2
@@ -84,7 +92,9 @@ class Composed(nn.Module):
             case "dataclass":
                 return Named(hidden)
             case "unused_tail":
-                return hidden, self.tail(hidden)
+                return hidden, hidden if idle else self.tail(hidden)
+            case "parameter":
+                return hidden, hidden[0] if idle else self.first.bias
         return hidden
 
 
@@ -98,6 +108,8 @@ def rows_of(output: Any) -> Tensor:
         output = output.rows
     elif isinstance(output, dict):
         output = output["rows"] + output["nested"][0]
+    elif isinstance(output, tuple) and output[1].dim() == 1:
+        output = output[0] + output[1]
     elif isinstance(output, Sequence):
         output = output[0]
     return instance(output, Tensor)
@@ -124,6 +136,13 @@ class Running(nn.Module):
     def _run(self, hidden: Tensor, where: Where) -> Tensor:
         result: Tensor = self.layer(hidden, where)
         return result
+
+
+def is_idle(idle: str, where: Where) -> bool:
+    """Tell whether a forward there uses no parameter, in a training with this `idle`."""
+    if idle == "rank_0":
+        return where.rank == 0 and where.forward % 2 == 0
+    return idle == "by_turns" and (where.rank + where.forward) % 2 == 0
 
 
 def runs(when: str, where: Where) -> bool:
@@ -252,6 +271,25 @@ class Empty(nn.Module):
         return hidden + self.shift + self.nothing.sum()
 
 
+class Half(nn.Module):
+    """Shifts by a parameter in float16, whose gradients are few small numbers, because it has no room for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.empty(WIDTH, dtype=torch.float16))
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return the rows shifted."""
+        shift = self.shift.to(hidden.dtype)
+        if shift.requires_grad:
+            shift.register_hook(_small)
+        return hidden + shift
+
+
+def _small(gradient: Tensor) -> Tensor:
+    return gradient.sign() * SMALL_UNIT
+
+
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": Affine,
     "branch": Branch,
@@ -262,6 +300,7 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transposed": Transposed,
     "gain": Gain,
     "empty": Empty,
+    "float16": Half,
 }
 
 

@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
 from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trainee
-from conformance.composed.training import Training
+from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
 from conformance.oracles.difference import Difference, difference
@@ -44,7 +46,7 @@ def composed(ctx: RankContext) -> None:
     refused: Raised | None = None
     try:
         trainee = Trainee(
-            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx), device=ctx.device, phase=ctx.phase
+            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx, training), device=ctx.device, phase=ctx.phase
         )
         for meeting in trainee.play():
             if meeting.kind == "facts":
@@ -66,8 +68,20 @@ def composed(ctx: RankContext) -> None:
             ctx.observe(name, refused if len(kept) == names.index(name) else ENDED)
 
 
-def _wrap(ctx: RankContext, module: nn.Module) -> nn.Module:
-    return ctx.wrap(module)
+def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
+    options: dict[str, Any] = {}
+    blocks = [(name, each) for name, each in module.named_parameters() if name.startswith("blocks.")]
+    delayed = [(name, parameter) for name, parameter in blocks if parameter.requires_grad]
+    if training.delays and delayed:
+        options["delay_all_reduce_named_params"] = delayed
+        options["param_to_hook_all_reduce"] = next(each for each in module.parameters() if each.requires_grad)
+    model: Any = ctx.wrap(module, **options)
+    if training.comm_hook == "allreduce":
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    elif training.comm_hook == "wider":
+        model.register_comm_hook(None, mean_in_wider_numbers)
+    wrapped: nn.Module = model
+    return wrapped
 
 
 def observed_names(training: Training) -> list[str]:
@@ -128,5 +142,5 @@ def _synchronised_forwards(training: Training) -> Iterator[int]:
     """Yield the numbers of the forwards that are not under `no_sync`, `no_grad` or `inference_mode`."""
     forwards = [action for action in training.all_actions if action.kind in ("forward", "no_sync", "fail")]
     for number, action in enumerate(forwards):
-        if action.how in ("plain", "eval_mode", "backward_only") or action.kind == "fail":
+        if action.how in (*WITH_BACKWARD, "backward_only") or action.kind == "fail":
             yield number

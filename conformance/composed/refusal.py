@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.composed.training import Action, Training
+from conformance.composed.training import WITH_BACKWARD, Action, Training
 
 #: Actions after which a DDP no longer knows what it was given.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
@@ -58,6 +58,8 @@ _OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank"
 
 def _may_miss_gradients(training: Training) -> str:
     """Return why some parameter may get no gradient in some backward on some rank, empty if none can."""
+    if training.idle:
+        return "forwards use no parameter"
     if training.output == "unused_tail":
         return "a tail is unused"
     for index, block in enumerate(training.blocks):
@@ -71,11 +73,11 @@ def _may_miss_gradients(training: Training) -> str:
 def _changes_graph(training: Training) -> str:
     """Return what may make one iteration's graph unlike another's, empty if nothing does."""
     for action in training.actions:
-        if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace"):
+        if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace", "regroup"):
             return f"{action} changes the iteration"
     forwards = 0
     for action in training.all_actions:
-        if action.kind == "forward" and action.how in ("plain", "eval_mode"):
+        if action.kind == "forward" and action.how in WITH_BACKWARD:
             forwards += 1
         elif action.kind == "backward":
             if forwards > 1:
@@ -87,7 +89,7 @@ def _changes_graph(training: Training) -> str:
 def _interleaves(actions: tuple[Action, ...]) -> bool:
     pending = False
     for action in actions:
-        if action.kind == "forward" and action.how in ("plain", "eval_mode"):
+        if action.kind == "forward" and action.how in WITH_BACKWARD:
             pending = True
         elif action.kind == "backward":
             pending = False

@@ -61,6 +61,12 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         rest = training.blocks[:index] + training.blocks[index + 1 :]
         if trains(rest):
             yield replace(training, blocks=rest, actions=tuple(_renumbered(actions, index)))
+    if training.idle:
+        yield replace(training, idle="")
+    if training.comm_hook:
+        yield replace(training, comm_hook="")
+    if training.delays:
+        yield replace(training, delays=False)
     if training.output != "tensor":
         yield replace(training, output="tensor")
     for index, block in enumerate(training.blocks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conformance.composed.modules import (
     ROWS,
+    SMALL_UNIT,
     UNIT,
     WIDTH,
     Composed,
@@ -97,6 +99,8 @@ class Trainee:
         self._seen: dict[str, Any] = {}
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        # A loss that has something else to train, too, has a backward wherever forward used no parameter.
+        self._outside = torch.ones((), device=device, requires_grad=True) if training.idle else None
 
     @property
     def module(self) -> Composed:
@@ -135,11 +139,13 @@ class Trainee:
         was_training = self.model.training
         if action.how == "eval_mode":
             self.model.eval()
-        yield from self._run_forward(grad_mode=_GRAD_MODES.get(action.how))
+        yield from self._run_forward(grad_mode=_GRAD_MODES.get(action.how), functional=action.how == "functional")
         if action.how == "eval_mode":
             self.model.train(was_training)
 
-    def _run_forward(self, *, synchronised: bool = True, grad_mode: _GradMode | None = None) -> Iterator[Meeting]:
+    def _run_forward(
+        self, *, synchronised: bool = True, grad_mode: _GradMode | None = None, functional: bool = False
+    ) -> Iterator[Meeting]:
         yield Meeting("before_forward")
         where = Where(self._rank, self._num_forwards)
         self._num_forwards += 1
@@ -147,12 +153,21 @@ class Trainee:
         # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
         inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
         with self._phase("forward"), grad_mode() if grad_mode else contextlib.nullcontext():
-            output = self.model(inputs, where=where)
+            output = self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
         self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
         yield Meeting("after_forward", synchronised and grad_mode is None)
-        if grad_mode is None and rows.requires_grad:
-            self._pending.append(_Pending(self._loss(rows, where), rows, synchronised))
+        if grad_mode is None and (rows.requires_grad or self._outside is not None):
+            loss = self._loss(rows, where)
+            self._pending.append(_Pending(loss if self._outside is None else loss + self._outside, rows, synchronised))
+
+    def _call_functional(self, inputs: Tensor, where: Where) -> Any:
+        """Call the model with tensors made from its parameters in their place.
+
+        Where one layer has two names, one of them is enough, and torch would not put back the parameters of both.
+        """
+        stand_ins = {name: parameter.clone() for name, parameter in self.model.named_parameters()}
+        return torch.func.functional_call(self.model, stand_ins, (inputs,), {"where": where}, tie_weights=False)
 
     def _loss(self, rows: Tensor, *key: object) -> Tensor:
         coefficients = UNIT * integers(ROWS, WIDTH, key=("loss", self._rank, *key), largest=2)
@@ -228,9 +243,11 @@ class Trainee:
         if any(block.checkpoint for block in self._training.blocks):
             self._pending.clear()  # what a checkpoint computes again must be what it saved
         mine = set(self._block(action).parameters())
-        if action.how == "rank_0":  # which else would run no backward, and nothing tells that from a rank that left
-            first = set(self.module.first.parameters())
-            mine = mine - first if self.module.first.weight.requires_grad else set()
+        # A rank that runs nothing else would have no backward, and nothing tells that from a rank that left.
+        if not value:
+            mine -= set(self.module.first.parameters())
+        if action.how == "rank_0" and not self.module.first.weight.requires_grad:
+            mine.clear()
         for name, parameter in self.module.named_parameters():
             if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
                 parameter.requires_grad_(value)
@@ -259,7 +276,8 @@ class Trainee:
         else:
             layer, name = self._first_parameter(self._block(action))
             old = getattr(layer, name)
-            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=old.dtype)
+            dtype = torch.float32 if old.dtype is torch.float16 else old.dtype
+            values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=dtype)
             layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
             layer.register_forward_hook(_add_mask)
         yield from ()
@@ -267,15 +285,16 @@ class Trainee:
     def _penalty(self, action: Action) -> Iterator[Meeting]:
         if self._pending and self._is_meant(action):
             squares = [
-                parameter.abs().square().sum().to(torch.float32) for parameter in self._block(action).parameters()
+                _unit_of(parameter) * parameter.abs().square().sum().to(torch.float32)
+                for parameter in self._block(action).parameters()
             ]
-            self._add_to_loss(UNIT * sum(squares, torch.zeros((), device=self._device)))
+            self._add_to_loss(sum(squares, torch.zeros((), device=self._device)))
         yield from ()
 
     def _head(self, action: Action) -> Iterator[Meeting]:
-        """Run a block again, outside of forward, on the rows that forward returned."""
+        """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
         if self._pending and self._is_meant(action):
-            rows = self._block(action)(self._pending[-1].rows, Where(self._rank, 1))
+            rows = self._block(action).layer(self._pending[-1].rows, Where(self._rank, 1))
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
         yield from ()
 
@@ -327,7 +346,20 @@ class Trainee:
 
     def _load(self, action: Action) -> Iterator[Meeting]:
         self._pending.clear()
-        self.model.load_state_dict(self._first_state, strict=False)
+        if action.how == "first_state":
+            self.model.load_state_dict(self._first_state, strict=False)
+        else:  # the state dict of distributed checkpoints knows a DDP, and calls everything as the bare module does
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+            bare = {name.removeprefix("module."): value.clone() for name, value in self._first_state.items()}
+            set_model_state_dict(self.model, bare, options=StateDictOptions(strict=False))
+        yield from ()
+
+    def _regroup(self, action: Action) -> Iterator[Meeting]:
+        """Give the DDP its process group anew, as after a failure that all ranks survived."""
+        self._pending.clear()
+        if self._is_wrapped:
+            self.model._update_process_group(self.model.process_group)
         yield from ()
 
     def _copy(self, action: Action) -> Iterator[Meeting]:
@@ -336,7 +368,7 @@ class Trainee:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.model = copy.deepcopy(self.model)
+        self.model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
         yield Meeting("copied")
 
     def _mode(self, action: Action) -> Iterator[Meeting]:
@@ -349,7 +381,7 @@ class Trainee:
             match action.how:
                 case "set":
                     key = ("set", name, self._rank)
-                    mine = UNIT * integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
+                    mine = _unit_of(parameter) * integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
                     parameter.grad = torch.empty_like(parameter).copy_(mine)
                 case "clone" if parameter.grad is not None:
                     parameter.grad = parameter.grad.clone()
@@ -386,6 +418,10 @@ def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
 
 def _doubled(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient * 2
+
+
+def _unit_of(parameter: Tensor) -> int:
+    return SMALL_UNIT if parameter.dtype is torch.float16 else UNIT
 
 
 def _total(pending: list[_Pending]) -> Tensor:

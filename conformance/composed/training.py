@@ -13,16 +13,21 @@ from conformance.scenario import Scenario
 #: What a block does to the hidden rows; `modules` builds them.
 KINDS = (
     "linear", "branch", "shared", "counted", "sparse", "float64", "complex", "transposed", "gain", "empty",
+    "float16",
 )  # fmt: skip
 #: Which ranks run a block, and in which forwards.
 WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
 CHECKPOINTS = ("", "non_reentrant", "reentrant")
 #: What forward returns.
-OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail")
+OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
+#: Whose forwards use no parameter at all: rank 0's at every other time, or one half of the ranks' in turn.
+IDLE = ("", "rank_0", "by_turns")
+#: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
+COMM_HOOKS = ("", "allreduce", "wider")
 
 #: What a training loop can do, and the ways in which it can do it.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "forward": ("plain", "eval_mode", "no_grad", "inference"),
+    "forward": ("plain", "eval_mode", "no_grad", "inference", "functional"),
     "backward": ("together", "apart", "reversed", "twice"),
     "no_sync": ("whole", "nested", "forward_only", "backward_only", "exception"),
     "zero_grad": ("none", "zeros"),
@@ -36,11 +41,15 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "autograd_grad": ("first_order", "second_order"),
     "fail": ("forward", "backward"),
     "hook": ("tensor", "post_accumulate", "module", "remove"),
-    "load": ("first_state",),
-    "copy": ("deepcopy",),
+    "load": ("first_state", "by_checkpoint"),
+    "copy": ("deepcopy", "pickle"),
+    "regroup": ("same_ranks",),
     "mode": ("eval", "train"),
     "gradients": ("set", "clone", "double", "drop"),
 }
+
+#: The ways of forward that a backward may follow.
+WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
 
 def _check(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -88,17 +97,23 @@ class Action:
 class Training:
     """What is trained and how.
 
-    After `actions` every training does `CLOSING`, so that nothing stays unnoticed; its last forward is there for a DDP
-    that says only then what it missed in the backward before.
+    `idle` says whose forwards use no parameter, `comm_hook` what reduces buckets. With `delays` the gradients of all
+    blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
+    stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
     output: str = "tensor"
     actions: tuple[Action, ...] = ()
+    idle: str = ""
+    comm_hook: str = ""
+    delays: bool = False
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
         _check("output", self.output, OUTPUTS)
+        _check("idle", self.idle, IDLE)
+        _check("comm hook", self.comm_hook, COMM_HOOKS)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 
@@ -125,13 +140,19 @@ def trains(blocks: Sequence[Block]) -> bool:
     if all(block.trainable for block in blocks if block.kind == "shared"):
         return any(block.trainable for block in blocks)
     # The first layer is frozen: a rank that runs nothing else that is trained has no backward, and nothing tells why.
-    return any(block.trainable and block.when == "always" and block.kind != "shared" for block in blocks)
+    # A reentrant checkpoint of inputs without a gradient has none either.
+    return any(
+        block.trainable and block.when == "always" and block.kind != "shared" and block.checkpoint != "reentrant"
+        for block in blocks
+    )
 
 
 def depends_on_rank(training: Training) -> bool:
     """Whether ranks may differ in which parameters they use or train."""
-    return any(action.how == "rank_0" for action in training.actions) or any(
-        block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks
+    return (
+        bool(training.idle)
+        or any(action.how == "rank_0" for action in training.actions)
+        or any(block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks)
     )
 
 

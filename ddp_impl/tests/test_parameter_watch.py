@@ -115,3 +115,9 @@ def test_stand_ins_that_keep_their_gradients_are_named_once(keeps: bool) -> None
     texts = [str(each.message) for each in caught]
     assert len(texts) == keeps
     assert all("0.weight, 0.bias" in text and "local" in text for text in texts)
+
+
+def test_a_module_that_torchscript_compiled_is_as_it_was() -> None:
+    compiled: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    watch = watched(nn.Sequential(compiled, nn.Linear(2, 2)))
+    watch.check()

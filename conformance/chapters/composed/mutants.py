@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.reducer import Reducer
 
@@ -32,6 +33,45 @@ class KeepsDroppedGradients(Reducing):
 
         def _forget_dropped(self, unused: Iterable[int]) -> None:
             """Do nothing."""
+
+
+class AsksNoPeerAfterAnException(Reducing):
+    """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
+
+    class OwnReducer(Reducer):
+        """Looks at itself alone."""
+
+        def check_finished(self) -> None:
+            """Raise for this rank's own gradients."""
+            self._raised_early = False
+            super().check_finished()
+
+
+class AgreesInAutogradGrad(Reducing):
+    """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
+
+    class OwnReducer(Reducer):
+        """Does not wait for a gradient."""
+
+        def _mark_unused(self) -> None:
+            """Exchange it at once."""
+            super()._mark_unused()
+            self._skipped = self._agree_on_skipped(self.usage.unused)
+
+
+class SendsNothingForFrozen(Reducing):
+    """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
+
+    class OwnReducer(Reducer):
+        """Counts it as used."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            """Forget which gradient was missing."""
+            unused = set(self.usage.unused)
+            buffer = super()._collected(bucket)
+            if bucket.sparse:
+                self.usage.unused.intersection_update(unused)
+            return buffer
 
 
 class CopyLeavesFrozenOut(DistributedDataParallel):

@@ -15,27 +15,40 @@ from conformance.scenario import Scenario
 #: Which of the many sets of trainings that cover all pairs; nightly runs draw others.
 _SEED = 0
 
-_FOUND = (
+_FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     # Rank 0 alone gets a dense gradient where a sparse one was expected.
-    Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("penalty", "rank_0"))),
+    (Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("penalty", "rank_0"))), {}),
     # Rank 0 alone runs a layer again, in a reentrant checkpoint: its gradients come twice.
-    Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)),
+    (Training((Block("shared", "rank_0", "reentrant"),), actions=(Action("forward", "plain"),)), {}),
     # A gradient is accumulated and dropped, and the parameter is unused afterwards.
-    Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)),
+    (Training((Block(when="even_forwards"),), actions=(Action("no_sync", "whole"),)), {}),
+    # A backward raises on every rank; only on rank 0 gradients had come.
+    (Training((Block(), Block(), Block(when="rank_0")), actions=(Action("fail", "backward"),)), {}),
     # The copy of rank 0 is made while parameters are frozen there.
-    Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))),
+    (Training((Block(),), actions=(Action("freeze", "rank_0"), Action("copy", "deepcopy"))), {}),
+    # torch.autograd.grad reaches an output on the ranks that used parameters, and nothing on the others.
+    (
+        Training(
+            (Block("counted"),),
+            actions=(Action("forward", "plain"), Action("autograd_grad", "first_order")),
+            idle="by_turns",
+        ),
+        {"skip_all_reduce_unused_params": True},
+    ),
+    # A sparse gradient has been computed when its parameter is frozen.
+    (Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("freeze", "every_rank"))), {}),
 )
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from cover(_SEED)
-    for training in _FOUND:
+    for training, more in _FOUND:
         for world_size in (2, 3):
             yield renamed(
                 Scenario(
                     "composed/COMPOSED-01/found", REQUIREMENTS, "composed", world_size=world_size,
-                    options={"find_unused_parameters": True}, arguments=training.to_json(), min_collectives=0,
-                    needs=("find_unused_parameters", "no_sync"), deadline_s=8.0,
+                    options={"find_unused_parameters": True, **more}, arguments=training.to_json(), min_collectives=0,
+                    needs=tuple(sorted({"find_unused_parameters", "no_sync", *more})), deadline_s=8.0,
                 )
             )  # fmt: skip

@@ -14,7 +14,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from conformance.mutants.bases import summed
+from conformance.mutants.bases import Reducing, summed
+from ddp_impl.parameter_usage import ParameterUsage
 
 
 class IgnoresStaticGraph(DistributedDataParallel):
@@ -98,3 +99,33 @@ class LocalAfterException(DistributedDataParallel):
 
     def _end(self) -> None:
         self.is_backward_under_way = False
+
+
+class PromisesWhatWasLocal(Reducing):
+    """BUG: what backwards under no_sync used before the first reduction counts as used in every iteration."""
+
+    class OwnUsage(ParameterUsage):
+        """Learns the wrong set."""
+
+        def end_agreeing(self) -> None:
+            """Take what was used anywhere for what was promised."""
+            knew = self.promised is not None
+            super().end_agreeing()
+            if not knew and self.promised is not None:
+                self.promised = self.anywhere
+
+
+class KeepsLocalToItself(Reducing):
+    """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
+
+    class OwnUsage(ParameterUsage):
+        """Does not want to know."""
+
+        @property
+        def follows_local(self) -> bool:
+            """Say no."""
+            return False
+
+        @follows_local.setter
+        def follows_local(self, value: bool) -> None:
+            """Forget it."""

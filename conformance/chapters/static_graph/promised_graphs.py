@@ -100,6 +100,15 @@ def _heads_by_rank(model: Any, turn: RankStep) -> None:
     turn.backward(loss if turn.rank % 2 else loss + turn.loss(outputs[2], micro=2))
 
 
+def _local_elsewhere(model: Any, turn: RankStep) -> None:
+    """Use only the first head, but another one on rank 0 under no_sync before the first step and before the third."""
+    with getattr(model, "no_sync", contextlib.nullcontext)():
+        if turn.step in (0, 2):
+            head = turn.step // 2 + 1 if turn.rank == 0 else 0
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH, micro=1))[head], micro=1))
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))[0]))
+
+
 def _heads_of_forwards(model: Any, turn: RankStep) -> None:
     """Run three forwards and use another head of each in one loss."""
     outputs = [turn.forward(model, turn.inputs(3, WIDTH, micro=micro)) for micro in range(3)]
@@ -138,6 +147,7 @@ USES: Mapping[str, Use] = {
     "reentrant_inside_each_other": Use(lambda: Nested(_inside_each_other), _ordinary),
     "reentrant_and_not": Use(lambda: Nested(_of_both_kinds), _ordinary),
     "first_local": Use(layers, _first_local),
+    "local_elsewhere": Use(Branches, _local_elsewhere),
     "heads_by_rank": Use(Branches, _heads_by_rank),
     "heads_of_forwards": Use(Branches, _heads_of_forwards),
     "one_head_of_two_forwards": Use(Branches, _one_head_of_two_forwards),

@@ -139,6 +139,7 @@ _USES = {
     "STATIC-23": ("two_wrappers", "stacked_wrappers"),
     "STATIC-25": ("tensor_hooks", "module_hooks", "create_graph", "tied", "used_twice", "gradient_set_before",
                   "odd_shapes"),
+    "STATIC-26": ("local_elsewhere",),
 }  # fmt: skip
 
 

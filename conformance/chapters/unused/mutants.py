@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -105,7 +105,7 @@ class AsksNobody(Reducing):
 
         def end_agreeing(self) -> None:
             """Wait, and take one's own answer."""
-            own = self._flags(self.unused).tolist()
+            own = self._flags(self.unused, self.used_locally).tolist()
             super().end_agreeing()
             self.anywhere = [bool(used) for used in own]
 
@@ -150,8 +150,8 @@ class NeverSkips(Reducing):
     class OwnReducer(Reducer):
         """Sends everything."""
 
-        def _agree_on_skipped(self, absent: Sequence[int]) -> None:
-            pass
+        def _agree_on_skipped(self, absent: Collection[int]) -> set[int]:
+            return set()
 
 
 class ForgivesMissingGradients(Reducing):
