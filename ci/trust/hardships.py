@@ -183,8 +183,8 @@ def main() -> None:
         last = (said.strip().splitlines() or [""])[-1][:160]
         if came == plain:
             outcome = "the same verdicts" if code == 0 else f"the same verdicts, exit code {code}"
-        elif code > 0 and "Traceback" not in said and (said.strip() or "streams" in name):
-            outcome = "refused" if not came else f"no conformance: {sorted(set(came.values()))}"
+        elif code > 0 and (came or "\nTraceback" not in f"\n{said}") and (said.strip() or "streams" in name):
+            outcome = "refused" if not came else f"not green: {sorted(set(came.values()))}"
         else:
             outcome, wrong = "WRONG", wrong + 1
         print(f"{name:32} {outcome:24} {code:4}  {'' if came == plain else last}", flush=True)

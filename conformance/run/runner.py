@@ -90,10 +90,16 @@ def check_world_sizes(world_sizes: Iterable[int], backend: Backend) -> None:
 def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
     """Construct `subject` around a small MLP and take one step, before any requirement is judged.
 
-    Raises `SubjectError` when every rank fails in the constructor: then nothing can be said about any requirement.
+    Raises `BackendError` when ranks cannot connect to each other, and `SubjectError` when every rank fails in the
+    constructor: then nothing can be said about any requirement.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
     observations = controller.run(scenario, subject).values()
+    if apart := [one for one in observations if one.phase == "rendezvous" and one.fate.kind != "returned"]:
+        raise BackendError(
+            f"the ranks cannot connect to each other, with no DDP yet; rank {apart[0].rank}: "
+            f"{apart[0].raised or apart[0].fate}. `ddp-conformance smoke` tries the backend step by step"
+        )
     if not all(_died_in_constructor(observation) for observation in observations):
         return
     first = min(observations, key=lambda observation: observation.rank)

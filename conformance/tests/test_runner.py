@@ -261,6 +261,18 @@ def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised |
     assert f"mine cannot be constructed around a small MLP at world size 1; rank 0: {last_word}." in str(caught.value)
 
 
+def test_ranks_that_do_not_meet_are_refused_before_anything_is_judged() -> None:
+    """Without a loopback interface, every DDP would fail every requirement."""
+    apart = Observation(0, Ending("raised"), phase="rendezvous", raised=Raised("RuntimeError", (), "no address"))
+
+    class Apart:
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            return {0: apart}
+
+    with pytest.raises(BackendError, match="cannot connect to each other, with no DDP yet; rank 0: .*no address"):
+        runner.probe(get_subject("torch"), 1, Apart())  # type: ignore[arg-type]
+
+
 def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:
     def observe(scenario: Scenario, subject: Subject) -> Facts:
         if scenario.id.endswith("second"):
