@@ -269,7 +269,7 @@ def test_ranks_that_do_not_meet_are_refused_before_anything_is_judged() -> None:
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             return {0: apart}
 
-    with pytest.raises(BackendError, match="cannot connect to each other, with no DDP yet; rank 0: .*no address"):
+    with pytest.raises(BackendError, match=r"cannot connect to each other, with no DDP yet; rank 0: .*no address"):
         runner.probe(get_subject("torch"), 1, Apart())  # type: ignore[arg-type]
 
 
