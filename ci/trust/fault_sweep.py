@@ -111,8 +111,8 @@ class Boundary:
 
 
 @contextlib.contextmanager
-def counted(boundary: Boundary, lost: set[int]) -> Iterator[None]:
-    """Have every channel of this process count; whatever arrives at those in `lost` (by id) is dropped."""
+def counted(boundary: Boundary, lost: list[Channel]) -> Iterator[None]:
+    """Have every channel of this process count; whatever arrives at those in `lost` is dropped."""
     send, arrived = Channel.send, Channel.arrived
 
     def counted_send(self: Channel, message: object, *arguments: Any, **options: Any) -> None:
@@ -122,7 +122,7 @@ def counted(boundary: Boundary, lost: set[int]) -> Iterator[None]:
 
     def counted_arrived(self: Channel) -> Any:
         message = arrived(self)
-        if id(self) in lost:
+        if any(self is one for one in lost):
             return None
         if message is not None:
             boundary.reached(self)
@@ -145,7 +145,7 @@ def at_messages(score: Score, kinds: list[str], work_dir: Path) -> None:
                 controller.run(TRAIN, subject)
                 start_s = time.monotonic() - began
                 boundary = Boundary(lambda _: None, -1)
-                with counted(boundary, set()):
+                with counted(boundary, []):
                     _two_scenarios(controller, subject)
                 for at in range(boundary.seen):
                     _at_message(score, controller, subject, who, kind, at, start_s, work_dir)
@@ -161,12 +161,12 @@ def _two_scenarios(controller: Controller, subject: Subject) -> list[str]:
 def _at_message(
     score: Score, controller: Controller, subject: Subject, who: str, kind: str, at: int, start_s: float, work_dir: Path
 ) -> None:
-    lost: set[int] = set()
+    lost: list[Channel] = []
     hit: list[int] = []
 
     def act(channel: Channel) -> None:
         if kind == "silence":
-            lost.add(id(channel))
+            lost.append(channel)
             return
         pids = sorted(processes_under(work_dir))
         chosen = pids[:1] if who == "zygote" else pids[1:][-1:]
