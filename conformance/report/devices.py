@@ -36,9 +36,9 @@ How often the host waits for the device in a step, from forward to the end of ba
 buckets; at world size 2. Each wait empties the queue of the device. Made by `ddp-conformance renew --report FOLDER`.
 """
 
-_FOOT = """With `find_unused_parameters`, `ddp_impl` reads in each step which parameters some rank used, and whether a rank
-refuses to go on: so every rank raises when one of them finds its gradients impossible. torch's DDP reads it on those
-ranks alone that left a parameter out.
+_FOOT = """With `find_unused_parameters`, `ddp_impl` reads in each step which parameters some rank used, and whether a
+rank refuses to go on: so every rank raises when one of them finds its gradients impossible. torch's DDP reads it on
+those ranks alone that left a parameter out.
 """
 
 
