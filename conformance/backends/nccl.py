@@ -31,7 +31,8 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
     if world_size > torch.cuda.device_count():  # set before NCCL's first call in this process, which reads them once
         os.environ["NCCL_HOSTID"] = f"rank{rank}"
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    torch.cuda.set_device(_device(rank))
+    if not dist.is_initialized():  # a further group numbers its ranks anew
+        torch.cuda.set_device(_device(rank))
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, world_size, options)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import ProcessGroup, Store
 
@@ -38,7 +39,8 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, lat
     from conformance.sim_device.module import install
 
     device = install(late=late, seed=int(os.environ.get(SEED_VARIABLE, "1")))
-    device.set_device(rank % _NUM_DEVICES)
+    if not dist.is_initialized():  # a further group numbers its ranks anew
+        device.set_device(rank % _NUM_DEVICES)
     inner = instance(GLOO.create(store, rank, world_size, timeout), GroupBackend)
     return SimGroup(inner, device)
 

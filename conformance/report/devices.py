@@ -15,6 +15,7 @@ ROWS = {
     "`gradient_as_bucket_view`": "DEV-03/view-world2",
     "`no_sync` before it": "DEV-03/no-sync-plain-world2",
     "`find_unused_parameters`": "DEV-04/default-world2",
+    "`find_unused_parameters`, a layer unused": "DEV-04/default-spare-world2",
     "`static_graph`": "DEV-03/static-world2",
     "`static_graph`, a layer unused": "DEV-29/plain-world2",
     "join": "DEV-24/plain-world2",
@@ -35,6 +36,11 @@ How often the host waits for the device in a step, from forward to the end of ba
 buckets; at world size 2. Each wait empties the queue of the device. Made by `ddp-conformance renew --report FOLDER`.
 """
 
+_FOOT = """With `find_unused_parameters`, `ddp_impl` reads in each step which parameters some rank used, and whether a
+rank refuses to go on: so every rank raises when one of them finds its gradients impossible. torch's DDP reads it on
+those ranks alone that left a parameter out.
+"""
+
 
 def devices_page(reports: Sequence[Report]) -> str:
     """Return the page in Markdown; `reports` hold chapter devices, each of one DDP."""
@@ -48,7 +54,7 @@ def devices_page(reports: Sequence[Report]) -> str:
         "|---|" + "--:|" * len(reports),
         *(f"| {row} | {' | '.join(count.get(scenario, '-') for count in counts)} |" for row, scenario in ROWS.items()),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _FOOT])
 
 
 def _counts(report: Report) -> dict[str, str]:
