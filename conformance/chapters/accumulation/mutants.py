@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -83,9 +83,9 @@ class ForgetsEarlierUse(Reducing):
     class OwnUsage(ParameterUsage):
         """Counts the last backward alone."""
 
-        def _flags(self, unused: set[int]) -> Tensor:
+        def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
             self.used_locally.clear()
-            return super()._flags(unused)
+            return super()._flags(unused, ())
 
 
 class InnerNoSyncEndsOuter(TorchDDP):

@@ -146,7 +146,7 @@ class FailsInSilence(_Talking):
     class OwnPeers(Peers):
         """Says nothing."""
 
-        def tell(self, reason: str, *, waited: bool = False) -> None:
+        def tell(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
             """Do nothing."""
 
 
