@@ -15,8 +15,7 @@ def mean_in_wider_numbers(state: Any, bucket: GradBucket) -> Future[Tensor]:
     """Return the bucket's future mean over the default group; the sum is computed in float64 or complex128."""
     buffer = bucket.buffer()
     wide = buffer.to(torch.complex128 if buffer.is_complex() else torch.float64)
-    work = dist.all_reduce(wide, async_op=True)
-    assert work is not None
+    work: Any = dist.all_reduce(wide, async_op=True)
     world_size = dist.get_world_size()
 
     def narrowed(future: Future[Any]) -> Tensor:
