@@ -81,8 +81,7 @@ class BucketReduction:
         return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
 
     def _launch(self, bucket: Bucket) -> None:
-        assert self._skipped is not None
-        if bucket.index in self._skipped:
+        if bucket.index in (self._skipped or ()):
             return
         try:
             buffer = self._collected(bucket)

@@ -240,8 +240,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
                 self.reducer.divisor = self._divisor(num_syncing)
-            # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device, only
-            # where it can be none.
+            # Joined ranks do not know whether it was under `no_grad`. To read the number waits for a device: it is read
+            # only where it can be none.
             if not self._synchronises and not num_syncing:
                 self.reducer.usage.follows_local = True
 
