@@ -25,7 +25,7 @@ class ManagedParameter:
     parameter: nn.Parameter
     sparse: bool = False
 
-    def spec(self, *, delayed: bool) -> ParameterSpec:
+    def spec(self, options: ReducerOptions) -> ParameterSpec:
         """Return what planning needs to know; of a DTensor, the size of its local shard."""
         parameter = self.parameter
         return ParameterSpec(
@@ -34,7 +34,8 @@ class ManagedParameter:
             num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
             kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
             sparse=self.sparse,
-            delayed=delayed,
+            delayed=self.name in options.delayed,
+            releases_delayed=self.name == options.releases_delayed,
         )
 
 

@@ -59,7 +59,7 @@ class BucketReduction:
         self.user_hooks = UserHooks(self.members)
         self.state = ReducerState(rank_in(group))
         self.arrivals = Arrivals(len(self.members))
-        self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
+        self.specs = [member.spec(options) for member in self.members]
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] | None = None  # the buckets that no rank will use; None until the ranks have agreed
