@@ -51,8 +51,8 @@ class Bucket:
     """
 
     __slots__ = (
-        "_layouts", "distributed", "flat", "has_large", "holds_gradients", "homeless", "index", "members", "parameters",
-        "sparse", "views", "warned_about_graph",
+        "_layouts", "_length", "distributed", "flat", "has_large", "holds_gradients", "homeless", "index", "members",
+        "parameters", "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -74,13 +74,23 @@ class Bucket:
         self.homeless: list[int] = []
         self.warned_about_graph = False
         layouts: Sequence[Tensor] = locals_ or self.parameters
-        length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
-        self.flat = torch.zeros(length, dtype=dtype or first.dtype, device=first.device)
+        self._length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
+        self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
         self.has_large = alike and not self.holds_gradients and any(layout.numel() >= LARGE_NUMEL for layout in layouts)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
+
+    def release(self) -> None:
+        """Give up the storage until the next `claim`; whoever holds a view of it keeps it alive."""
+        self.flat, self.views = self.flat.new_empty(0), []
+
+    def claim(self) -> None:
+        """Allocate the storage again, with any values in it, if it was given up."""
+        if self.flat.numel() != self._length:
+            self.flat = self.flat.new_empty(self._length)
+            self.views = _views_of(self.flat, self._layouts)
 
     def views_into(self, flat: Tensor) -> list[Tensor]:
         """Return one view per member into another flat tensor of the same length."""

@@ -83,6 +83,7 @@ class BucketReduction:
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in (self._skipped or ()):
             return
+        bucket.claim()
         try:
             buffer = self._collected(bucket)
         except ReductionError as error:
@@ -126,6 +127,7 @@ class BucketReduction:
         self._skipped = self._agree_on_skipped(self.usage.unused)
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
+                bucket.claim()
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing)
@@ -180,17 +182,33 @@ class BucketReduction:
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.telemetry.num_buckets_reduced = len(self._in_flight)
+        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped)
         for bucket in self.buckets:
-            if bucket.index not in self._in_flight:
-                continue
-            buffer = self._wait_for(bucket)
-            hand_out(bucket, self._home_of(bucket), buffer, self._used_by_now(bucket, buffer))
-            if self.steps_optimizers:
-                step_parameters(bucket)
+            if bucket.index in self._in_flight:
+                buffer = self._wait_for(bucket)
+                self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
         for future in self.post_backward_futures:
             future.wait()
         self.post_backward_futures.clear()
+
+    def _hand_out_before(self, last_launched: int) -> None:
+        """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
+
+        Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
+        ranks may still refuse to average, or know better what is unused, everything waits for the end of the backward.
+        """
+        if self.options.find_unused_parameters and not self.options.static_graph:
+            return
+        for bucket in self.buckets[:last_launched]:
+            indices = {member.index for member in bucket.members}
+            if bucket.index in self._in_flight and indices.isdisjoint(self.usage.unused):
+                self.user_hooks.averages_come(indices)
+                self._hand_out(bucket, self._wait_for(bucket), None)
+
+    def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
+        hand_out(bucket, self._home_of(bucket), buffer, used)
+        if self.steps_optimizers and step_parameters(bucket):
+            bucket.release()
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""

@@ -466,6 +466,8 @@ class Reducer(BucketReduction):
         launchable = self.state.take_launchable()
         for index in launchable:
             self._launch(self.buckets[index])
+            if self.steps_optimizers:
+                self._hand_out_before(index)
         if launchable and self.state.num_launched == len(self.buckets):
             self.telemetry.current.last_launch_ns = time.time_ns()
             self._handle(Event.LAST_LAUNCHED)

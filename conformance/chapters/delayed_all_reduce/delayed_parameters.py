@@ -112,7 +112,8 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     `frozen` names parameters without gradient. Observes gradients after each backward; after the synchronised one also
     `step<k>/early`, the number of elements that the DDP reduced before the trigger's gradient was ready, and
     `step<k>/sizes`, the elements of each collective. Argument `following` names a parameter whose gradient is computed
-    after the trigger's; `step<k>/before_next` are the elements of each collective that was issued before. All ranks run it.
+    after the trigger's; `step<k>/before_next` are the elements of each collective that was issued before. All ranks
+    run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     if ctx.arguments.get("different_weights") and ctx.rank:
@@ -191,7 +192,9 @@ def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
         "early": Satisfies(f"at most the {most} elements that need not wait", lambda got: got <= most)
     }
     asks_when = "following" in scenario.arguments  # the delayed gradients may then split a bucket
-    in_one_piece = not asks_when and "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)
+    in_one_piece = (
+        not asks_when and "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)
+    )
     if scenario.world_size > 1 and in_one_piece and scenario.arguments.get("spare_on") is None:
         facts["sizes"] = sorted(numel for numel in (prompt, delayed) if numel)
     return facts
