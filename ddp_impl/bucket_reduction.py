@@ -17,7 +17,7 @@ from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
-from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
@@ -83,11 +83,11 @@ class BucketReduction:
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in (self._skipped or ()):
             return
-        bucket.claim()
         try:
             buffer = self._collected(bucket)
         except ReductionError as error:
             self._refuse(error)
+            bucket.claim()
             buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self._start(bucket, buffer)
 
@@ -101,6 +101,11 @@ class BucketReduction:
             if divisor != 1:
                 buffer.div_(divisor)
         else:
+            # Hooks are promised a buffer of the bucket's.
+            gradient = in_place(bucket, home, divisor=divisor) if self.comm_hook is None else None
+            if gradient is not None:
+                return gradient
+            bucket.claim()
             buffer = bucket.flat
             missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
@@ -128,6 +133,7 @@ class BucketReduction:
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
                 bucket.claim()
+                bucket.gradients = []
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing)
@@ -182,7 +188,7 @@ class BucketReduction:
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped)
+        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped or ())
         for bucket in self.buckets:
             if bucket.index in self._in_flight:
                 buffer = self._wait_for(bucket)
@@ -207,6 +213,7 @@ class BucketReduction:
 
     def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         hand_out(bucket, self._home_of(bucket), buffer, used)
+        bucket.gradients = []
         if self.steps_optimizers and step_parameters(bucket):
             bucket.release()
 

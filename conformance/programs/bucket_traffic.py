@@ -25,8 +25,8 @@ from conformance.scenario import Scenario
 NUM_STEPS = 4
 
 #: What a scenario may require: every element reduced once; the buckets of the first step; those of the later steps;
-#: one dtype per collective; collectives issued before the last gradient is there.
-ASPECTS = ("elements", "first", "later", "dtypes", "overlap")
+#: one dtype per collective; collectives issued before the last gradient is there, and all but one of them.
+ASPECTS = ("elements", "first", "later", "dtypes", "overlap", "full_overlap")
 
 _MIB = 1024 * 1024
 _DEFAULT_FIRST_MIB, _DEFAULT_MIB = 1, 25
@@ -97,7 +97,8 @@ def bucket_traffic(ctx: RankContext) -> None:
     "reversed", "by_rank"); `dtypes`; positions that are `frozen` or `ignored`; `judge`, which of `ASPECTS` are required
     besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
     `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
-    many gradient collectives were issued when the last gradient was computed). All ranks run it.
+    many gradient collectives were issued when the last gradient was computed; `issued_late` those after). All ranks run
+    it.
     """
     module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
     seen: dict[str, int] = {}
@@ -112,7 +113,8 @@ def bucket_traffic(ctx: RankContext) -> None:
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
         _step(model, turn)
-        return _traffic(_of_step(ctx.collectives(), turn.step)) | {"issued_before_last": seen["issued_before_last"]}
+        traffic, issued = _traffic(_of_step(ctx.collectives(), turn.step)), seen["issued_before_last"]
+        return traffic | {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
 
@@ -190,9 +192,12 @@ def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
             facts[f"step{index}/dtypes_mixed"] = []
         if "overlap" in judge and index:
             facts[f"step{index}/issued_before_last"] = _AT_LEAST_ONE
+        if "full_overlap" in judge and index:
+            facts[f"step{index}/issued_late"] = _AT_MOST_ONE
     return facts
 
 
+_AT_MOST_ONE = Satisfies("at most 1", lambda got: got <= 1)
 _AT_LEAST_ONE = Satisfies("at least 1", lambda got: got >= 1)
 
 

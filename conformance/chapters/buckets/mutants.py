@@ -207,3 +207,15 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
     dist.all_reduce(bucket.buffer(), group=group)
     bucket.buffer().div_(group.size())
     return summed(group, bucket)
+
+
+class LaunchesInPairs(Reducing):
+    """BUG: a full bucket waits until another one is full as well."""
+
+    class OwnReducer(Reducer):
+        """Waits for a second one, or for the end."""
+
+        def _launch_full_buckets(self) -> None:
+            phases = self.state.buckets
+            if phases.count(BucketPhase.FULL) > 1 or BucketPhase.FILLING not in phases:
+                super()._launch_full_buckets()
