@@ -51,7 +51,10 @@ class AutogradHooks:
         for index in indices:
             if index not in self._handles:
                 parameter = self._members[index].parameter
+                is_trained = parameter.requires_grad  # autograd lets nobody listen to frozen parameters
+                parameter.requires_grad_(True)
                 self._handles[index] = parameter.register_post_accumulate_grad_hook(self._counting(index))
+                parameter.requires_grad_(is_trained)
 
     def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
         """Listen to the nodes that accumulate into the parameters, too.

@@ -31,7 +31,11 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
     bucket.homeless.clear()
     gradients = bucket.gradients = bucket.gradients or list(map(home.get, bucket.parameters))
     if not bucket.holds_gradients and _are_plain(gradients, bucket.parameters[0].dtype):
-        _copy_in(bucket, bucket.views, gradients, divisor)
+        if divisor == 1 or bucket.has_large:
+            _copy_in(bucket.views, gradients, divisor)
+        else:
+            foreach_copy_(bucket.views, gradients)
+            bucket.flat.div_(divisor)
         return []
     sources, targets, absent, placed = [], [], [], []
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
@@ -48,11 +52,14 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
         foreach_zero_(absent)
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
-    holds_others = len(sources) + len(absent) < len(bucket.members)
-    _copy_in(bucket, targets, sources, divisor, divide_all=holds_others)
+    divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
+    _copy_in(targets, sources, divisor if divided else 1)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
-        _move_in(bucket, placed, unused)
+        _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
+        bucket.gradients = []
+    if divisor != 1 and not divided:
+        bucket.flat.div_(divisor)
     return missing
 
 
@@ -147,31 +154,19 @@ def _are_plain(gradients: list[Tensor | None], dtype: torch.dtype | None = None)
     )
 
 
-def _copy_in(
-    bucket: Bucket, targets: list[Tensor], sources: list[Tensor], divisor: int, *, divide_all: bool = False
-) -> None:
-    """Copy into `bucket` and divide it: its `targets` on the way where that is cheaper, or all of it."""
-    if divisor != 1 and bucket.has_large and not divide_all:
-        _copy_divided(targets, sources, divisor)
-        return
-    if sources:
-        foreach_copy_(targets, sources)
+def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None:
+    """Copy, and divide on the way: one pass over large gradients less. Small ones are divided together."""
+    small = list(zip(targets, sources, strict=True))
     if divisor != 1:
-        bucket.flat.div_(divisor)
-
-
-def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor: int) -> None:
-    """Divide on the way: one pass over large gradients less. Small ones are cheaper to copy and to divide together."""
-    small = []
-    for target, source in zip(targets, sources, strict=True):
-        if source.numel() >= LARGE_NUMEL:
-            torch.div(source, divisor, out=target)
-        else:
-            small.append((target, source))
+        for target, source in small:
+            if source.numel() >= LARGE_NUMEL:
+                torch.div(source, divisor, out=target)
+        small = [(target, source) for target, source in small if source.numel() < LARGE_NUMEL]
     if small:
         small_targets = [target for target, _ in small]
         foreach_copy_(small_targets, [source for _, source in small])
-        foreach_div_(small_targets, divisor)
+        if divisor != 1:
+            foreach_div_(small_targets, divisor)
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

@@ -396,11 +396,11 @@ class Reducer(BucketReduction):
 
     def _look_for_unwitnessed(self) -> None:
         """When a backward is over: take note of gradients that came without the ones that stand for them."""
-        is_partial = self.state.phase in (Phase.RUNNING, Phase.EARLY, Phase.REDUCING)
-        if is_partial and not self._witnesses.saw_nothing():
+        if self.state.phase in (Phase.EARLY, Phase.REDUCING):
             self._witnesses.await_absent()
-            if self.state.phase is Phase.RUNNING:
-                self._handle(Event.GRADIENT)
+        elif self.state.phase is Phase.RUNNING and not self._witnesses.saw_nothing():
+            self._witnesses.await_absent()
+            self._handle(Event.GRADIENT)
 
     @torch.no_grad()
     def _backward_ended(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,17 @@ def _build(scenario: Scenario, rank: int) -> nn.Module:
     return with_integer_weights(module, scenario.seed)
 
 
+def _turning_step(model: Any, turn: RankStep) -> None:
+    """Take a step in which the vectors are used in another order than in the last one."""
+    stack = getattr(model, "module", model)
+    stack.order = [*stack.order[1:], stack.order[0]]
+    _step(model, turn)
+
+
+def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
+    return _turning_step if scenario.arguments.get("turns") else _step
+
+
 def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
 
@@ -94,7 +105,8 @@ def bucket_traffic(ctx: RankContext) -> None:
     """Train steps of a `Stack` and observe the gradient collectives of each.
 
     Arguments: `sizes`, lengths of the vectors in order of registration; `order` in which they are used ("registered",
-    "reversed", "by_rank"); `dtypes`; positions that are `frozen` or `ignored`; `judge`, which of `ASPECTS` are required
+    "reversed", "by_rank"), with `turns` another one in each step; `dtypes`; positions that are `frozen` or `ignored`;
+    `judge`, which of `ASPECTS` are required
     besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
     `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
     many gradient collectives were issued when the last gradient was computed; `issued_late` those after). All ranks run
@@ -112,7 +124,7 @@ def bucket_traffic(ctx: RankContext) -> None:
 
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
-        _step(model, turn)
+        _step_of(ctx.scenario)(model, turn)
         traffic, issued = _traffic(_of_step(ctx.collectives(), turn.step)), seen["issued_before_last"]
         return traffic | {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
 
@@ -162,7 +174,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     replicas = [_build(scenario, rank) for rank in ranks]
     ignored = frozenset(f"vectors.{position}" for position in scenario.arguments.get("ignored", ()))
-    truth = simulate_steps(replicas, _step, NUM_STEPS, ignored=ignored)
+    truth = simulate_steps(replicas, _step_of(scenario), NUM_STEPS, ignored=ignored)
     judged = _judged_traffic(scenario)
     return {rank: {**truth[rank], **judged} for rank in ranks}
 

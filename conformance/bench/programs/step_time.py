@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from conformance.bench.programs.workloads import Workload, join_context, registe
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 
-#: The contestant without a DDP: the step of a single process, and one all-reduce of the bytes that must be sent.
-FLOOR = "floor"
+#: The subject of the contestant without a DDP.
+NO_DDP = "floor"
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -25,7 +26,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 def step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, in the same order.
 
-    A contestant is [label, subject, options]; subject `FLOOR` trains without a DDP. In each round every contestant
+    A contestant is [label, subject, options]; subject `NO_DDP` trains without a DDP. In each round every contestant
     takes one step (forward, backward, optimiser, zero_grad), in turn (`take_turns`). Times are from a barrier to the
     end of the step, on the `arguments["clock"]`: of the wall, or of this process's CPU.
     """
@@ -43,7 +44,7 @@ def _contestant(
 ) -> TimedStep:
     torch.manual_seed(0)
     module = workload.make().to(ctx.device)
-    if subject == FLOOR:
+    if subject == NO_DDP:
         return Floor(ctx, module, batch, workload=workload, clock=clock)
     model = ctx.wrap_in(subject, module, **{**workload.options, **options})
     register_hook(model, workload.hook)
@@ -152,6 +153,7 @@ def peak_memory(ctx: RankContext) -> None:
 
 
 def _peak_bytes(ctx: RankContext, make: Callable[[], TimedStep]) -> int:
+    gc.collect()  # what the last contestant leaves behind is not this one's
     if ctx.device.type == "cuda":
         before = torch.cuda.memory_allocated()
         step = make()
@@ -166,7 +168,7 @@ def _peak_bytes(ctx: RankContext, make: Callable[[], TimedStep]) -> int:
             step()
         with torch.profiler.record_function(_LAST_STEP):
             step()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()
     begin = min(event.start_ns() for event in events if event.name() == _LAST_STEP)
     allocated, peak = 0, 0
     for event in sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns()):

@@ -124,6 +124,11 @@ def workload_named(name: str) -> Workload:
     return Workload(layers(count // 2, 8), _rows(4, 8))
 
 
+def is_workload(name: str) -> bool:
+    """Whether `workload_named` knows it."""
+    return name in WORKLOADS or name.removesuffix(" tensors").replace(",", "").isdigit()
+
+
 def register_hook(model: Any, hook: str) -> None:
     """Register torch's ready-made comm hook of that name; nothing for an empty name."""
     if hook:

@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import Reducing, summed
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.options import BucketCaps
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import BucketPhase, ReducerState
+from ddp_impl.witnesses import Witnesses
 
 
 class ForgetsTheLastBucket(TorchDDP):
@@ -219,3 +220,16 @@ class LaunchesInPairs(Reducing):
             phases = self.state.buckets
             if phases.count(BucketPhase.FULL) > 1 or BucketPhase.FILLING not in phases:
                 super()._launch_full_buckets()
+
+
+class BelievesWitnesses(DistributedDataParallel):
+    """BUG: when the gradient comes that came last in its bucket before, the others are taken to be there."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer._witnesses.__class__ = _Believing
+
+
+class _Believing(Witnesses):
+    def confirm(self, bucket: Bucket) -> bool:
+        return True

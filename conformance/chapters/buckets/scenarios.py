@@ -26,6 +26,7 @@ _JUDGED = {
     "BUCKET-07": ("later",),
     "BUCKET-09": ("dtypes", "elements"),
     "BUCKET-10": ("overlap",),
+    "BUCKET-18": ("elements",),
     "BUCKET-17": ("overlap", "full_overlap"),
 }
 
@@ -97,6 +98,7 @@ def _order() -> Iterator[Scenario]:
         for num_elements in (1, 400):
             options = {"bucket_cap_mb": cap_of(num_elements), **more}
             yield _traffic("BUCKET-17", f"cap-{num_elements}-{slug}", 2, options)
+            yield _traffic("BUCKET-18", f"cap-{num_elements}-{slug}", 2, options, turns=True)
     yield _traffic("BUCKET-10", "two-buckets", 4, {"bucket_cap_mb": cap_of(sum(SIZES[1:]))})
 
 
