@@ -71,9 +71,9 @@ class _Experts(nn.Module):
         self._num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.gate(x)
+        hidden: Tensor = self.gate(x)
         self._num_calls += 1
-        for expert in self.experts[self._num_calls % 2 :: 2]:  # type: ignore[union-attr]
+        for expert in self.experts[self._num_calls % 2 :: 2]:
             hidden = hidden + expert(hidden)
         return hidden
 
@@ -139,4 +139,4 @@ def register_hook(model: Any, hook: str) -> None:
 
 def join_context(model: Any, *, joins: bool) -> contextlib.AbstractContextManager[Any]:
     """Return a join context of `model`, or none."""
-    return model.join() if joins else contextlib.nullcontext()  # type: ignore[no-any-return]
+    return model.join() if joins else contextlib.nullcontext()
