@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.backends.backend import Backend
-from conformance.bench.ratio import DEFAULT, FLOOR, Ratio
+from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio
 from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
@@ -65,7 +65,7 @@ def measure(
     if chooses_caps:
         ratios.append(steps.ratio(_AUTO, "its default", _AUTO, "default"))
     ratios.append(steps.ratio(FLOOR, DEFAULT, FLOOR, "torch"))
-    return (*ratios, steps.ratio("torch itself", DEFAULT, "torch again", "torch"))
+    return (*ratios, steps.ratio(ITSELF, DEFAULT, "torch again", "torch"))
 
 
 def measure_memory(subject: Subject, backend: Backend, workload: str, *, world_size: int = 2) -> dict[str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from conformance.bench.ratio import slower_than_torch
 from conformance.cli.console import make_console
 from conformance.errors import ReportError
 
@@ -23,6 +24,7 @@ from conformance.errors import ReportError
 @click.option("--workload", "workloads", multiple=True, help="Measure this one; may be repeated. `all` for all.")
 @click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True, help="What is timed.")
 @click.option("--memory", is_flag=True, help="Also measure the most memory that tensors take in a step.")
+@click.option("--gate", is_flag=True, help="Exit with 1 where a variant is slower than torch's default, beyond noise.")
 def command(
     ddp: str,
     backend: str,
@@ -34,6 +36,7 @@ def command(
     workloads: tuple[str, ...],
     clock: str,
     memory: bool,
+    gate: bool,
 ) -> None:
     """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
 
@@ -97,3 +100,6 @@ def command(
             out.write_text(json.dumps([asdict(ratio) for ratio in ratios], indent=2) + "\n")
         except OSError as error:
             raise ReportError(f"cannot write {out}: {error.strerror}") from error
+    if gate and (slower := slower_than_torch(ratios)):
+        click.echo("\n".join(["Slower than torch's DDP:", *slower]), err=True)
+        click.get_current_context().exit(1)
