@@ -210,16 +210,22 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
     return summed(group, bucket)
 
 
-class LaunchesInPairs(Reducing):
-    """BUG: a full bucket waits until another one is full as well."""
+class LaunchesOneLate(Reducing):
+    """BUG: a full bucket waits until the next one is full as well."""
 
     class OwnReducer(Reducer):
-        """Waits for a second one, or for the end."""
+        """Holds the newest one back, until the end."""
 
         def _launch_full_buckets(self) -> None:
             phases = self.state.buckets
-            if phases.count(BucketPhase.FULL) > 1 or BucketPhase.FILLING not in phases:
-                super()._launch_full_buckets()
+            held = [index for index, phase in enumerate(phases) if phase is BucketPhase.FULL][-1:]
+            if BucketPhase.FILLING not in phases:
+                held = []
+            for index in held:
+                phases[index] = BucketPhase.FILLING
+            super()._launch_full_buckets()
+            for index in held:
+                phases[index] = BucketPhase.FULL
 
 
 class BelievesWitnesses(DistributedDataParallel):
