@@ -7,11 +7,9 @@ steps the same optimizers, parameter by parameter.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -207,8 +205,12 @@ def _early(scenario: Scenario) -> Facts:
     for index in range(1, len(scenario.arguments["steps"])):
         least = (index + 1) * num_parameters - 4
         facts[f"step{index}/live"] = Satisfies("at most 2", lambda got: got <= 2)
-        facts[f"step{index}/stepped"] = Satisfies(f"at least {least}", partial(operator.le, least))
+        facts[f"step{index}/stepped"] = _at_least(least)
     return facts
+
+
+def _at_least(least: int) -> Satisfies:
+    return Satisfies(f"at least {least}", lambda got: got >= least)
 
 
 class _Truth:
