@@ -92,7 +92,7 @@ def command(
     )
     console.print(ratios_table(ratios))
     for name in (names or QUICK) if memory and not compiled else ():
-        peaks = bench.measure_memory(find_subject(ddp), get_backend(backend), name, world_size=world_size)
+        peaks = bench.measure_memory(find_subject(ddp), find_backend(backend), name, world_size=world_size)
         told = ", ".join(f"{label} {num_bytes / 1e6:.2f}" for label, num_bytes in peaks.items())
         console.print(f"peak memory of {name} on rank 0, in MB: {told}")
     if out is not None:
