@@ -64,4 +64,10 @@ if [ -n "${TRUST:-}" ]; then
         python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
     done
 fi
+if [ -n "${BENCH:-}" ]; then
+    for ranks in 2 4; do
+        ddp-conformance bench --backend "$BACKEND" --world-size "$ranks" --workload all --memory --gate \
+            --out "$NIGHT/ratios$ranks.json" | tee "$NIGHT/bench$ranks.txt" || status=1
+    done
+fi
 exit "$status"

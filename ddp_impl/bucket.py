@@ -25,7 +25,7 @@ class ManagedParameter:
     parameter: nn.Parameter
     sparse: bool = False
 
-    def spec(self, *, delayed: bool) -> ParameterSpec:
+    def spec(self, options: ReducerOptions) -> ParameterSpec:
         """Return what planning needs to know; of a DTensor, the size of its local shard."""
         parameter = self.parameter
         return ParameterSpec(
@@ -34,7 +34,8 @@ class ManagedParameter:
             num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
             kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
             sparse=self.sparse,
-            delayed=delayed,
+            delayed=self.name in options.delayed,
+            releases_delayed=self.name == options.releases_delayed,
         )
 
 
@@ -45,13 +46,15 @@ class Bucket:
     reduced in another precision); `views[i]` has the shape of member i and, where the parameter is dense in memory
     without overlap, its strides: gradients then follow the parameter's layout without a copy. `holds_gradients`: the
     parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
-    becomes it if some rank used the parameter. `has_large`: it pays to divide gradients while they are copied in. A
-    sparse bucket has one member and no storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
+    becomes it if some rank used the parameter. `gradients`: those of its members as they were collected, until the
+    averages are handed out. `has_large`: it pays to divide gradients while they are copied in.
+    `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
+    storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
-        "_layouts", "distributed", "flat", "has_large", "holds_gradients", "homeless", "index", "members", "parameters",
-        "sparse", "views", "warned_about_graph",
+        "_layouts", "_length", "distributed", "flat", "gradients", "has_large", "holds_gradients", "homeless", "index",
+        "members", "parameters", "reduces_in_place", "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -71,15 +74,29 @@ class Bucket:
         self.parameters = [member.parameter for member in members]
         self.sparse = members[0].sparse
         self.homeless: list[int] = []
+        self.gradients: list[Tensor | None] = []
         self.warned_about_graph = False
         layouts: Sequence[Tensor] = locals_ or self.parameters
-        length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
-        self.flat = torch.zeros(length, dtype=dtype or first.dtype, device=first.device)
+        self._length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
+        self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
         self.has_large = alike and not self.holds_gradients and any(layout.numel() >= LARGE_NUMEL for layout in layouts)
+        self.reduces_in_place = self.has_large and len(members) == 1 and is_dense_without_overlap(first)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
+        if self.reduces_in_place:
+            self.release()
+
+    def release(self) -> None:
+        """Give up the storage until the next `claim`; whoever holds a view of it keeps it alive."""
+        self.flat, self.views = self.flat.new_empty(0), []
+
+    def claim(self) -> None:
+        """Allocate the storage again, with any values in it, if it was given up."""
+        if self.flat.numel() != self._length:
+            self.flat = self.flat.new_empty(self._length)
+            self.views = _views_of(self.flat, self._layouts)
 
     def views_into(self, flat: Tensor) -> list[Tensor]:
         """Return one view per member into another flat tensor of the same length."""

@@ -19,8 +19,8 @@ from ddp_impl.options import BucketCaps
 class ParameterSpec:
     """What planning needs to know of one parameter.
 
-    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after all others,
-    so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
+    `kind` is everything that keeps gradients from sharing storage. A `delayed` gradient is reduced after that of the
+    parameter that `releases_delayed`, so that its all-reduce stands in nobody's way (pytorch/pytorch#96673).
     """
 
     index: int
@@ -29,6 +29,7 @@ class ParameterSpec:
     kind: tuple[str, ...]  # (dtype, device)
     sparse: bool = False
     delayed: bool = False
+    releases_delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,27 @@ def plan_for_order(specs: Sequence[ParameterSpec], ready_order: Iterable[int], c
 
 
 def _plan(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None) -> BucketPlan:
+    place = {index: position for position, index in enumerate(order)}
+
+    def ready(bucket: Iterable[int]) -> float:
+        return max(place[index] for index in bucket)
+
     prompt = [index for index in order if not specs[index].delayed]
     delayed = [index for index in order if specs[index].delayed]
-    buckets = _fill(specs, prompt, caps) + _fill(specs, delayed, None)
-    return BucketPlan(buckets, capped=caps is not None)
+    release = next((index for index in prompt if specs[index].releases_delayed and caps is not None), None)
+    # Delayed gradients that wait for this one alone must not wait for the rest of its bucket.
+    ends_wait = bool(delayed) and release is not None and all(place[index] < place[release] for index in delayed)
+    launched = [(ready(bucket), bucket) for bucket in _fill(specs, prompt, caps, release if ends_wait else None)]
+    released = next((when for when, bucket in launched if release in bucket), len(order))
+    launched += [(max(ready(bucket), released) + 0.5, bucket) for bucket in _fill(specs, delayed, None)]
+    launched.sort()
+    return BucketPlan(tuple(tuple(bucket) for _, bucket in launched), capped=caps is not None)
 
 
-def _fill(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None) -> tuple[tuple[int, ...], ...]:
+def _fill(
+    specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps | None, closing: int | None = None
+) -> list[list[int]]:
+    """Return buckets that are closed when they have reached their caps, or behind the parameter `closing`."""
     closed: list[list[int]] = []
     open_buckets: dict[tuple[str, ...], list[int]] = {}
     filled_bytes: dict[tuple[str, ...], int] = {}
@@ -92,11 +107,8 @@ def _fill(specs: Sequence[ParameterSpec], order: Sequence[int], caps: BucketCaps
         bucket.append(index)
         filled_bytes[spec.kind] = filled_bytes.get(spec.kind, 0) + spec.num_bytes
         num_closed = num_closed_of_kind.get(spec.kind, 0)
-        if caps is not None and filled_bytes[spec.kind] >= caps.cap_of(num_closed):
+        if index == closing or (caps is not None and filled_bytes[spec.kind] >= caps.cap_of(num_closed)):
             closed.append(open_buckets.pop(spec.kind))
             filled_bytes[spec.kind] = 0
             num_closed_of_kind[spec.kind] = num_closed + 1
-    closed.extend(open_buckets.values())
-    place = {index: position for position, index in enumerate(order)}
-    closed.sort(key=lambda bucket: max(place[index] for index in bucket))
-    return tuple(tuple(bucket) for bucket in closed)
+    return closed + list(open_buckets.values())

@@ -17,7 +17,7 @@ from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
-from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
@@ -59,7 +59,7 @@ class BucketReduction:
         self.user_hooks = UserHooks(self.members)
         self.state = ReducerState(rank_in(group))
         self.arrivals = Arrivals(len(self.members))
-        self.specs = [member.spec(delayed=member.name in options.delayed) for member in self.members]
+        self.specs = [member.spec(options) for member in self.members]
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
         self._skipped: set[int] | None = None  # the buckets that no rank will use; None until the ranks have agreed
@@ -87,6 +87,7 @@ class BucketReduction:
             buffer = self._collected(bucket)
         except ReductionError as error:
             self._refuse(error)
+            bucket.claim()
             buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self._start(bucket, buffer)
 
@@ -100,6 +101,11 @@ class BucketReduction:
             if divisor != 1:
                 buffer.div_(divisor)
         else:
+            # Hooks are promised a buffer of the bucket's.
+            gradient = in_place(bucket, home, divisor=divisor) if self.comm_hook is None else None
+            if gradient is not None:
+                return gradient
+            bucket.claim()
             buffer = bucket.flat
             missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
@@ -126,6 +132,8 @@ class BucketReduction:
         self._skipped = self._agree_on_skipped(self.usage.unused)
         for bucket in self.buckets:
             if bucket.index not in self._skipped:
+                bucket.claim()
+                bucket.gradients = []
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing)
@@ -180,17 +188,34 @@ class BucketReduction:
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.telemetry.num_buckets_reduced = len(self._in_flight)
+        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped or ())
         for bucket in self.buckets:
-            if bucket.index not in self._in_flight:
-                continue
-            buffer = self._wait_for(bucket)
-            hand_out(bucket, self._home_of(bucket), buffer, self._used_by_now(bucket, buffer))
-            if self.steps_optimizers:
-                step_parameters(bucket)
+            if bucket.index in self._in_flight:
+                buffer = self._wait_for(bucket)
+                self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
         for future in self.post_backward_futures:
             future.wait()
         self.post_backward_futures.clear()
+
+    def _hand_out_before(self, last_launched: int) -> None:
+        """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
+
+        Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
+        ranks may still refuse to average, or know better what is unused, everything waits for the end of the backward.
+        """
+        if self.options.find_unused_parameters and not self.options.static_graph:
+            return
+        for bucket in self.buckets[:last_launched]:
+            indices = {member.index for member in bucket.members}
+            if bucket.index in self._in_flight and indices.isdisjoint(self.usage.unused):
+                self.user_hooks.averages_come(indices)
+                self._hand_out(bucket, self._wait_for(bucket), None)
+
+    def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
+        hand_out(bucket, self._home_of(bucket), buffer, used)
+        bucket.gradients = []
+        if self.steps_optimizers and step_parameters(bucket):
+            bucket.release()
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""

@@ -73,8 +73,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         check_reduction: deprecated, has no effect.
         gradient_as_bucket_view: let gradients live in the communication buckets.
         static_graph: promise that every iteration uses the same parameters in the same way.
-        delay_all_reduce_named_params: names and parameters whose gradients are reduced after all others.
-        param_to_hook_all_reduce: the parameter after whose gradient those are reduced.
+        delay_all_reduce_named_params: names and parameters whose gradients are held back.
+        param_to_hook_all_reduce: the parameter whose gradient they wait for; in the first iteration, for all others.
         mixed_precision: a `MixedPrecision`: compute and reduce in lower precision, keep parameters in full.
         device_mesh: a 1-D mesh, instead of `process_group`.
         skip_all_reduce_unused_params: with `find_unused_parameters`, do not communicate buckets that no rank used.
@@ -157,6 +157,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             reduce_dtype=None if precision is None else precision.communication_dtype,
             delayed=frozenset(name for name, _ in delay_all_reduce_named_params or ()),
+            releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
         if init_sync:
             mine = describe(

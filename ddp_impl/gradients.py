@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter
 from ddp_impl.errors import ReductionError
-from ddp_impl.gradient_homes import GradientHome
+from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
-from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored
+from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored, owns_its_memory
+
+_IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
 
 
 def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str, *, divisor: int) -> list[int]:
@@ -23,16 +28,22 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
     survive the reduction of the bucket. `here` begins the message of errors. Raises `ReductionError` for a gradient
     that is sparse or of another dtype.
     """
-    sources, targets, absent, placed = [], [], [], []
     bucket.homeless.clear()
-    gradient_of = home.get
-    for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
-        gradient = gradient_of(parameter)
+    gradients = bucket.gradients = bucket.gradients or list(map(home.get, bucket.parameters))
+    if not bucket.holds_gradients and _are_plain(gradients, bucket.parameters[0].dtype):
+        if divisor == 1 or bucket.has_large:
+            _copy_in(bucket.views, gradients, divisor)
+        else:
+            foreach_copy_(bucket.views, gradients)
+            bucket.flat.div_(divisor)
+        return []
+    sources, targets, absent, placed = [], [], [], []
+    for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
         if gradient is None:
             absent.append(view)
             bucket.homeless.append(place)
         elif gradient is not view:
-            if gradient.is_sparse or gradient.dtype is not parameter.dtype:
+            if gradient.is_sparse or gradient.dtype is not bucket.parameters[place].dtype:
                 raise _wrong_gradient(bucket.members[place], gradient, here)
             sources.append(gradient)
             targets.append(view)
@@ -42,16 +53,36 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
     divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
-    if divided:
-        _copy_divided(targets, sources, divisor)
-    elif sources:
-        foreach_copy_(targets, sources)
+    _copy_in(targets, sources, divisor if divided else 1)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
-        _move_in(bucket, placed, unused)
+        _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
+        bucket.gradients = []
     if divisor != 1 and not divided:
         bucket.flat.div_(divisor)
     return missing
+
+
+def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | None:
+    """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
+
+    None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
+    to pass on, or is laid out in another way than other ranks may expect.
+    """
+    if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
+        return None
+    parameter = bucket.parameters[0]
+    gradient = parameter.grad
+    if (
+        gradient is None
+        or not _are_plain([gradient], parameter.dtype)
+        or gradient.stride() != parameter.stride()
+        or not owns_its_memory(gradient)
+    ):
+        return None
+    bucket.homeless.clear()
+    flat = gradient.as_strided((gradient.numel(),), (1,))
+    return flat.div_(divisor) if divisor != 1 else flat
 
 
 def collect_sparse(member: ManagedParameter, home: GradientHome, here: str) -> Tensor:
@@ -88,6 +119,12 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             if used is None or used[bucket.members[place].index]:
                 bucket.parameters[place].grad = bucket.views[place]
         return
+    if buffer is not bucket.flat:
+        return  # the gradient was reduced in place
+    gradients = bucket.gradients
+    if used is None and all(map(is_, map(home.get, bucket.parameters), gradients)) and _are_plain(gradients):
+        foreach_copy_(gradients, bucket.views)
+        return
     sources, targets = [], []
     gradient_of = home.get
     for member, parameter, view in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
@@ -108,18 +145,28 @@ def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
     return bool(num_stored(buffer) if bucket.sparse else bucket.views[place].any())
 
 
-def _copy_divided(targets: Sequence[Tensor], sources: Sequence[Tensor], divisor: int) -> None:
-    """Divide on the way: one pass over large gradients less. Small ones are cheaper to copy and to divide together."""
-    small = []
-    for target, source in zip(targets, sources, strict=True):
-        if source.numel() >= LARGE_NUMEL:
-            torch.div(source, divisor, out=target)
-        else:
-            small.append((target, source))
+def _are_plain(gradients: list[Tensor | None], dtype: torch.dtype | None = None) -> TypeGuard[list[Tensor]]:
+    """Whether all of these are there and without a graph, with `dtype` also dense and of that; a few passes in C."""
+    if any(map(is_, gradients, repeat(None))) or any(map(_REQUIRES_GRAD, gradients)):
+        return False
+    return dtype is None or (
+        not any(map(_IS_SPARSE, gradients)) and all(map(is_, map(_DTYPE, gradients), repeat(dtype)))
+    )
+
+
+def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None:
+    """Copy, and divide on the way: one pass over large gradients less. Small ones are divided together."""
+    small = list(zip(targets, sources, strict=True))
+    if divisor != 1:
+        for target, source in small:
+            if source.numel() >= LARGE_NUMEL:
+                torch.div(source, divisor, out=target)
+        small = [(target, source) for target, source in small if source.numel() < LARGE_NUMEL]
     if small:
         small_targets = [target for target, _ in small]
         foreach_copy_(small_targets, [source for _, source in small])
-        foreach_div_(small_targets, divisor)
+        if divisor != 1:
+            foreach_div_(small_targets, divisor)
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

@@ -24,8 +24,10 @@ def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:
     return True
 
 
-def step_parameters(bucket: Bucket) -> None:
+def step_parameters(bucket: Bucket) -> bool:
     """Step the optimizers of the parameters in `bucket`, whose gradients are averages now.
+
+    Return whether none of the parameters has a gradient any more.
 
     Afterwards those gradients are None, unless `DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE=0` is in the environment.
     A parameter without a gradient, used by no rank, is not stepped.
@@ -37,3 +39,4 @@ def step_parameters(bucket: Bucket) -> None:
                 optimizer.step()
             if set_to_none and in_backward_optimizers(parameter):
                 parameter.grad = None
+    return all(parameter.grad is None for parameter in bucket.parameters)

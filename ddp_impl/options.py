@@ -67,7 +67,8 @@ class ReducerOptions:
     `find_unused_parameters`: gradients may be missing, on some ranks or on all. `static_graph`: what happened in the
     first synchronised iteration happens in every one. `gradient_as_bucket_view`: gradients live in the buckets.
     `skip_all_reduce_unused_params`: buckets that no rank used are not communicated. `reduce_dtype`: the precision in
-    which gradients travel, theirs if None. `delayed`: names of parameters whose gradients are reduced after all others.
+    which gradients travel, theirs if None. `delayed`: names of parameters whose gradients are reduced after that of the
+    parameter named `releases_delayed`, after all others while the order of gradients is unknown.
     """
 
     caps: BucketCaps
@@ -77,6 +78,7 @@ class ReducerOptions:
     skip_all_reduce_unused_params: bool = False
     reduce_dtype: torch.dtype | None = None
     delayed: frozenset[str] = frozenset()
+    releases_delayed: str = ""
 
     @property
     def walks_graphs(self) -> bool:

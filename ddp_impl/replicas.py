@@ -95,6 +95,7 @@ def describe(
         "skip_all_reduce_unused_params": options.skip_all_reduce_unused_params,
         "forward_sync_buffers": forward_sync_buffers,
         "delayed parameters": sorted(options.delayed),
+        "param_to_hook_all_reduce": options.releases_delayed,
         "reduce dtype": str(options.reduce_dtype),
     }
     return Replica(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -194,6 +195,24 @@ functional_collectives: Any = torch.ops._c10d_functional
 def num_stored(sparse: Tensor) -> int:
     """Return how many values a sparse tensor stores, coalesced or not."""
     return sparse._nnz()
+
+
+#: Of a parameter: how often its gradient was changed in place, and the hooks that it calls when it has one. Torch has
+#: no public way to ask; as getters they cost no call in Python.
+GRADIENT_VERSION = attrgetter("grad._version")
+POST_ACCUMULATE_HOOKS = attrgetter("_post_accumulate_grad_hooks")
+
+#: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
+_OWN_USES = 2
+
+
+def owns_its_memory(tensor: Tensor) -> bool:
+    """Whether no other tensor uses the memory of `tensor`; torch has no public way to ask.
+
+    Autograd lets gradients share memory: `(a.view(-1) + b.view(-1)).square().sum()` gives `a` and `b` one gradient.
+    """
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) <= _OWN_USES
 
 
 def has_tensor_hooks(tensor: Tensor) -> bool:

@@ -23,12 +23,16 @@ class UserHooks:
         self._hooked: list[ManagedParameter] = []
         self._versions: dict[int, int] = {}
         self._gone: set[int] = set()
+        self._seen: set[int] = set()
+        self._stepped: list[str] = []
         self._has_warned = False
 
     def iteration_begins(self, *, search: bool) -> None:
         """Forget the last one; with `search`, look for parameters with more hooks than the one of the reducer."""
         self._versions.clear()
         self._gone.clear()
+        self._seen.clear()
+        self._stepped.clear()
         if search:
             self._hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
@@ -40,6 +44,20 @@ class UserHooks:
         """Note parameters whose gradients came and were not there any more when their bucket was full."""
         self._gone.update(indices)
 
+    def averages_come(self, indices: Collection[int], unused: Collection[int] = ()) -> None:
+        """Look at the parameters with these indices before their averages are handed out, and they step perhaps.
+
+        `unused` are those without a gradient. What was looked at in this iteration is not looked at again.
+        """
+        for member in self._hooked:
+            if member.index not in indices or member.index in self._seen:
+                continue
+            self._seen.add(member.index)
+            version = version_of(member.parameter)
+            is_gone = member.parameter.grad is None and (member.index in self._gone or member.index not in unused)
+            if version != self._versions.get(member.index, version) or is_gone:
+                self._stepped.append(member.name)
+
     def backward_ended(self, unused: Collection[int], here: str) -> None:
         """Warn, once, of parameters that were stepped; `unused` are those without a gradient, `here` says which rank.
 
@@ -47,16 +65,12 @@ class UserHooks:
         """
         if self._has_warned:
             return
-        stepped = [
-            member.name
-            for member in self._hooked
-            if version_of(member.parameter) != self._versions.get(member.index, version_of(member.parameter))
-            or (member.parameter.grad is None and (member.index in self._gone or member.index not in unused))
-        ]
-        if stepped:
+        self.averages_come(range(len(self._members)), unused)
+        if self._stepped:
             self._has_warned = True
             warnings.warn(
-                f"{here} a hook of yours (register_post_accumulate_grad_hook) changed {enumerate_names(stepped)} or "
+                f"{here} a hook of yours (register_post_accumulate_grad_hook) changed "
+                f"{enumerate_names(self._stepped)} or "
                 "took the gradient away before DDP had averaged it. An optimizer in such a hook steps on this rank's "
                 "own gradient, and the parameters of the ranks drift apart. Let DDP step it, when the average is there "
                 "(torch.distributed.optim._apply_optimizer_in_backward), or step after backward.",

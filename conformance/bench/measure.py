@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.backends.backend import Backend
-from conformance.bench.ratio import Ratio
+from conformance.bench.ratio import DEFAULT, FLOOR, ITSELF, Ratio
 from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
@@ -30,37 +30,55 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 #: first is torch's default.
 REDUCTIONS = ("ddp_optimizer", "python_reducer")
 _AUTO = "auto buckets"
+#: What the program `step_time` takes for the subject that trains without a DDP.
+NO_DDP = "floor"
 _WARM_UP_ROUNDS = 5
 _DEADLINE_S = 600.0
 
 
 def measure(
-    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60
+    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60, clock: str = "wall"
 ) -> tuple[Ratio, ...]:
-    """Compare `subject` with torch's DDP on one workload.
+    """Compare `subject` with torch's DDP on one workload, by the `clock` "wall" or, of each process, "cpu".
 
     Returns for each variant the ratios to torch's DDP with the same options and with its defaults; if the subject can
-    choose bucket caps itself, also its ratio to itself with default caps; last, torch's DDP against itself.
+    choose bucket caps itself, also its ratio to itself with default caps; the ratio of a step without DDP (`ratio`'s
+    `FLOOR`); last, torch's DDP against itself.
 
     Raises `ConformanceError` when a rank does not finish.
     """
-    contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}]]
+    contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}], [FLOOR, NO_DDP, {}]]
     for variant, options in VARIANTS.items():
         contestants.append([variant, subject.target, dict(options)])
         if options:
             contestants.append([f"torch {variant}", "torch", dict(options)])
     if chooses_caps := "auto_buckets" in subject.capabilities:
         contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
-    facts = _run("step_time", subject, backend, workload, world_size, rounds, {"contestants": contestants})
+    arguments = {"contestants": contestants, "clock": clock}
+    facts = _run("step_time", subject, backend, workload, world_size, rounds, arguments)
     steps = _Steps.of(workload, facts, contestants)
     ratios = []
     for variant, options in VARIANTS.items():
         if options:
             ratios.append(steps.ratio(variant, "torch, same options", variant, f"torch {variant}"))
-        ratios.append(steps.ratio(variant, "torch's default", variant, "torch"))
+        ratios.append(steps.ratio(variant, DEFAULT, variant, "torch"))
     if chooses_caps:
         ratios.append(steps.ratio(_AUTO, "its default", _AUTO, "default"))
-    return (*ratios, steps.ratio("torch itself", "torch's default", "torch again", "torch"))
+    ratios.append(steps.ratio(FLOOR, DEFAULT, FLOOR, "torch"))
+    return (*ratios, steps.ratio(ITSELF, DEFAULT, "torch again", "torch"))
+
+
+def measure_memory(subject: Subject, backend: Backend, workload: str, *, world_size: int = 2) -> dict[str, int]:
+    """Return the most bytes that tensors take in a step on rank 0, by contestant: torch's DDP, `subject`, no DDP.
+
+    Raises `ConformanceError` when a rank does not finish.
+    """
+    contestants: list[list[Any]] = [[FLOOR, NO_DDP, {}]]
+    for variant in ("default", "bucket view"):
+        contestants.append([f"torch {variant}", "torch", dict(VARIANTS[variant])])
+        contestants.append([variant, subject.target, dict(VARIANTS[variant])])
+    facts = _run("peak_memory", subject, backend, workload, world_size, 1, {"contestants": contestants})
+    return {label: facts[0][label] for label, *_ in contestants}
 
 
 def measure_compiled(
@@ -156,21 +174,23 @@ def run(
     world_size: int = 2,
     rounds: int = 60,
     compiler: str | None = None,
+    workloads: Sequence[str] = (),
+    clock: str = "wall",
     progress: Callable[[str], object] = lambda workload: None,
 ) -> tuple[Ratio, ...]:
-    """Measure every workload; call `progress(workload)` before each.
+    """Measure `workloads`, by default the quick ones; call `progress(workload)` before each.
 
     `compiler` names a backend of `torch.compile` and selects compiled DDPs. Raises `ConformanceError` as `measure` and
     `measure_compiled` do.
     """
     from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
-    from conformance.bench.programs.step_time import WORKLOADS
+    from conformance.bench.programs.workloads import QUICK
 
     ratios: list[Ratio] = []
-    for workload in WORKLOADS if compiler is None else COMPILED_WORKLOADS:
+    for workload in workloads or (QUICK if compiler is None else COMPILED_WORKLOADS):
         progress(workload)
         if compiler is None:
-            ratios += measure(subject, backend, workload, world_size=world_size, rounds=rounds)
+            ratios += measure(subject, backend, workload, world_size=world_size, rounds=rounds, clock=clock)
         else:
             ratios += measure_compiled(
                 subject, backend, workload, world_size=world_size, rounds=rounds, compiler=compiler

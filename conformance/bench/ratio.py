@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+#: The variant that trains without a DDP and all-reduces as many bytes as gradients have, once: no DDP can be faster.
+FLOOR = "no DDP, one all-reduce"
+#: The variant that compares torch's DDP with a second copy of itself.
+ITSELF = "torch itself"
+#: The reference of ratios that can be told as overhead.
+DEFAULT = "torch's default"
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -45,4 +52,37 @@ def changes(before: Iterable[Ratio], after: Iterable[Ratio]) -> tuple[str, ...]:
         f"step time of {new.workload}, {new.variant} over {new.reference}, {new.world_size} ranks: {old} -> {new}"
         for new in after
         if (old := known.get(new.compared)) is not None and (old.upper < new.lower or new.upper < old.lower)
+    )
+
+
+def overheads(ratios: Iterable[Ratio]) -> dict[tuple[str, str, str, int], float]:
+    """Return what share of the overhead of torch's default each variant has, for each comparison with that.
+
+    Overhead is what a step takes beyond the floor of the same run: 0 is a step without a DDP, 1 is torch's default.
+    Workloads in which torch's default is no slower than the floor, beyond noise, have none: nothing can be said there.
+    """
+    ratios = tuple(ratios)
+    floors = {(one.workload, one.world_size): one for one in ratios if one.variant == FLOOR}
+    shares = {}
+    for one in ratios:
+        floor = floors.get((one.workload, one.world_size))
+        if floor is not None and one.reference == DEFAULT and floor.median < 1:
+            shares[one.compared] = (one.median - floor.median) / (1 - floor.median)
+    return shares
+
+
+def slower_than_torch(ratios: Iterable[Ratio]) -> tuple[str, ...]:
+    """Return a sentence for every variant that is slower than torch's default, beyond the noise of the same run.
+
+    The noise of a workload is the band between the quartiles of torch's DDP against itself; a variant is slower when
+    its own quartiles lie above that.
+    """
+    ratios = tuple(ratios)
+    bands = {(one.workload, one.world_size): one.upper for one in ratios if one.variant == ITSELF}
+    return tuple(
+        f"{one.workload}, {one.variant}, {one.world_size} ranks: {one} of {DEFAULT}, and noise ends at {band:.3f}"
+        for one in ratios
+        if one.reference == DEFAULT and one.variant not in (FLOOR, ITSELF)
+        for band in [max(1.0, bands.get((one.workload, one.world_size), 1.0))]
+        if one.lower > band
     )

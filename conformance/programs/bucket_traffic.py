@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from conformance.scenario import Scenario
 NUM_STEPS = 4
 
 #: What a scenario may require: every element reduced once; the buckets of the first step; those of the later steps;
-#: one dtype per collective; collectives issued before the last gradient is there.
-ASPECTS = ("elements", "first", "later", "dtypes", "overlap")
+#: one dtype per collective; collectives issued before the last gradient is there, and all but one of them.
+ASPECTS = ("elements", "first", "later", "dtypes", "overlap", "full_overlap")
 
 _MIB = 1024 * 1024
 _DEFAULT_FIRST_MIB, _DEFAULT_MIB = 1, 25
@@ -85,6 +85,17 @@ def _build(scenario: Scenario, rank: int) -> nn.Module:
     return with_integer_weights(module, scenario.seed)
 
 
+def _turning_step(model: Any, turn: RankStep) -> None:
+    """Take a step in which the vectors are used in another order than in the last one."""
+    stack = getattr(model, "module", model)
+    stack.order = [*stack.order[1:], stack.order[0]]
+    _step(model, turn)
+
+
+def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
+    return _turning_step if scenario.arguments.get("turns") else _step
+
+
 def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
 
@@ -94,10 +105,12 @@ def bucket_traffic(ctx: RankContext) -> None:
     """Train steps of a `Stack` and observe the gradient collectives of each.
 
     Arguments: `sizes`, lengths of the vectors in order of registration; `order` in which they are used ("registered",
-    "reversed", "by_rank"); `dtypes`; positions that are `frozen` or `ignored`; `judge`, which of `ASPECTS` are required
+    "reversed", "by_rank"), with `turns` another one in each step; `dtypes`; positions that are `frozen` or `ignored`;
+    `judge`, which of `ASPECTS` are required
     besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
     `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
-    many gradient collectives were issued when the last gradient was computed). All ranks run it.
+    many gradient collectives were issued when the last gradient was computed; `issued_late` those after). All ranks run
+    it.
     """
     module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
     seen: dict[str, int] = {}
@@ -111,8 +124,9 @@ def bucket_traffic(ctx: RankContext) -> None:
 
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
-        _step(model, turn)
-        return _traffic(_of_step(ctx.collectives(), turn.step)) | {"issued_before_last": seen["issued_before_last"]}
+        _step_of(ctx.scenario)(model, turn)
+        traffic, issued = _traffic(_of_step(ctx.collectives(), turn.step)), seen["issued_before_last"]
+        return traffic | {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
 
@@ -160,7 +174,7 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     ranks = range(scenario.world_size)
     replicas = [_build(scenario, rank) for rank in ranks]
     ignored = frozenset(f"vectors.{position}" for position in scenario.arguments.get("ignored", ()))
-    truth = simulate_steps(replicas, _step, NUM_STEPS, ignored=ignored)
+    truth = simulate_steps(replicas, _step_of(scenario), NUM_STEPS, ignored=ignored)
     judged = _judged_traffic(scenario)
     return {rank: {**truth[rank], **judged} for rank in ranks}
 
@@ -190,9 +204,12 @@ def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
             facts[f"step{index}/dtypes_mixed"] = []
         if "overlap" in judge and index:
             facts[f"step{index}/issued_before_last"] = _AT_LEAST_ONE
+        if "full_overlap" in judge and index:
+            facts[f"step{index}/issued_late"] = _AT_MOST_ONE
     return facts
 
 
+_AT_MOST_ONE = Satisfies("at most 1", lambda got: got <= 1)
 _AT_LEAST_ONE = Satisfies("at least 1", lambda got: got >= 1)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.bench.ratio import Ratio
+from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
@@ -215,11 +215,14 @@ def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
 
 def ratios_table(ratios: Iterable[Ratio]) -> Table:
     """Return the table of step times beside torch's DDP: below 1 the contestant is faster than the reference."""
-    table = Table("workload", "options", "compared with", "ranks", "median ratio", "quartiles", "rounds")
+    ratios = tuple(ratios)
+    shares = overheads(ratios)
+    table = Table("workload", "options", "compared with", "ranks", "median ratio", "quartiles", "overhead", "rounds")
     for one in ratios:
         quartiles = f"{one.lower:.3f} - {one.upper:.3f}"
+        share = f"{shares[one.compared]:.2f}" if one.compared in shares else ""
         table.add_row(
-            one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles,
+            one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles, share,
             str(one.rounds),
         )  # fmt: skip
     return table

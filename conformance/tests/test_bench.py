@@ -9,6 +9,7 @@ import pytest
 
 from conformance.backends.backend import get_backend
 from conformance.bench import measure as bench
+from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_torch
 from conformance.errors import ConformanceError
 from conformance.subjects.subject import get_subject
 
@@ -70,3 +71,37 @@ def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.Mo
         "in graph": 1,
     }
     assert all(len(facts[0][label]) == 1 for label, *_ in contestants)
+
+
+def test_overhead_is_told_from_the_floor_of_the_same_workload_and_world_size() -> None:
+    def ratio(workload: str, variant: str, reference: str, median: float) -> Ratio:
+        return Ratio(workload, variant, reference, 2, median, median, median, 10)
+
+    ratios = [
+        ratio("a", "default", DEFAULT, 0.9),
+        ratio("a", "bucket view", "torch, same options", 0.9),
+        ratio("a", FLOOR, DEFAULT, 0.8),
+        ratio("b", "default", DEFAULT, 0.9),
+        ratio("b", FLOOR, DEFAULT, 1.02),
+        ratio("c", "default", DEFAULT, 0.9),
+    ]
+    shares = overheads(ratios)
+    assert {key[:3] for key in shares} == {("a", "default", DEFAULT), ("a", FLOOR, DEFAULT)}
+    assert [round(share, 6) for share in shares.values()] == [0.5, 0.0]
+
+
+def test_only_what_is_slower_beyond_noise_does_not_pass_the_gate() -> None:
+    def ratio(variant: str, lower: float, median: float, upper: float) -> Ratio:
+        return Ratio("a", variant, DEFAULT, 2, median, lower, upper, 10)
+
+    noise = ratio("torch itself", 0.97, 1.0, 1.04)
+    assert slower_than_torch([ratio("default", 1.01, 1.05, 1.09), noise]) == ()
+    assert slower_than_torch([ratio(FLOOR, 1.05, 1.06, 1.09), noise]) == ()
+    (told,) = slower_than_torch([ratio("bucket view", 1.05, 1.06, 1.09), noise])
+    assert told.startswith("a, bucket view, 2 ranks: 1.060 (1.050 - 1.090) of torch's default")
+
+
+def test_memory_of_gradients_that_live_in_buckets_is_less() -> None:
+    peaks = bench.measure_memory(OURS, GLOO, "100 tensors", world_size=1)
+    assert set(peaks) == {FLOOR, "torch default", "default", "torch bucket view", "bucket view"}
+    assert 0 < peaks["torch bucket view"] < peaks["torch default"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ def specs_of(sizes: list[int], **changes: dict[int, object]) -> list[ParameterSp
 @st.composite
 def planning_problems(draw: st.DrawFn) -> tuple[list[ParameterSpec], list[int], BucketCaps]:
     count = draw(st.integers(1, 12))
+    releases = draw(st.integers(-1, count - 1))
     specs = [
         ParameterSpec(
             index,
@@ -26,6 +29,7 @@ def planning_problems(draw: st.DrawFn) -> tuple[list[ParameterSpec], list[int], 
             draw(st.sampled_from(KINDS)),
             sparse=draw(st.booleans()) and draw(st.booleans()),
             delayed=draw(st.booleans()) and draw(st.booleans()),
+            releases_delayed=index == releases,
         )
         for index in range(count)
     ]
@@ -44,8 +48,11 @@ def check_partition(specs: list[ParameterSpec], plan: BucketPlan) -> None:
         assert len({member.kind for member in members}) == 1
         assert len({member.delayed for member in members}) == 1
         assert len(members) == 1 or not any(member.sparse for member in members)
-    delayed = [specs[bucket[0]].delayed for bucket in plan.buckets]
-    assert delayed == sorted(delayed), "delayed buckets must be launched after all others"
+    at_release = next((at for at, b in enumerate(plan.buckets) if any(specs[i].releases_delayed for i in b)), None)
+    for at, bucket in enumerate(plan.buckets):
+        if specs[bucket[0]].delayed and at_release is not None:
+            is_held_back = at > at_release or specs[plan.buckets[at_release][0]].delayed
+            assert is_held_back, "a delayed bucket must be launched after the gradient that it waits for"
     assert all(plan.bucket_of(len(specs))[index] == at for at, bucket in enumerate(plan.buckets) for index in bucket)
 
 
@@ -76,6 +83,27 @@ def test_only_the_last_parameter_exceeds_the_cap(problem: tuple[list[ParameterSp
     for bucket in plan_for_order(specs, order, caps).buckets:
         if not specs[bucket[0]].delayed:
             assert sum(specs[index].num_bytes for index in bucket[:-1]) < max(largest, 1)
+
+
+def delaying(sizes: list[int], delayed: set[int], releases: int) -> list[ParameterSpec]:
+    return [
+        dataclasses.replace(spec, delayed=spec.index in delayed, releases_delayed=spec.index == releases)
+        for spec in specs_of(sizes)
+    ]
+
+
+def test_delayed_gradients_are_launched_right_behind_the_one_that_they_wait_for() -> None:
+    plan = plan_for_order(delaying([10] * 6, {0, 1}, releases=3), range(6), BucketCaps(100, 100))
+    assert plan.buckets == ((2, 3), (0, 1), (4, 5))
+
+
+def test_delayed_gradients_that_come_later_than_the_one_that_they_wait_for_split_no_bucket() -> None:
+    plan = plan_for_order(delaying([10] * 6, {4}, releases=2), range(6), BucketCaps(20, 20))
+    assert plan.buckets == ((0, 1), (2, 3), (4,), (5,))
+
+
+def test_delayed_gradients_come_last_while_the_order_is_unknown() -> None:
+    assert plan_for_unknown_order(delaying([10] * 4, {0}, releases=2)).buckets == ((1, 2, 3), (0,))
 
 
 def test_first_cap_then_the_others() -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.utils import counters
 
-from conformance.bench.programs.step_time import Inputs, TimedStep, take_turns
+from conformance.bench.programs.step_time import TimedStep, take_turns
+from conformance.bench.programs.workloads import Inputs
 from conformance.models.language import Gpt
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

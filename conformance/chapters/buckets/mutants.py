@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import Reducing, summed
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.options import BucketCaps
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import BucketPhase, ReducerState
+from ddp_impl.witnesses import Witnesses
 
 
 class ForgetsTheLastBucket(TorchDDP):
@@ -207,3 +208,34 @@ def _mean_of_means(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tenso
     dist.all_reduce(bucket.buffer(), group=group)
     bucket.buffer().div_(group.size())
     return summed(group, bucket)
+
+
+class LaunchesOneLate(Reducing):
+    """BUG: a full bucket waits until the next one is full as well."""
+
+    class OwnReducer(Reducer):
+        """Holds the newest one back, until the end."""
+
+        def _launch_full_buckets(self) -> None:
+            phases = self.state.buckets
+            held = [index for index, phase in enumerate(phases) if phase is BucketPhase.FULL][-1:]
+            if BucketPhase.FILLING not in phases:
+                held = []
+            for index in held:
+                phases[index] = BucketPhase.FILLING
+            super()._launch_full_buckets()
+            for index in held:
+                phases[index] = BucketPhase.FULL
+
+
+class BelievesWitnesses(DistributedDataParallel):
+    """BUG: when the gradient comes that came last in its bucket before, the others are taken to be there."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer._witnesses.__class__ = _Believing
+
+
+class _Believing(Witnesses):
+    def confirm(self, bucket: Bucket) -> bool:
+        return True

@@ -26,6 +26,8 @@ _JUDGED = {
     "BUCKET-07": ("later",),
     "BUCKET-09": ("dtypes", "elements"),
     "BUCKET-10": ("overlap",),
+    "BUCKET-18": ("elements",),
+    "BUCKET-17": ("overlap", "full_overlap"),
 }
 
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
@@ -89,6 +91,14 @@ def _order() -> Iterator[Scenario]:
         for as_view in (False, True):
             options = {"bucket_cap_mb": cap_of(1), "gradient_as_bucket_view": as_view}
             yield _traffic("BUCKET-10", f"{order}{'-view' * as_view}", 2, options, order=order)
+    for slug, more in (
+        ("plain", {}), ("view", {"gradient_as_bucket_view": True}), ("static", {"static_graph": True}),
+        ("unused", _FIND),
+    ):  # fmt: skip
+        for num_elements in (1, 400):
+            options = {"bucket_cap_mb": cap_of(num_elements), **more}
+            yield _traffic("BUCKET-17", f"cap-{num_elements}-{slug}", 2, options)
+            yield _traffic("BUCKET-18", f"cap-{num_elements}-{slug}", 2, options, turns=True)
     yield _traffic("BUCKET-10", "two-buckets", 4, {"bucket_cap_mb": cap_of(sum(SIZES[1:]))})
 
 

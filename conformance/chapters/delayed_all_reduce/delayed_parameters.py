@@ -111,12 +111,17 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` is as in a `Step`, and
     `frozen` names parameters without gradient. Observes gradients after each backward; after the synchronised one also
     `step<k>/early`, the number of elements that the DDP reduced before the trigger's gradient was ready, and
-    `step<k>/sizes`, the elements of each collective. All ranks run it.
+    `step<k>/sizes`, the elements of each collective. Argument `following` names a parameter whose gradient is computed
+    after the trigger's; `step<k>/before_next` are the elements of each collective that was issued before. All ranks
+    run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     if ctx.arguments.get("different_weights") and ctx.rank:
         with_small_weights(module, "different", ctx.rank)
     early: list[int] = []
+    when_next: list[int] = []
+    if following := ctx.arguments.get("following"):
+        module.get_parameter(following).register_hook(lambda _: when_next.append(len(ctx.collectives())))
     trigger = module.get_parameter(ctx.arguments["trigger"])
     trigger.register_hook(lambda _: early.append(len(ctx.collectives())))
     named = [(name, module.get_parameter(name)) for name in _delayed(ctx.scenario, module)]
@@ -131,11 +136,15 @@ def delayed_all_reduce(ctx: RankContext) -> None:
             ctx.observe_gradients(f"step{index}/local{micro}", module)
         before = len(ctx.collectives())
         early.clear()
+        when_next.clear()
         _backward(ctx.scenario, model, turn, ctx.arguments.get("local", 0))
         ctx.observe_gradients(f"step{index}", module)
         issued = ctx.collectives()
         sent = [each.numel for each in issued[before : early[0]] if is_gradient(each)]
         ctx.observe(f"step{index}/early", sum(sent))
+        if following:
+            sent = [each.numel for each in issued[before : when_next[0]] if is_gradient(each)]
+            ctx.observe(f"step{index}/before_next", sent)
         ctx.observe(f"step{index}/sizes", sorted(each.numel for each in issued[before:] if is_gradient(each)))
 
 
@@ -162,7 +171,14 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
                     facts[rank] |= gradients(prefix, module)
             for rank in facts:
                 facts[rank] |= {f"step{index}/{name}": value for name, value in _traffic(scenario, modules[0]).items()}
+                if index and scenario.arguments.get("following") and scenario.world_size > 1:
+                    facts[rank][f"step{index}/before_next"] = _holds_delayed(scenario, modules[0])
     return facts
+
+
+def _holds_delayed(scenario: Scenario, module: nn.Module) -> Satisfies:
+    delayed = sum(module.get_parameter(name).numel() for name in _delayed(scenario, module))
+    return Satisfies(f"one collective of the {delayed} delayed elements", lambda got: got.count(delayed) == 1)
 
 
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
@@ -175,7 +191,10 @@ def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "early": Satisfies(f"at most the {most} elements that need not wait", lambda got: got <= most)
     }
-    in_one_piece = "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)
+    asks_when = "following" in scenario.arguments  # the delayed gradients may then split a bucket
+    in_one_piece = (
+        not asks_when and "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)
+    )
     if scenario.world_size > 1 and in_one_piece and scenario.arguments.get("spare_on") is None:
         facts["sizes"] = sorted(numel for numel in (prompt, delayed) if numel)
     return facts

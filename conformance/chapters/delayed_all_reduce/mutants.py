@@ -47,3 +47,11 @@ class LeavesDelayedParametersAlone(DistributedDataParallel):
     @property
     def _module_parameters(self) -> list[nn.Parameter]:
         return [parameter for name, parameter in self.module.named_parameters() if name not in self._options.delayed]
+
+
+class DelaysToTheEnd(DistributedDataParallel):
+    """BUG: delayed gradients wait for all others, not for that of `param_to_hook_all_reduce` alone."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._options = dataclasses.replace(self._options, releases_delayed="")
+        super()._attach_reducer(members)

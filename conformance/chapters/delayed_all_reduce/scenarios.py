@@ -55,6 +55,16 @@ def _gradients() -> Iterator[Scenario]:
             yield _scenario("DELAY-04", f"one-local{suffix}", world_size, delayed=_LAST, options=options, local=1)
         yield _scenario("DELAY-06", f"all{suffix}", 2, options=options)
         yield _scenario("DELAY-06", f"all-by-last{suffix}", 3, options=options, trigger="last.bias")
+    for suffix, options in (*_VARIANTS, ("-unused", _FIND), ("-static", _STATIC)):
+        for world_size in (2, 3) if not options else (2,):
+            yield _scenario(
+                "DELAY-12", f"middle{suffix}", world_size, delayed=_LAST, trigger="middle.weight",
+                following="first.weight", options=options,
+            )  # fmt: skip
+            yield _scenario(
+                "DELAY-12", f"same-layer{suffix}", world_size, delayed=["spare.weight"], trigger="last.weight",
+                following="middle.weight", options=options,
+            )  # fmt: skip
     yield _scenario("DELAY-04", "two-local", 2, delayed=_LAST, local=2)
     yield _scenario("DELAY-04", "all-local", 2, local=1)
     for world_size in (2, 3, 4):

@@ -364,3 +364,14 @@ class KeepsQuietAboutStandIns(DistributedDataParallel):
 class _Quiet(ParameterWatch):
     def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
         pass
+
+
+class ReducesSharedMemory(Reducing):
+    """BUG: a large gradient is reduced where it is, also where another one is in the same place."""
+
+    class OwnReducer(Reducer):
+        """Takes all memory for its own."""
+
+        def _launch(self, bucket: Bucket) -> None:
+            with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
+                super()._launch(bucket)

@@ -49,6 +49,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _frozen()
     yield from _changed()
     yield from _stand_ins()
+    yield from _shared_memory()
 
 
 def _means() -> Iterator[Scenario]:
@@ -227,6 +228,14 @@ def _changed() -> Iterator[Scenario]:
                 "GRAD-34", f"{harmless.replace('_', '-')}{suffix}", "harmless_change", 2, options=options,
                 arguments={"change": harmless}, deadline_s=8.0,
             )  # fmt: skip
+
+
+def _shared_memory() -> Iterator[Scenario]:
+    for suffix, options in (
+        ("", {}), ("-each-alone", {"bucket_cap_mb": 0.00001}),
+        ("-view-each-alone", {"bucket_cap_mb": 0.00001, "gradient_as_bucket_view": True}),
+    ):  # fmt: skip
+        yield _scenario("GRAD-36", f"views-of-one{suffix}", "shared_memory", 2, options=options)
 
 
 def _stand_ins() -> Iterator[Scenario]:

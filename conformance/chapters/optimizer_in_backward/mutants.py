@@ -167,3 +167,13 @@ class SuspectsEveryHook(Reducing):
         def _finalize(self) -> None:
             self.user_hooks._versions = dict.fromkeys(range(len(self.members)), -1)
             super()._finalize()
+
+
+class StepsAtTheEnd(Reducing):
+    """BUG: optimizers in backward step when the backward is over, and all gradients are alive until then."""
+
+    class OwnReducer(Reducer):
+        """Waits."""
+
+        def _hand_out_before(self, last_launched: int) -> None:
+            pass

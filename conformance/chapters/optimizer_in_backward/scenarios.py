@@ -53,6 +53,13 @@ def _plain() -> Iterator[Scenario]:
             yield scenario.replace(requirements=("OPTIM-01", "OPTIM-02"))
     for world_size in (2, 3):
         yield _scenario("OPTIM-02", "never-zeroed", world_size, optimizers={"*": ["momentum"]}, zero_grad=False)
+        for slug, options in (
+            ("plain", {}), ("view", _VIEW), ("static", _STATIC), ("static-view", {**_STATIC, **_VIEW}),
+        ):  # fmt: skip
+            yield _scenario(
+                "OPTIM-18", slug, world_size, options={**options, **_EACH_ALONE}, watch="a.weight",
+                optimizers={"*": ["momentum"]},
+            )  # fmt: skip
         yield _scenario("OPTIM-03", "kept", world_size, keep_gradients=True)
         yield _scenario("OPTIM-03", "kept-partly", world_size, keep_gradients=True, optimizers={"a": ["sgd"]})
         yield _scenario("OPTIM-04", "used-twice", world_size, steps=[[["a a b c d"]]] * 3, optimizers={"*": ["adam"]})

@@ -24,7 +24,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
+from conformance.oracles.expected import AnyOf, Raises, Satisfies
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
 from conformance.own_mistake import present
@@ -111,6 +111,8 @@ def optimizer_in_backward(ctx: RankContext) -> None:
     Arguments: `optimizers` and `steps` as above; `after` wraps first and gives optimizers then; `hook` averages with a
     comm hook; `keep_gradients` sets torch's environment variable that keeps gradients; `ignored` as for `train`;
     `halve_rates` after every step; `may_refuse`: everything is one fact `outcome`, which may be an exception.
+    `watch` names a parameter of the branch whose gradients come last: when its gradient is computed, the program counts
+    the gradients that are alive (`step<k>/live`) and the optimizers that have stepped (`step<k>/stepped`).
     Observes after each micro-batch gradients and parameters, and after each step `num_steps` by parameter.
     All ranks run it.
     """
@@ -137,6 +139,9 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, _averaging_hook(ctx))
     rest = _rest(scenario, module)
+    seen: dict[str, int] = {}
+    if watched := ctx.arguments.get("watch"):
+        module.get_parameter(watched).register_hook(lambda _: seen.update(_alive_and_stepped(module, inner)))
     with mock.patch.dict(os.environ, {SETS_TO_NONE: "0" if ctx.arguments.get("keep_gradients") else "1"}):
         for index, micro_batches in enumerate(_steps(scenario, ctx.rank)):
             if scenario.arguments.get("zero_grad", True):
@@ -148,8 +153,14 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
             if rest is not None:
                 rest.step()
             facts |= _after_step(index, module, inner)
+            facts |= {f"step{index}/{name}": count for name, count in seen.items()}
             if ctx.arguments.get("halve_rates"):
                 inner.halve_rates()
+
+
+def _alive_and_stepped(module: nn.Module, inner: _InBackward) -> dict[str, int]:
+    alive = sum(parameter.grad is not None for parameter in module.parameters())
+    return {"live": alive, "stepped": sum(inner.num_steps.values())}
 
 
 def _state(prefix: str, module: nn.Module) -> dict[str, Any]:
@@ -176,10 +187,30 @@ def _averaging_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     with single_threaded():
         facts = _Truth(scenario).run()
+    if "watch" in scenario.arguments:
+        facts = {rank: {**mine, **_early(scenario)} for rank, mine in facts.items()}
     if not scenario.arguments.get("may_refuse"):
         return facts
     refusal = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
     return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in facts.items()}
+
+
+def _early(scenario: Scenario) -> Facts:
+    """Return what is required when the last gradients are computed; every bucket holds one gradient.
+
+    Of the branch that is watched two gradients may still be missing, and two buckets alive.
+    """
+    num_parameters = sum(1 for _ in _build(scenario).parameters())
+    facts: dict[str, Any] = {}
+    for index in range(1, len(scenario.arguments["steps"])):
+        least = (index + 1) * num_parameters - 4
+        facts[f"step{index}/live"] = Satisfies("at most 2", lambda got: got <= 2)
+        facts[f"step{index}/stepped"] = _at_least(least)
+    return facts
+
+
+def _at_least(least: int) -> Satisfies:
+    return Satisfies(f"at least {least}", lambda got: got >= least)
 
 
 class _Truth:

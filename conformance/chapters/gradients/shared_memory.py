@@ -1,0 +1,52 @@
+"""Program `shared_memory`: autograd gives several large parameters one gradient, which is one piece of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+NUM_STEPS = 3
+#: So large that it may pay for a DDP to reduce a gradient where it is.
+WIDTH = 182
+
+
+class Summed(nn.Module):
+    """Adds its parameters through views of them: autograd hands each a view of the gradient of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        self.second = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        self.third = nn.Parameter(torch.empty(WIDTH, WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return as many elements as a parameter has."""
+        total = self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
+        return (total * inputs).view(WIDTH, WIDTH)
+
+
+def _step(model: nn.Module, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(WIDTH * WIDTH))))
+
+
+@program("shared_memory", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def shared_memory(ctx: RankContext) -> None:
+    """Train steps of `Summed`; observe `step<k>/grad/<name>`. All ranks run it."""
+    module = with_integer_weights(Summed(), ctx.scenario.seed).to(ctx.device)
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
+
+
+@shared_memory.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [with_integer_weights(Summed(), scenario.seed) for _ in range(scenario.world_size)]
+    return simulate_steps(replicas, _step, NUM_STEPS)
