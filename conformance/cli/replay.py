@@ -14,7 +14,6 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
-from conformance.report.steps import told_by_steps
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
@@ -50,6 +49,7 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
         catalogue.requirement(requirement_id)
 
     from conformance.programs.registry import preloads_of
+    from conformance.report.steps import told_by_steps
     from conformance.run import runner
     from conformance.run.watched_ranks import WatchedRanks
     from conformance.workers.controller import Controller
