@@ -174,14 +174,17 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int)
     for text in wanted:
         kind, _, how = text.partition(":")
         position = choose(range(len(drawn) + 1))
-        drawn.insert(position, Action(kind, how, choose(range(num_blocks))))
-        if kind in _NEED_FORWARD:  # else it would do nothing
-            drawn.insert(position, Action("forward", "plain"))
+        action = Action(kind, how, choose(range(num_blocks)))
+        forward, backward = Action("forward", "plain"), Action("backward", "together")
+        if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
+            drawn[position:position] = [forward, backward, forward, action, backward]
+        else:
+            drawn[position:position] = [forward, action] if kind in _NEED_FORWARD else [action]
     yield from drawn
 
 
 #: What does nothing unless a forward came before.
-_NEED_FORWARD = {"backward", "penalty", "head", "autograd_grad"}
+_NEED_FORWARD = {"backward", "autograd_grad"}
 
 
 def _action(choose: Choose, tame: bool, num_blocks: int) -> Action:
