@@ -40,7 +40,6 @@ class Arrivals:
         self._may_repeat = False
         self._due_when_armed: Final = [0] * num_parameters
         self._pending_when_armed: Final[list[int]] = []
-        self._represented: frozenset[int] = frozenset()
 
     # -- between iterations -------------------------------------------------------------------------------------------
 
@@ -55,23 +54,9 @@ class Arrivals:
     def regroup(self, bucket_of: Sequence[int], num_buckets: int) -> None:
         """Count by these buckets from now on."""
         self.disarm()
-        self._represented = frozenset()
         self.bucket_of[:] = bucket_of
         self.pending[:] = [0] * num_buckets
         self._plan_iterations()
-
-    def represent(self, indices: Iterable[int]) -> None:
-        """Await nothing of these parameters in the iterations to come: others witness that they came (`witnesses`)."""
-        self._represented = frozenset(indices)
-        self._plan_iterations()
-
-    def await_represented(self, absent: Iterable[int]) -> None:
-        """Await every parameter again, and in the present iteration those that are `absent`."""
-        sign = 1 if any(left > 0 for left in self.due) else -1
-        for index in absent:
-            self.due[index] = sign
-            self.pending[self.bucket_of[index]] += 1
-        self.represent(())
 
     @property
     def learns_order(self) -> bool:
@@ -197,7 +182,5 @@ class Arrivals:
     def _plan_iterations(self) -> None:
         self._due_when_armed[:] = [-times for times in self.learnt or [1] * len(self.due)]
         self._pending_when_armed[:] = [0] * len(self.pending)
-        for index in self._represented:
-            self._due_when_armed[index] = 0
         for index, left in enumerate(self._due_when_armed):
             self._pending_when_armed[self.bucket_of[index]] += left != 0

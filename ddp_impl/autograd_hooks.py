@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,33 +28,20 @@ class AutogradHooks:
         report: Callable[[int], None],
     ) -> None:
         """Register a hook on every parameter."""
-        self._members = members
         self._arrivals = arrivals
         self._bucket_full = bucket_full
         self._report = report
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
         self._node_handles: list[Any] = []
-        self._handles: dict[int, Any] = {}
-        self.listen_to(range(len(members)))
+        self._handles: list[Any] = [
+            member.parameter.register_post_accumulate_grad_hook(self._counting(member.index)) for member in members
+        ]
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
-        self.listen_to(())
-        for handle in self._node_handles:
+        for handle in self._handles + self._node_handles:
             handle.remove()
-        self._node_handles = []
-
-    def listen_to(self, indices: Collection[int]) -> None:
-        """Have a hook on the parameters with these indices, and on no other; also while a backward runs."""
-        for index in self._handles.keys() - set(indices):
-            self._handles.pop(index).remove()
-        for index in indices:
-            if index not in self._handles:
-                parameter = self._members[index].parameter
-                is_trained = parameter.requires_grad  # autograd lets nobody listen to frozen parameters
-                parameter.requires_grad_(True)
-                self._handles[index] = parameter.register_post_accumulate_grad_hook(self._counting(index))
-                parameter.requires_grad_(is_trained)
+        self._handles, self._node_handles = [], []
 
     def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
         """Listen to the nodes that accumulate into the parameters, too.

@@ -44,7 +44,6 @@ from ddp_impl.torch_internals import (
     in_compiled_backward,
 )
 from ddp_impl.unused_parameters import Reach
-from ddp_impl.witnesses import Witnesses
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -86,9 +85,7 @@ class Reducer(BucketReduction):
         self._num_watched = 0
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
-        self._was_early = False  # in an iteration that was learnt from, gradients came before backward was at outputs
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
-        self._witnesses = Witnesses(self.members, self.arrivals, self._hooks)
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
 
@@ -129,7 +126,6 @@ class Reducer(BucketReduction):
         self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
         if self._hooks.captures:
-            self._witnesses.dismiss(lambda _: True)
             self._hooks.listen_to_nodes(self.reach.walk.nodes)
         if self._hooks.on_backward(tensors, partial(self._begin_backward, reached)):
             self.reach.is_announced = True
@@ -234,21 +230,7 @@ class Reducer(BucketReduction):
             self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
-        if self._order_is_reliable():
-            self._witnesses.appoint(self.buckets)
         self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
-
-    def _order_is_reliable(self) -> bool:
-        """Whether gradients can be expected to come in every iteration as they came in the one that was learnt from."""
-        options = self.options
-        return not (
-            options.find_unused_parameters
-            or options.static_graph  # counts how often each gradient comes
-            or self.steps_optimizers  # and takes gradients away
-            or self.usage.last_unused
-            or self._was_early
-            or any(bucket.distributed or bucket.sparse for bucket in self.buckets)
-        )
 
     def log_plan(self, what: str) -> None:
         """Log `what` happened, and the buckets as they are now."""
@@ -280,8 +262,6 @@ class Reducer(BucketReduction):
 
     def _begin_to_learn(self) -> None:
         """Start from buckets that guess nothing, with nothing learnt."""
-        self._witnesses.dismiss()
-        self._was_early = False
         # A static graph is learnt in its first iteration; the next one counts on it.
         measures = self.options.caps.measured and not self.options.static_graph
         self.arrivals.forget(NUM_PROFILED if measures else 1)
@@ -352,7 +332,6 @@ class Reducer(BucketReduction):
             self.check_finished()  # gradients may live in buckets that are in flight
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
             self._refuse_compiled_backward()
-            self._witnesses.dismiss(lambda _: True)
             self._came_locally = []
             WhenBackwardEnds(self._local_backward_ended, lambda *_: self._local_backward_ended())
 
@@ -385,33 +364,21 @@ class Reducer(BucketReduction):
                 self._begin_backward(None)
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
-            self._was_early |= self.state.phase is Phase.EARLY
         ready_ns = time.time_ns() - self.telemetry.current.backward_start_ns
         if self.arrivals.take(index, ready_ns):
             self._bucket_full(self.arrivals.bucket_of[index])
 
     def _bucket_full(self, bucket: int) -> None:
-        if self._witnesses.confirm(self.buckets[bucket]):
-            self._handle(Event.BUCKET_FULL, bucket=bucket)
-
-    def _look_for_unwitnessed(self) -> None:
-        """When a backward is over: take note of gradients that came without the ones that stand for them."""
-        if self.state.phase in (Phase.EARLY, Phase.REDUCING):
-            self._witnesses.await_absent()
-        elif self.state.phase is Phase.RUNNING and not self._witnesses.saw_nothing():
-            self._witnesses.await_absent()
-            self._handle(Event.GRADIENT)
+        self._handle(Event.BUCKET_FULL, bucket=bucket)
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
-        self._look_for_unwitnessed()
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         if watch == self._num_watched:  # autograd's threads may drop a backward after the next one has begun
-            self._look_for_unwitnessed()
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
@@ -455,13 +422,11 @@ class Reducer(BucketReduction):
             bucket.gradients = []
         self._refusal = None
         self.telemetry.current.backward_start_ns = 0
-        self._witnesses.iteration_begins()
         self.arrivals.arm(static=self.options.static_graph)
         self.user_hooks.iteration_begins(search=self._learns_order)
 
     def _watch_backward(self) -> None:
         self._num_watched += 1
-        self._witnesses.backward_begins()
         WhenBackwardEnds(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
@@ -503,7 +468,6 @@ class Reducer(BucketReduction):
         launchable = self.state.take_launchable()
         for index in launchable:
             self._launch(self.buckets[index])
-            self._witnesses.seal(self.buckets[index])
             if self.steps_optimizers:
                 self._hand_out_before(index)
         if launchable and self.state.num_launched == len(self.buckets):
@@ -516,10 +480,6 @@ class Reducer(BucketReduction):
         self.arrivals.end_iteration()
         with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
             self.usage.end_agreeing()
-        again = self._witnesses.came_again()
-        if again is not None:
-            self._refusal = self._unexpected(again.index)
-            self._refuse_together()
         refused = self.usage.num_refusing > 0
         if not refused:
             self._hand_out_averages()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -196,11 +195,6 @@ def num_stored(sparse: Tensor) -> int:
     """Return how many values a sparse tensor stores, coalesced or not."""
     return sparse._nnz()
 
-
-#: Of a parameter: how often its gradient was changed in place, and the hooks that it calls when it has one. Torch has
-#: no public way to ask; as getters they cost no call in Python.
-GRADIENT_VERSION = attrgetter("grad._version")
-POST_ACCUMULATE_HOOKS = attrgetter("_post_accumulate_grad_hooks")
 
 #: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
 _OWN_USES = 2

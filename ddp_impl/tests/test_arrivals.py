@@ -174,25 +174,3 @@ def test_invariants_see_a_double_count() -> None:
     counter.pending[0] -= 1
     with pytest.raises(AssertionError, match="are due"):
         counter.check_invariants()
-
-
-def test_a_witness_stands_for_its_bucket() -> None:
-    counter = arrivals([0, 0, 1])
-    counter.represent([0])
-    counter.arm(static=False)
-    assert come(counter, 2, 1) == [1, 0]
-    counter.check_invariants()
-
-
-def test_what_was_represented_can_be_awaited_again_in_the_same_iteration() -> None:
-    counter = arrivals([0, 0, 1])
-    counter.represent([0])
-    counter.arm(static=False)
-    assert come(counter, 1) == [0]  # the reducer looks at parameter 0, which has not come
-    counter.await_represented([0])
-    counter.check_invariants()
-    assert counter.missing == [0, 2]
-    assert come(counter, 0, 2) == [0, 1]
-    counter.end_iteration()
-    counter.arm(static=False)
-    assert counter.missing == [0, 1, 2]

@@ -23,7 +23,7 @@ TIERS = {
     "sync_batch_norm": 2, "anchor": 2,
     "gradients": 3, "autograd_hooks": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
     "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
-    "bucket_reduction": 4, "witnesses": 4,
+    "bucket_reduction": 4,
     "reducer": 5,
     "join": 6, "torch_surface": 6,
     "logging_data": 7,

@@ -4,23 +4,23 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import Reducing, summed
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.options import BucketCaps
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import BucketPhase, ReducerState
-from ddp_impl.witnesses import Witnesses
 
 
 class ForgetsTheLastBucket(TorchDDP):
@@ -228,14 +228,22 @@ class LaunchesOneLate(Reducing):
                 phases[index] = BucketPhase.FULL
 
 
-class BelievesWitnesses(DistributedDataParallel):
-    """BUG: when the gradient comes that came last in its bucket before, the others are taken to be there."""
+class CountsTheMovedTwice(TorchDDP):
+    """BUG: a gradient that becomes ready at another place than in the first step counts twice."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer._witnesses.__class__ = _Believing
+    def __init__(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
+        """Wrap, and listen to every gradient."""
+        super().__init__(module, *arguments, **options)
+        self._places: dict[int, int] = {}
+        self._num_came = 0
+        for parameter in filter(lambda one: one.requires_grad, module.parameters()):
+            parameter.register_hook(partial(self._came, id(parameter)))
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Count from the start."""
+        self._num_came = 0
+        return super().forward(*inputs, **kwargs)
 
-class _Believing(Witnesses):
-    def confirm(self, bucket: Bucket) -> bool:
-        return True
+    def _came(self, parameter: int, gradient: Tensor) -> Tensor:
+        self._num_came += 1
+        return gradient * (1 if self._places.setdefault(parameter, self._num_came) == self._num_came else 2)
