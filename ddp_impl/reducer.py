@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
@@ -80,7 +81,9 @@ class Reducer(BucketReduction):
         self.reach = Reach([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
-        self._lock = threading.RLock()
+        has_threads = len({member.parameter.device for member in self.members}) > 1
+        # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
+        self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
         self._num_triggers = 0
