@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ def test_what_is_no_subject(text: str, says: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: subject.name)
 def test_a_subject_of_another_project_is_described_by_a_value(subject: Subject) -> None:
     (name,) = [name for name, value in vars(others).items() if value is subject]
-    assert get_subject(f"conformance.subjects.others:{name}") is subject
+    text = f"conformance.subjects.others:{name}"
+    assert get_subject(text) == replace(subject, source=text)
     assert subject.capabilities < CAPABILITIES
 
 
@@ -91,7 +93,8 @@ def test_a_subject_is_found_without_its_import_here(tmp_path: Path, monkeypatch:
         "MINE = Subject('mine', 'torch.nn:Sequential', frozenset({'join'}))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert find_subject("threaded_import:MINE") == Subject("mine", "torch.nn:Sequential", frozenset({"join"}))
+    text = "threaded_import:MINE"
+    assert find_subject(text) == Subject("mine", "torch.nn:Sequential", frozenset({"join"}), text)
     assert "threaded_import" not in sys.modules
 
 
