@@ -129,7 +129,6 @@ def command(
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
-    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     selection = selection_of(names, chapter, requirement, world_size, keyword)
     if last_failed:
         selection = failed_in(folder, selection)
@@ -141,6 +140,7 @@ def command(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
         quiet, verbose, baseline,
     )  # fmt: skip
+    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
 

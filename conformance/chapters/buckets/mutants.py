@@ -3,8 +3,7 @@
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import Reducing, summed
 from ddp_impl import DistributedDataParallel
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.options import BucketCaps
@@ -228,22 +228,29 @@ class LaunchesOneLate(Reducing):
                 phases[index] = BucketPhase.FULL
 
 
-class CountsTheMovedTwice(TorchDDP):
+class CountsTheMovedTwice(DistributedDataParallel):
     """BUG: a gradient that becomes ready at another place than in the first step counts twice."""
 
     def __init__(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
-        """Wrap, and listen to every gradient."""
-        super().__init__(module, *arguments, **options)
-        self._places: dict[int, int] = {}
-        self._num_came = 0
-        for parameter in filter(lambda one: one.requires_grad, module.parameters()):
-            parameter.register_hook(partial(self._came, id(parameter)))
+        """Wrap, with hooks that know the places."""
+        with mock.patch("ddp_impl.reducer.AutogradHooks", _KnowsPlaces):
+            super().__init__(module, *arguments, **options)
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Count from the start."""
-        self._num_came = 0
-        return super().forward(*inputs, **kwargs)
 
-    def _came(self, parameter: int, gradient: Tensor) -> Tensor:
-        self._num_came += 1
-        return gradient * (1 if self._places.setdefault(parameter, self._num_came) == self._num_came else 2)
+class _KnowsPlaces(AutogradHooks):
+    _places: dict[int, int]
+    _came: list[int]
+
+    def _counting(self, index: int) -> Callable[[Tensor], None]:
+        count = super()._counting(index)
+        places, came = vars(self).setdefault("_places", {}), vars(self).setdefault("_came", [])
+
+        def gradient_came(parameter: Tensor) -> None:
+            if index in came:  # in the last step
+                came.clear()
+            if places.setdefault(index, len(came)) != len(came) and parameter.grad is not None:
+                parameter.grad *= 2
+            came.append(index)
+            count(parameter)
+
+        return gradient_came
