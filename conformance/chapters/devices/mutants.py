@@ -187,8 +187,7 @@ class StaysOnItsDevice(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         """Set a device."""
         super().__init__(module, **options)
-        if self.device.type != "cpu":
-            torch.accelerator.set_device_index((self.device.index or 0) + 1 if self.device.index == 0 else 0)
+        torch.accelerator.set_device_index((self.device.index or 0) + 1 if self.device.index == 0 else 0)
 
 
 class MovesInputsOnAnotherStream(DistributedDataParallel):
