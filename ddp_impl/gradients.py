@@ -93,7 +93,7 @@ def collect_sparse(member: ManagedParameter, home: GradientHome, here: str) -> T
     if not gradient.is_sparse:
         raise ReductionError(
             f"{here} parameter '{member.name}' belongs to an embedding with sparse=True, so a sparse gradient was "
-            "expected, but a dense one came (is the weight shared with another layer?)"
+            "expected, but a dense one came (is the weight shared with another layer, or was its .grad set?)"
         )
     return gradient.detach().coalesce().clone()
 

@@ -37,6 +37,8 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
         reasons.append("a backward was not finished")
     if any(block.checkpoint == "reentrant" for block in training.blocks):
         reasons.append("a reentrant checkpoint runs backwards of its own")
+    if _sets_dense(training):
+        reasons.append("a dense gradient was set where sparse ones come")
     if kinds & _OUTSIDE:
         reasons.append("a loss uses parameters outside of forward")
     if _interleaves(training.all_actions):
@@ -68,6 +70,14 @@ def _may_miss_gradients(training: Training) -> str:
         if block.kind == "branch":
             return f"block {index} takes turns"
     return ""
+
+
+def _sets_dense(training: Training) -> bool:
+    kinds = [block.kind for block in training.blocks]
+    return any(
+        (action.kind, action.how) == ("gradients", "set") and kinds[action.block % len(kinds)] == "sparse"
+        for action in training.actions
+    )
 
 
 def _changes_graph(training: Training) -> str:
