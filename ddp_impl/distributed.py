@@ -216,6 +216,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if synchronise:
             self._watch.check()
             self.reducer.check_finished()
+        elif torch.is_grad_enabled():
+            self.reducer.check_local_forward()
         if self._join_config.enable:
             notified = Join.notify_join_context(self)
             if notified is not None:

@@ -94,6 +94,11 @@ class Reducer(BucketReduction):
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
 
+    def check_local_forward(self) -> None:
+        """Before a forward under `no_sync`, whose backward could not go on either: raise if the last one raised."""
+        if self._raised_early or self.state.phase is Phase.BROKEN:
+            self.check_finished()
+
     def prepare_for_forward(self) -> None:
         """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown
 from conformance.checkers.explanation import let_then
 from conformance.history import Collective, by_member
-from conformance.observation import Observation
+from conformance.observation import Observation, Raised
 from conformance.own_mistake import present
 from conformance.verdict import Finding
 
@@ -50,8 +50,20 @@ def same_collectives(evidence: Evidence) -> Finding:
     elements to all_to_all. Point-to-point operations are no collectives. If a rank did not finish, the checker compares
     only what all ranks issued: the hang checker explains a collective that a rank is missing from.
     """
-    name = "same_collectives"
-    whole = evidence.all_returned
+    return _same_collectives("same_collectives", evidence, whole=evidence.all_returned)
+
+
+@_recorded("same_until_refused")
+def same_until_refused(evidence: Evidence) -> Finding:
+    """As `same_collectives`; where every rank refused, it compares only what all ranks issued.
+
+    A rank may have launched buckets of a backward that raised there later than on other ranks. Nobody waits for them.
+    """
+    refused = all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
+    return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not refused)
+
+
+def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
     for group in _groups(evidence):
         histories = by_member({one.rank: one.history for one in evidence.by_rank}, group)
         first, *others = histories

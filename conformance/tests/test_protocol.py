@@ -12,11 +12,12 @@ from hypothesis import assume, given
 from conformance.checkers.protocol import is_gradient
 from conformance.checkers.registry import get_checker
 from conformance.history import Collective
+from conformance.observation import Raised
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
 
 INVARIANTS = (
-    "same_collectives", "silent_no_sync", "nothing_in_flight", "same_number_each_step", "bucket_order",
+    "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight", "same_number_each_step", "bucket_order",
     "broadcast_before_forward", "no_broadcast_in_forward",
 )  # fmt: skip
 
@@ -131,6 +132,24 @@ def test_where_ranks_did_not_end_only_what_all_issued_is_compared() -> None:
     nothing = check(evidence_of(ended(0, "killed"), ended(1, "abandoned")))
     assert nothing is not None
     assert nothing.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("second", "refused", "verdict"),
+    [
+        (gradients(1, 2), True, Verdict.PASS),
+        (gradients(1, 2), False, Verdict.FAIL),
+        (gradients(1, 9), True, Verdict.FAIL),
+    ],
+)
+def test_after_a_refusal_of_every_rank_only_what_all_issued_is_compared(
+    second: tuple[Collective, ...], refused: bool, verdict: Verdict
+) -> None:
+    first = returned(0, gradients(1, 2, 3), {"step": Raised.of(ValueError("no"))})
+    other = returned(1, second, {"step": Raised.of(ValueError("no"))} if refused else {})
+    finding = get_checker("same_until_refused")(evidence_of(first, other))
+    assert finding is not None
+    assert finding.verdict is verdict
 
 
 def test_gradients_are_floating_reductions_in_backward() -> None:

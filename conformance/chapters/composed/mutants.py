@@ -47,6 +47,16 @@ class AsksNoPeerAfterAnException(Reducing):
             super().check_finished()
 
 
+class LetsLocalForwardsPass(Reducing):
+    """BUG: after a backward that raised, a forward under `no_sync` is let through, where only some ranks can go on."""
+
+    class OwnReducer(Reducer):
+        """Looks at synchronised forwards alone."""
+
+        def check_local_forward(self) -> None:
+            """Do nothing."""
+
+
 class AgreesInAutogradGrad(Reducing):
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
 

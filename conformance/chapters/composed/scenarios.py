@@ -37,6 +37,15 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     ),
     # A sparse gradient has been computed when its parameter is frozen.
     (Training((Block("sparse"),), actions=(Action("forward", "plain"), Action("freeze", "every_rank"))), {}),
+    # A backward raises on every rank, where rank 0 used no parameter; what follows does not communicate at first.
+    (
+        Training(
+            (Block(), Block(), Block("sparse")),
+            actions=(Action("fail", "backward"), Action("forward", "no_grad"), Action("no_sync", "exception")),
+            idle="rank_0",
+        ),
+        {},
+    ),
 )
 
 
