@@ -17,8 +17,8 @@ from conformance.tests.evidence_by_hand import collective, ended, evidence_of, g
 from conformance.verdict import Finding, Verdict
 
 INVARIANTS = (
-    "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight", "same_number_each_step", "bucket_order",
-    "broadcast_before_forward", "no_broadcast_in_forward",
+    "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight", "same_number_each_step",
+    "bucket_order", "broadcast_before_forward", "no_broadcast_in_forward",
 )  # fmt: skip
 
 
