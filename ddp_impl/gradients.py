@@ -11,10 +11,11 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter
+from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter, is_dense_without_overlap
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
+from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored, owns_its_memory
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
@@ -132,12 +133,20 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             continue
         gradient = gradient_of(parameter)
         if gradient is None or gradient.requires_grad:
-            home.put(parameter, view.to(parameter.dtype, copy=True))
+            home.put(parameter, _new_gradient(parameter, view))
         else:
             sources.append(view)
             targets.append(gradient)
     if targets:
         foreach_copy_(targets, sources)
+
+
+def _new_gradient(parameter: Tensor, view: Tensor) -> Tensor:
+    """Return the average in `view` as a tensor of its own, laid out as `parameter` is now: its data may be new."""
+    local = local_tensor(parameter)
+    if view.stride() == local.stride() or not is_dense_without_overlap(local):
+        return view.to(parameter.dtype, copy=True)
+    return torch.empty_like(local).copy_(view)
 
 
 def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,17 @@ class LetsLocalForwardsPass(Reducing):
 
         def check_local_forward(self) -> None:
             """Do nothing."""
+
+
+class KeepsTheOldLayout(Reducing):
+    """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
+
+    class OwnReducer(Reducer):
+        """Copies views as they are."""
+
+        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
+            with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
+                super()._hand_out(bucket, buffer, used)
 
 
 class AgreesInAutogradGrad(Reducing):

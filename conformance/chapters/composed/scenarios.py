@@ -46,6 +46,8 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         ),
         {},
     ),
+    # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
+    (Training((Block("transposed"),), actions=(Action("replace", "data"),), idle="by_turns"), {}),
 )
 
 
