@@ -12,6 +12,7 @@ if [ -n "${MERGE:-}" ]; then
     # shellcheck disable=SC2086  # a list of folders
     ddp-conformance report merge $MERGE --out "$REPORT/report.json" || status=$?
     ddp-conformance report summary "$REPORT"
+    grep -q '"green": true' "$REPORT/report.json" || status=1
 else
     arguments=(--ddp "${DDP:-ddp_impl}" --backend "${BACKEND:-gloo}" --profile "${PROFILE:-core}" --report "$REPORT")
     [ -z "${SHARD:-}" ] || arguments+=(--shard "$SHARD")

@@ -42,11 +42,10 @@ def test_shards_with_a_regression_come_to_a_comment_that_says_so(tmp_path: Path)
 
 def test_outside_a_workflow_the_exit_code_tells(tmp_path: Path) -> None:
     ids = ("gradients/GRAD-01/mlp", "gradients/GRAD-02/mlp")
-    stored(tmp_path / "last", *(outcome(one, PASS) for one in ids))
     for name, one, verdict in (("first", ids[0], PASS), ("good", ids[1], PASS), ("bad", ids[1], FAIL)):
         stored(tmp_path / name, outcome(one, verdict), selected=ids, num_selected=1)
     for merge, status in (("first good", 0), ("first bad", 1)):
-        done = step(tmp_path, MERGE=merge, LAST="last", GITHUB_OUTPUT="")
+        done = step(tmp_path, MERGE=merge, GITHUB_OUTPUT="")
         assert done.returncode == status, done.stdout + done.stderr
 
 
