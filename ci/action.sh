@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The step of action.yml that tests: runs a profile (or merges the reports of its shards), compares with the last report,
 # and writes junit.xml, report.html and comment.md beside report.json. Its inputs are the variables of action.yml.
-# Exits with 0 so that later steps can upload and comment; `status` in $GITHUB_OUTPUT is 1 when the DDP does not conform
-# or a verdict has regressed.
+# The status is 1 when the DDP does not conform or a verdict has regressed. A GitHub workflow reads it from $GITHUB_OUTPUT,
+# and the script exits with 0 there, so that later steps can upload and comment; elsewhere it is the exit code.
 set -euo pipefail
 
 REPORT="${REPORT:-report}"
@@ -12,6 +12,7 @@ if [ -n "${MERGE:-}" ]; then
     # shellcheck disable=SC2086  # a list of folders
     ddp-conformance report merge $MERGE --out "$REPORT/report.json" || status=$?
     ddp-conformance report summary "$REPORT"
+    grep -q '"green": true' "$REPORT/report.json" || status=1
 else
     arguments=(--ddp "${DDP:-ddp_impl}" --backend "${BACKEND:-gloo}" --profile "${PROFILE:-core}" --report "$REPORT")
     [ -z "${SHARD:-}" ] || arguments+=(--shard "$SHARD")
@@ -29,4 +30,5 @@ if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
     printf '\n#### Changed since the last report\n\n````text\n%s\n````\n' "${changed:0:20000}" >> "$REPORT/comment.md"
 fi
 cat "$REPORT/comment.md" >> "${GITHUB_STEP_SUMMARY:-/dev/null}"
-echo "status=$status" >> "${GITHUB_OUTPUT:-/dev/null}"
+[ -n "${GITHUB_OUTPUT:-}" ] || exit "$status"
+echo "status=$status" >> "$GITHUB_OUTPUT"

@@ -163,7 +163,7 @@ def _scaled(case: _Case) -> str:
         return f"the sum over the ranks (expected * {factor:g}), never divided by the world size"
     if factor * case.world_size == 1:
         return f"expected / {case.world_size}: divided by the world size once too often"
-    return f"expected * {factor:g}"
+    return f"every element is {factor:g} times what was expected"
 
 
 def _misrouted(case: _Case) -> str:

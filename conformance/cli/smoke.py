@@ -65,7 +65,8 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
     if footing.status is Status.BROKEN:
         _print_breakage(console, footing.asks, present(footing.breakage))
         click.get_current_context().exit(EXIT_FAILED)
-    console.print("Every rung holds. Next: ddp-conformance run" + _options(backend, ddp), highlight=False)
+    next_command = "ddp-conformance run --profile core" + _options(backend, ddp)
+    console.print(f"Every rung holds. Next: {next_command}", highlight=False)
 
 
 def _options(backend: str, ddp: str) -> str:

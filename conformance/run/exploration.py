@@ -144,7 +144,7 @@ def _shrunk(
 
 
 def _was_refused(outcome: Outcome) -> bool:
-    return any(
+    return not outcome.subject.verdict.is_failure and any(
         finding.checker == "refuses_together" and finding.verdict is Verdict.PASS
         for finding in outcome.subject.findings
     )

@@ -123,12 +123,17 @@ class Catalogue:
 def hint(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean ...?` with the known names close to `name`, or a list of known names if none is close."""
     names = sorted(known)
-    by_lower = {candidate.lower(): candidate for candidate in names}
-    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    by_plain = {_plain(candidate): candidate for candidate in names}
+    near = [by_plain[match] for match in difflib.get_close_matches(_plain(name), by_plain, n=3)]
     if near:
         return f"; did you mean {', '.join(near)}?"
     shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
     return f"; known: {shown or 'none'}"
+
+
+def _plain(name: str) -> str:
+    """Return `name` without what people leave out in ids: GRAD-01, grad-01 and GRAD-1 are one name."""
+    return re.sub(r"-0+(?=[0-9])", "-", name.lower())
 
 
 def load_catalogue(directory: Path = CHAPTERS_DIR) -> Catalogue:

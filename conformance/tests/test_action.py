@@ -40,6 +40,15 @@ def test_shards_with_a_regression_come_to_a_comment_that_says_so(tmp_path: Path)
     assert {"report.html", "junit.xml"} < {path.name for path in (tmp_path / "report").iterdir()}
 
 
+def test_outside_a_workflow_the_exit_code_tells(tmp_path: Path) -> None:
+    ids = ("gradients/GRAD-01/mlp", "gradients/GRAD-02/mlp")
+    for name, one, verdict in (("first", ids[0], PASS), ("good", ids[1], PASS), ("bad", ids[1], FAIL)):
+        stored(tmp_path / name, outcome(one, verdict), selected=ids, num_selected=1)
+    for merge, status in (("first good", 0), ("first bad", 1)):
+        done = step(tmp_path, MERGE=merge, GITHUB_OUTPUT="")
+        assert done.returncode == status, done.stdout + done.stderr
+
+
 def test_the_action_hands_every_variable_to_its_step() -> None:
     used = set(re.findall(r"\$\{([A-Z]+)", (PROJECT / "ci" / "action.sh").read_text())) - {"GITHUB"}
     given = set(re.findall(r"^        ([A-Z]+): \$\{\{ inputs", (PROJECT / "action.yml").read_text(), re.MULTILINE))

@@ -56,6 +56,7 @@ def refused(*arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["GRAD-1"], "'GRAD-1' is no chapter, requirement, scenario or glob of scenarios; did you mean GRAD-01"),
         (["GRAD-0x"], "'GRAD-0x' is no chapter, requirement, scenario or glob of scenarios; did you mean GRAD-"),
         (["--requirement", "GRAD-999"], "unknown requirement 'GRAD-999'; did you mean GRAD-"),
         (["--chapter", "gradient"], "unknown chapter 'gradient'; did you mean gradients?"),

@@ -76,8 +76,8 @@ A, B = MEAN + 1, MEAN - 1  # two ranks' local values: their mean is MEAN
 DIAGNOSES = [
     ((MEAN, MEAN * 2, MEAN * 2), "the sum over the ranks (expected * 2), never divided by the world size"),
     ((MEAN, MEAN / 2, MEAN / 2), "expected / 2: divided by the world size once too often"),
-    ((MEAN, MEAN * 3, MEAN * 3), "expected * 3"),
-    ((MEAN, -MEAN, -MEAN), "expected * -1"),
+    ((MEAN, MEAN * 3, MEAN * 3), "every element is 3 times what was expected"),
+    ((MEAN, -MEAN, -MEAN), "every element is -1 times what was expected"),
     ((MEAN, A, B), "the rank's own local value, never reduced (the mean over the ranks is what was expected)"),
     ((MEAN, A / 2, B / 2), "the rank's own local value divided by the world size, but never reduced"),
     ((MEAN, MEAN * 0, MEAN * 0), "zeros: no value was ever written"),
