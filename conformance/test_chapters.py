@@ -6,6 +6,7 @@ runs may share a machine. For a failed scenario pytest prints its explanation an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excus
 def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
     mistake = ""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a DDP or a backend may lie in the current folder, as for `ddp-conformance run`
     try:
         subject = find_subject(request.config.getoption("--ddp"))
         backend = find_backend(request.config.getoption("--ddp-backend"))

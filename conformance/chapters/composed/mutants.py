@@ -58,6 +58,17 @@ class LetsLocalForwardsPass(Reducing):
             """Do nothing."""
 
 
+class LeavesOthersWaiting(Reducing):
+    """BUG: a rank whose backward raised before its first gradient does not say what it will not use."""
+
+    class OwnReducer(Reducer):
+        """Says so only where a gradient came."""
+
+        def _backward_raised(self, *arguments: Any) -> None:
+            with mock.patch.object(self, "_agree_on_skipped", return_value=None):
+                super()._backward_raised(*arguments)
+
+
 class KeepsTheOldLayout(Reducing):
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
 

@@ -46,6 +46,11 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         ),
         {},
     ),
+    # A backward raises on every rank; on rank 1 alone a gradient had come, which waits for what rank 0 will not use.
+    (
+        Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)),
+        {"skip_all_reduce_unused_params": True},
+    ),
     # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
     (Training((Block("transposed"),), actions=(Action("replace", "data"),), idle="by_turns"), {}),
 )
