@@ -391,8 +391,9 @@ class Reducer(BucketReduction):
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
         if watch == self._num_watched and self._raised_early and self._skipped is None:
-            # Ranks whose first gradient came wait for this one to say what it will not use.
-            self._skipped = self._agree_on_skipped(range(len(self.members)))
+            # Ranks whose first gradient came wait for this one to say what it will not use. What they agree on is of no
+            # use here: either all refuse the next forward, or it begins anew.
+            self._agree_on_skipped(range(len(self.members)))
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end

@@ -69,6 +69,18 @@ class LeavesOthersWaiting(Reducing):
                 super()._backward_raised(*arguments)
 
 
+class SkipsAfterAnException(Reducing):
+    """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
+
+    class OwnReducer(Reducer):
+        """Believes what was said before."""
+
+        def _backward_raised(self, *arguments: Any) -> None:
+            super()._backward_raised(*arguments)
+            if self._raised_early:
+                self._skipped = set(range(len(self.buckets)))
+
+
 class KeepsTheOldLayout(Reducing):
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
 

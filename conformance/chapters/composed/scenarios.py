@@ -51,6 +51,8 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         Training((Block(), Block(), Block(when="not_rank_0")), actions=(Action("fail", "backward"),)),
         {"skip_all_reduce_unused_params": True},
     ),
+    # A backward raises on every rank before any gradient, and the next one averages all.
+    (Training((Block(),), actions=(Action("fail", "backward"),)), {"skip_all_reduce_unused_params": True}),
     # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
     (Training((Block("transposed"),), actions=(Action("replace", "data"),), idle="by_turns"), {}),
 )
