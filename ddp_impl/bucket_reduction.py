@@ -80,8 +80,12 @@ class BucketReduction:
             return set()
         return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
 
+    def _skips(self, bucket: int) -> bool:
+        """Whether the ranks have agreed that none of them will use the bucket with this index."""
+        return self._skipped is not None and bucket in self._skipped
+
     def _launch(self, bucket: Bucket) -> None:
-        if bucket.index in (self._skipped or ()):
+        if self._skips(bucket.index):
             return
         try:
             buffer = self._collected(bucket)
@@ -122,7 +126,7 @@ class BucketReduction:
         if self.comm_hook is None:
             self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        is_last = all(index in (self._skipped or ()) for index in range(bucket.index + 1, len(self.buckets)))
+        is_last = all(map(self._skips, range(bucket.index + 1, len(self.buckets))))
         given = GradBucket(bucket, buffer, is_last)
         self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
@@ -131,9 +135,8 @@ class BucketReduction:
         self.usage.unused = set(range(len(self.members)))
         self._skipped = self._agree_on_skipped(self.usage.unused)
         for bucket in self.buckets:
-            if bucket.index not in self._skipped:
+            if not self._skips(bucket.index):
                 bucket.claim()
-                bucket.gradients = []
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing)

@@ -30,7 +30,7 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
     that is sparse or of another dtype.
     """
     bucket.homeless.clear()
-    gradients = bucket.gradients = bucket.gradients or list(map(home.get, bucket.parameters))
+    gradients = bucket.gradients = list(map(home.get, bucket.parameters))
     if not bucket.holds_gradients and _are_plain(gradients, bucket.parameters[0].dtype):
         if divisor == 1 or bucket.has_large:
             _copy_in(bucket.views, gradients, divisor)

@@ -68,11 +68,6 @@ def aborted(rank: int) -> str:
     )
 
 
-def words(told: Sequence[tuple[int, str]]) -> str:
-    """Return the lines after a message that say what other ranks told, given as (rank, reason)."""
-    return "".join(f"\nrank {rank} {reason}" for rank, reason in told)
-
-
 def compiled_backward(rank: int) -> str:
     """Return the message for a backward that compiled autograd runs although the reducer must average its gradients."""
     return (

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -43,6 +43,11 @@ class Word:
     reason: str
     waited: bool = False
     unfinished: bool = False
+
+
+def in_lines(told: Iterable[Word]) -> str:
+    """Return what ranks said as lines behind a message, a line each."""
+    return "".join(f"\nrank {word.rank} {word.reason}" for word in told)
 
 
 class Peers:
@@ -117,7 +122,7 @@ class Peers:
     def exchange(self, reason: str) -> str:
         """Leave `reason`, and return what other ranks left, a line each."""
         self.tell(reason)
-        return messages.words([(word.rank, word.reason) for word in self.words() or ()])
+        return in_lines(self.words() or ())
 
     def words(self, *, until_cause: bool = False) -> list[Word] | None:
         """Return what other ranks said of this step, causes first; None if the store does not answer.

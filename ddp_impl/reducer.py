@@ -35,7 +35,7 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
-from ddp_impl.peers import Peers
+from ddp_impl.peers import Peers, in_lines
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.torch_internals import (
     DebugLevel,
@@ -156,7 +156,7 @@ class Reducer(BucketReduction):
                 words = [word for word in self.peers.words() or () if word.unfinished]
                 self._raised_early = bool(words)
                 if words:
-                    raise self._error(messages.aborted(rank) + messages.words([(w.rank, w.reason) for w in words]))
+                    raise self._error(messages.aborted(rank) + in_lines(words))
             return
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
@@ -386,11 +386,12 @@ class Reducer(BucketReduction):
         self._handle(Event.BACKWARD_END)
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if watch == self._num_watched:  # autograd's threads may drop a backward after the next one has begun
+        is_latest = watch == self._num_watched  # autograd's threads may drop a backward after the next one has begun
+        if is_latest:
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
-        if watch == self._num_watched and self._raised_early and self._skipped is None:
+        if is_latest and self._raised_early and self._skipped is None:
             # Ranks whose first gradient came wait for this one to say what it will not use. What they agree on is of no
             # use here: either all refuse the next forward, or it begins anew.
             self._agree_on_skipped(range(len(self.members)))
@@ -413,7 +414,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in (self._skipped or ())
+            and not self._skips(bucket)
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -430,8 +431,6 @@ class Reducer(BucketReduction):
         self.usage.unused.clear()
         self._skipped = None
         self._in_flight.clear()
-        for bucket in self.buckets:
-            bucket.gradients = []
         self._refusal = None
         self.telemetry.current.backward_start_ns = 0
         self.arrivals.arm(static=self.options.static_graph)

@@ -86,9 +86,9 @@ def prepare_folder(folder: Path) -> None:
         raise _not_writable(folder, error) from error
 
 
-def _not_writable(folder: Path, error: OSError) -> ReportError:
+def _not_writable(folder: Path, error: OSError, what: str = "reports") -> ReportError:
     return ReportError(
-        f"cannot write reports to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
+        f"cannot write {what} to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
     )
 
 
@@ -99,9 +99,7 @@ def add_failures_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
-        raise ReportError(
-            f"cannot write failures to {folder}: {error.strerror}; nothing was run. Choose another folder with --report"
-        ) from error
+        raise _not_writable(folder, error, "failures") from error
 
 
 def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
