@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,45 @@ LARGE_NUMEL = 32_768
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a gradient are in a bucket: consecutive, each once, in the order that `stride` says."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Layout:
+        """Return the layout of `tensor`, or one with its shape and `stride`; row-major where that has gaps."""
+        wanted = stride if stride and len(stride) == tensor.dim() else tensor.stride()
+        if not _addresses_each_once(tensor.shape, wanted):
+            wanted = torch.empty(tensor.shape, device="meta").stride()
+        return Layout(tuple(tensor.shape), tuple(wanted))
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class ManagedParameter:
-    """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse."""
+    """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse.
+
+    `layout` is that of its gradient in buckets, of a DTensor's local shard: as the parameter was laid out when it was
+    wrapped, for ranks have compared that. It stays although the parameter may be given data in another memory format,
+    on one rank perhaps.
+    """
 
     index: int
     name: str
     parameter: nn.Parameter
     sparse: bool = False
+    layout: Layout = field(default=None)  # type: ignore[assignment]  # the parameter's now
+
+    def __post_init__(self) -> None:
+        """Read the layout off the parameter, if it is not given."""
+        if self.layout is None:
+            object.__setattr__(self, "layout", Layout.of(local_tensor(self.parameter)))
 
     def spec(self, options: ReducerOptions) -> ParameterSpec:
         """Return what planning needs to know; of a DTensor, the size of its local shard."""
@@ -31,7 +64,7 @@ class ManagedParameter:
         return ParameterSpec(
             index=self.index,
             name=self.name,
-            num_bytes=local_tensor(parameter).numel() * parameter.element_size(),
+            num_bytes=self.layout.numel * parameter.element_size(),
             kind=(str(parameter.dtype), str(parameter.device), "sharded" if is_distributed(parameter) else ""),
             sparse=self.sparse,
             delayed=self.name in options.delayed,
@@ -43,8 +76,7 @@ class Bucket:
     """Gradients of `members`, reduced together.
 
     `flat` is 1-D, of exactly as many elements as its members have, in `dtype` (that of the gradients unless they are
-    reduced in another precision); `views[i]` has the shape of member i and, where the parameter is dense in memory
-    without overlap, its strides: gradients then follow the parameter's layout without a copy. `holds_gradients`: the
+    reduced in another precision); `views[i]` has the layout of member i. `holds_gradients`: the
     parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
     becomes it if some rank used the parameter. `gradients`: those of its members as they were collected, until the
     averages are handed out. `has_large`: it pays to divide gradients while they are copied in.
@@ -68,7 +100,6 @@ class Bucket:
         """Allocate zeroed storage for `members`, which all have one dtype and device."""
         first = members[0].parameter
         self.distributed = any(is_distributed(member.parameter) for member in members)
-        locals_ = [local_tensor(member.parameter) for member in members] if self.distributed else None
         self.index = index
         self.members = tuple(members)
         self.parameters = [member.parameter for member in members]
@@ -76,12 +107,12 @@ class Bucket:
         self.homeless: list[int] = []
         self.gradients: list[Tensor | None] = []
         self.warned_about_graph = False
-        layouts: Sequence[Tensor] = locals_ or self.parameters
-        self._length = 0 if self.sparse else sum(layout.numel() for layout in layouts)
+        layouts = [member.layout for member in members]
+        self._length = 0 if self.sparse else sum(layout.numel for layout in layouts)
         self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
-        self.has_large = alike and not self.holds_gradients and any(layout.numel() >= LARGE_NUMEL for layout in layouts)
+        self.has_large = alike and not self.holds_gradients and any(layout.numel >= LARGE_NUMEL for layout in layouts)
         self.reduces_in_place = self.has_large and len(members) == 1 and is_dense_without_overlap(first)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
@@ -105,7 +136,10 @@ class Bucket:
     @property
     def num_bytes(self) -> int:
         """Bytes of gradients that the bucket communicates (of the dense shape, for a sparse one)."""
-        return sum(layout.numel() * layout.element_size() for layout in self._layouts)
+        return sum(
+            layout.numel * parameter.element_size()
+            for layout, parameter in zip(self._layouts, self.parameters, strict=True)
+        )
 
 
 def allocate(
@@ -180,8 +214,12 @@ class GradBucket:
 
 def is_dense_without_overlap(tensor: Tensor) -> bool:
     """Whether `tensor`'s strides address `numel()` consecutive elements once each, in any order of dimensions."""
+    return _addresses_each_once(tensor.shape, tensor.stride())
+
+
+def _addresses_each_once(shape: Sequence[int], strides: Sequence[int]) -> bool:
     expected = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
         if extent == 1:
             continue
         if stride != expected:
@@ -190,18 +228,13 @@ def is_dense_without_overlap(tensor: Tensor) -> bool:
     return True
 
 
-def _views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+def _views_of(flat: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
     views = []
     offset = 0
-    for parameter in parameters:
-        count = parameter.numel()
+    for layout in layouts:
         # `set_` shares storage without making an autograd view: `grad.detach_()` stays legal (pytorch/pytorch#37030).
         view = torch.empty(0, dtype=flat.dtype, device=flat.device)
-        if is_dense_without_overlap(parameter):
-            stride = parameter.stride()
-        else:
-            stride = torch.empty(parameter.shape, device="meta").stride()
-        view.set_(flat.untyped_storage(), flat.storage_offset() + offset, parameter.shape, stride)
+        view.set_(flat.untyped_storage(), flat.storage_offset() + offset, layout.shape, layout.stride)
         views.append(view)
-        offset += count
+        offset += layout.numel
     return views

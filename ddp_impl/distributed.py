@@ -452,7 +452,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: group and reducer.
 
-        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing.
+        Raises `RuntimeError` off the default group, and where gradients of the last backward are missing or went
+        to parameters that DDP does not average.
         """
         if self.process_group is not dist.group.WORLD:
             raise RuntimeError(
@@ -462,6 +463,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             )
         if self.reducer.state.phase is Phase.INCOMPLETE:
             self.reducer.check_finished()  # a copy knows nothing of it: the next forward would not say so
+        self._watch.check_hidden()
         if self._join_config.enable:
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
         state: Any = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
@@ -477,15 +479,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True
         self.require_backward_grad_sync = True
-        # Ranks may have frozen different parameters since, and copies compare nothing.
-        averaged = state.get("_averaged", ())
+        # Ranks may have frozen different parameters since, or given them other data, and copies compare nothing.
+        averaged = state.get("_averaged", {})
         self._attach_reducer(managed_parameters(self.module, self.parameters_to_ignore, averaged))
 
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore)
-        self._averaged = tuple(member.name for member in members)
+        self._averaged = {member.name: member.layout.stride for member in members}
         frozen = [member.parameter for member in members if not member.parameter.requires_grad]
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them
             parameter.requires_grad_(True)

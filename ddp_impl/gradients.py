@@ -15,7 +15,7 @@ from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter, is_dense_with
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
-from ddp_impl.tensor_parallel import local_tensor
+from ddp_impl.tensor_parallel import is_distributed, local_tensor
 from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored, owns_its_memory
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
@@ -68,7 +68,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
 
     None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
-    to pass on, or is laid out in another way than other ranks may expect.
+    to pass on, or is laid out in another way than other ranks expect.
     """
     if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
         return None
@@ -77,7 +77,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     if (
         gradient is None
         or not _are_plain([gradient], parameter.dtype)
-        or gradient.stride() != parameter.stride()
+        or gradient.stride() != bucket.members[0].layout.stride
         or not owns_its_memory(gradient)
     ):
         return None
@@ -118,7 +118,8 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
     if bucket.holds_gradients and home.movable:
         for place in bucket.homeless:
             if used is None or used[bucket.members[place].index]:
-                bucket.parameters[place].grad = bucket.views[place]
+                parameter, view = bucket.parameters[place], bucket.views[place]
+                parameter.grad = view if _is_laid_out_as(view, parameter) else _new_gradient(parameter, view)
         return
     if buffer is not bucket.flat:
         return  # the gradient was reduced in place
@@ -143,10 +144,15 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
 
 def _new_gradient(parameter: Tensor, view: Tensor) -> Tensor:
     """Return the average in `view` as a tensor of its own, laid out as `parameter` is now: its data may be new."""
-    local = local_tensor(parameter)
-    if view.stride() == local.stride() or not is_dense_without_overlap(local):
+    if _is_laid_out_as(view, parameter):
         return view.to(parameter.dtype, copy=True)
-    return torch.empty_like(local).copy_(view)
+    return torch.empty_like(local_tensor(parameter)).copy_(view)
+
+
+def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
+    """Whether the gradient `view` is laid out as autograd would lay out a new one of `parameter`."""
+    local = local_tensor(parameter) if is_distributed(parameter) else parameter
+    return view.stride() == local.stride() or not is_dense_without_overlap(local)
 
 
 def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
@@ -179,11 +185,15 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:
+    """Make the views of members in `placed` their gradients, except where these keep a tensor of their own."""
+    parameters, views = bucket.parameters, bucket.views
     for place in placed:
-        if bucket.members[place].index in unused:
+        # Data in another memory format, given to the parameter since it was wrapped, has gradients in that format.
+        misfit = not _is_laid_out_as(views[place], parameters[place])
+        if misfit or bucket.members[place].index in unused:
             bucket.homeless.append(place)
         else:
-            bucket.parameters[place].grad = bucket.views[place]
+            parameters[place].grad = views[place]
     if unused:
         for place, member in enumerate(bucket.members):
             if member.index in unused and member.parameter.grad is bucket.views[place]:

@@ -37,6 +37,7 @@ class ParameterWatch:
         self._averaged = {member.parameter for member in members}
         self._ignored = ignored
         self._warned = False
+        self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
         self._remember()
 
     def check(self) -> None:
@@ -44,6 +45,7 @@ class ParameterWatch:
 
         Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
+        self._is_hidden = False
         if (
             list(map(len, self._tables)) == self._sizes
             and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents))
@@ -58,8 +60,14 @@ class ParameterWatch:
             raise RuntimeError(_changed(gone if not stand_ins else [], strangers))
         if stand_ins:
             self._warn_about(stand_ins)
+            self._is_hidden = True
             return  # they are there for one call
         self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+
+    def check_hidden(self) -> None:
+        """Do what `check` does if the last one saw stand-ins only: a copy takes what the module has now for its own."""
+        if self._is_hidden:
+            self.check()
 
     def _is_stranger(self, name: str, parameter: Tensor) -> bool:
         return (

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from torch import nn
 
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket import Layout, ManagedParameter
+from ddp_impl.tensor_parallel import local_tensor
 
 
 def managed_parameters(
-    module: nn.Module, ignored: Collection[str], averaged: Collection[str] = ()
+    module: nn.Module, ignored: Collection[str], averaged: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 ) -> list[ManagedParameter]:
     """Return the parameters that require a gradient and are not `ignored`, each once, in order of registration.
 
-    Those with names in `averaged` count although they are frozen now: a copy averages what the original did.
+    Those with names in `averaged` count although they are frozen now, and keep the strides that it has for their
+    gradients: a copy averages what the original did, as other ranks' copies do.
     Names are those of `named_parameters()`, so a parameter of the root module is ignored by its bare name
     (pytorch/pytorch#44826). Raises `RuntimeError` for uninitialised parameters and when there is nothing to average.
     """
@@ -33,7 +36,8 @@ def managed_parameters(
                 )
             if parameter.requires_grad or name in averaged:
                 seen.add(parameter)
-                members.append(ManagedParameter(len(members), name, parameter, sparse))
+                layout = Layout.of(local_tensor(parameter), averaged.get(name))
+                members.append(ManagedParameter(len(members), name, parameter, sparse, layout))
     if not members:
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient; "

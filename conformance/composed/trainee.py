@@ -269,6 +269,14 @@ class Trainee:
                 setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
         yield from ()
 
+    def _relayout(self, action: Action) -> Iterator[Meeting]:
+        """Give parameters the same values in the reverse order of dimensions in memory, as `channels_last` does."""
+        if self._is_meant(action):
+            for parameter in self._block(action).parameters():
+                reverse = list(reversed(range(parameter.dim())))
+                parameter.data = parameter.data.permute(reverse).contiguous().permute(reverse)
+        yield from ()
+
     def _append(self, action: Action) -> Iterator[Meeting]:
         """Add a block at the end, or a parameter to a block, which the loss then uses as a penalty does."""
         if action.how == "block":

@@ -35,6 +35,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "freeze": ("every_rank", "rank_0"),
     "unfreeze": ("every_rank", "rank_0"),
     "replace": ("block", "parameter", "data"),
+    "relayout": ("every_rank", "rank_0"),
     "append": ("block", "parameter"),
     "penalty": ("every_rank", "rank_0"),
     "head": ("every_rank", "rank_0"),

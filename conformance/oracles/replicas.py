@@ -100,7 +100,8 @@ def share_buffers(modules: Sequence[nn.Module], ignored: frozenset[str] = frozen
 def average(parameters: Sequence[Tensor]) -> None:
     """Replace the gradients of one parameter, one tensor per rank, by their mean; no gradient counts as zero.
 
-    Raises AssertionError where the mean is not exact.
+    Each rank's keeps its layout; where there is none, it gets that of the parameter. Raises AssertionError where the
+    mean is not exact.
     """
     gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
@@ -108,8 +109,8 @@ def average(parameters: Sequence[Tensor]) -> None:
     present = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if present and all(gradient.is_sparse for gradient in present):
         mean = sparse_like(mean, present)
-    for parameter in parameters:
-        parameter.grad = mean.clone()
+    for parameter, own in zip(parameters, dense, strict=True):
+        parameter.grad = mean.clone() if mean.is_sparse else torch.empty_like(own).copy_(mean)
 
 
 def sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:

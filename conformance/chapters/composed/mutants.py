@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import Bucket
+from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.errors import ReductionError
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 
 
@@ -90,6 +92,47 @@ class KeepsTheOldLayout(Reducing):
         def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
             with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
                 super()._hand_out(bucket, buffer, used)
+
+
+class KeepsTheOldViews(Reducing):
+    """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
+
+    class OwnReducer(Reducer):
+        """Takes every view for one that fits."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            with mock.patch("ddp_impl.gradients._is_laid_out_as", return_value=True):
+                return super()._collected(bucket)
+
+
+class LaysOutAsOfToday(Reducing):
+    """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
+
+    class OwnReducer(Reducer):
+        """Reads layouts anew."""
+
+        def _adopt(self, plan: BucketPlan) -> None:
+            self.members = tuple(
+                ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in self.members
+            )
+            super()._adopt(plan)
+
+
+class CopyForgetsLayouts(DistributedDataParallel):
+    """BUG: a copy lays its buckets out as parameters are when it is made, which may differ by rank."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Keep the names alone."""
+        super().__setstate__({**state, "_averaged": dict.fromkeys(state["_averaged"], ())})
+
+
+class CopyHidesReplacedParameters(DistributedDataParallel):
+    """BUG: a parameter that was replaced behind stand-ins trains locally, and its copy knows no other."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Check nothing."""
+        with mock.patch.object(ParameterWatch, "check_hidden"):
+            return super().__getstate__()
 
 
 class AgreesInAutogradGrad(Reducing):

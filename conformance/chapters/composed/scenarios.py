@@ -55,6 +55,31 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     (Training((Block(),), actions=(Action("fail", "backward"),)), {"skip_all_reduce_unused_params": True}),
     # The data of a parameter are exchanged for others in another layout, and ranks without a gradient get the average.
     (Training((Block("transposed"),), actions=(Action("replace", "data"),), idle="by_turns"), {}),
+    # The same where gradients live in buckets, which have the layout of before.
+    (
+        Training(
+            (Block("transposed"),),
+            actions=(Action("no_sync", "backward_only"), Action("forward", "plain"), Action("replace", "data")),
+        ),
+        {"gradient_as_bucket_view": True},
+    ),
+    # On rank 0 alone the data of a parameter are laid out anew.
+    (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {}),
+    (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {"gradient_as_bucket_view": True}),
+    (Training((Block(),), actions=(Action("relayout", "rank_0"), Action("copy", "pickle"))), {}),
+    # A parameter is another one, behind tensors that stand in for it, and then a copy takes it for its own.
+    (
+        Training(
+            (Block(),),
+            actions=(
+                Action("replace", "parameter"),
+                Action("forward", "functional"),
+                Action("backward", "together"),
+                Action("copy", "pickle"),
+            ),
+        ),
+        {},
+    ),
 )
 
 
