@@ -24,7 +24,7 @@ from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
 from ddp_impl.groups import backend_of, size_of
-from ddp_impl.join import DDPJoinHook, agree_on_rank, agree_on_sync
+from ddp_impl.join import DDPJoinHook, UnevenInputs, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.nested_tensors import find_tensors, move
@@ -423,8 +423,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
         `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
         """
-        return Join(
-            [self],
+        return UnevenInputs(
+            self,
             enable,
             throw_on_early_termination,
             divide_by_initial_world_size=divide_by_initial_world_size,

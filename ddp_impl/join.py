@@ -9,12 +9,14 @@ Sources: pytorch/pytorch#61555, torch's "Generic Join Context Manager" page.
 
 from __future__ import annotations
 
-from typing import Protocol
+import warnings
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.join import JoinHook
+from torch.distributed.algorithms.join import Join, JoinHook
 
 from ddp_impl import collectives
 from ddp_impl.groups import rank_in, size_of
@@ -31,6 +33,7 @@ class Shadowed(Protocol):
     require_forward_param_sync: bool
     _divide_by_initial_world_size: bool
     _authoritative_rank: int
+    _join_config: Any
 
     @property
     def gradient_as_bucket_view(self) -> bool:
@@ -62,6 +65,36 @@ def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: boo
     if chosen < 0:
         raise RuntimeError("no rank of the group offered its model, although one has joined last")
     return chosen
+
+
+class UnevenInputs(Join):
+    """torch's context, of which nothing is left when training has come out of it, be it by an exception.
+
+    torch's leaves a filter of warnings behind, and modules that go on to ask at each forward who still has data.
+    """
+
+    def __init__(self, ddp: Any, enable: bool, throw_on_early_termination: bool, **kwargs: Any) -> None:
+        """Make a context of one wrapped module."""
+        super().__init__([ddp], enable, throw_on_early_termination, **kwargs)
+        self._ddp: Shadowed = ddp
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Shadow the other ranks until all have joined.
+
+        Raises `ReductionError` if the last backward is not complete: the others would meet other collectives of it.
+        """
+        if kind is None:
+            self._ddp.reducer.check_finished()
+        with warnings.catch_warnings():
+            super().__exit__(kind, error, traceback)
+        leave(self._ddp)
+
+
+def leave(ddp: Shadowed) -> None:
+    """Tell `ddp` that it is in no context any more."""
+    ddp._join_config = ddp._join_config.construct_disabled_join_config()
 
 
 class DDPJoinHook(JoinHook):
@@ -100,6 +133,7 @@ class DDPJoinHook(JoinHook):
         ddp._authoritative_rank = source
         ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
         ddp.reducer.divisor = size_of(ddp.process_group)
+        leave(ddp)
 
 
 def _put_gradients_aside(ddp: Shadowed) -> list[Tensor | None]:

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
-from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, OBSERVED, Trainee
+from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
@@ -140,7 +140,12 @@ class _WithIdleForwards(AnyOf):
 
 def _synchronised_forwards(training: Training) -> Iterator[int]:
     """Yield the numbers of the forwards that are not under `no_sync`, `no_grad` or `inference_mode`."""
-    forwards = [action for action in training.all_actions if action.kind in ("forward", "no_sync", "fail")]
-    for number, action in enumerate(forwards):
-        if action.how in (*WITH_BACKWARD, "backward_only") or action.kind == "fail":
-            yield number
+    number = 0
+    for action in training.all_actions:
+        if action.kind == "join":
+            yield from range(number, number + JOIN_TURNS)
+            number += JOIN_TURNS
+        elif action.kind in ("forward", "no_sync", "fail"):
+            if action.how in (*WITH_BACKWARD, "backward_only") or action.kind == "fail":
+                yield number
+            number += 1

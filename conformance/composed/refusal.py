@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.composed.training import WITH_BACKWARD, Action, Training
+from conformance.composed.training import WITH_BACKWARD, Action, Training, may_miss_gradients
 
 #: Actions after which a DDP no longer knows what it was given.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
@@ -43,7 +43,7 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
         reasons.append("a loss uses parameters outside of forward")
     if _interleaves(training.all_actions):
         reasons.append("a local backward comes between a forward and its backward")
-    missing = _may_miss_gradients(training)
+    missing = may_miss_gradients(training)
     if missing and not finds:
         reasons.append(f"{missing}, without find_unused_parameters")
     if options.get("static_graph") and (changes := _changes_graph(training) or missing):
@@ -56,20 +56,6 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
 _SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
 _NEW_PARAMETERS = {("replace", "block"), ("replace", "parameter")}
 _OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank", "rank_0")}
-
-
-def _may_miss_gradients(training: Training) -> str:
-    """Return why some parameter may get no gradient in some backward on some rank, empty if none can."""
-    if training.idle:
-        return "forwards use no parameter"
-    if training.output == "unused_tail":
-        return "a tail is unused"
-    for index, block in enumerate(training.blocks):
-        if block.when != "always":
-            return f"block {index} runs {block.when}"
-        if block.kind == "branch":
-            return f"block {index} takes turns"
-    return ""
 
 
 def _sets_dense(training: Training) -> bool:

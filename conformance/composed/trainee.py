@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -39,14 +41,20 @@ class Meeting:
     """A point of the training that all ranks reach: what DDP does there, the truth does for all replicas at once.
 
     `synchronised` tells of a forward and a backward whether DDP is asked to synchronise them, and of facts whether a
-    synchronised backward ran since the facts before.
+    synchronised backward ran since the facts before. `joining`: in a join context, where not every rank has data.
     """
 
     kind: Literal[
-        "before_forward", "after_forward", "before_backward", "after_backward", "copied", "facts", "observables"
-    ]
+        "before_forward", "after_forward", "before_backward", "after_backward", "left_join", "copied", "facts",
+        "observables",
+    ]  # fmt: skip
     synchronised: bool = True
     facts: str = ""
+    joining: bool = False
+
+
+#: The meetings of an iteration.
+_ITERATION: tuple[Any, ...] = ("before_forward", "after_forward", "before_backward", "after_backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +67,11 @@ class _Pending:
 
 
 #: The actions after which there are facts to look at.
-OBSERVED = ("backward", "no_sync", "step")
+OBSERVED = ("backward", "no_sync", "step", "join")
 #: When a training looks at what it can observe besides.
 CONSTRUCTED, AT_THE_END = "constructed", "at the end"
+#: How many iterations the ranks with most data have in a join context.
+JOIN_TURNS = 2
 _GradMode = Callable[[], contextlib.AbstractContextManager[Any]]
 _GRAD_MODES: Mapping[str, _GradMode] = {
     "no_grad": torch.no_grad,
@@ -96,6 +106,7 @@ class Trainee:
         self._pending: list[_Pending] = []
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
+        self.has_data = True
         self._seen: dict[str, Any] = {}
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -378,6 +389,37 @@ class Trainee:
         self._handles.clear()
         self.model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
         yield Meeting("copied")
+
+    def _join(self, action: Action) -> Iterator[Meeting]:
+        """Train where rank 0 runs out of data before the others or after them; gradients are dropped after each step.
+
+        So nobody sees those of a rank that has joined, which are whatever its DDP leaves there.
+        """
+        self._pending.clear()
+        is_last = (self._rank == 0) == (action.how == "rank_0_last")
+        turns = JOIN_TURNS if is_last else JOIN_TURNS - 1
+        with self.model.join() if self._is_wrapped else contextlib.nullcontext():
+            for _ in range(turns):
+                yield from self._train_joining()
+        self.has_data = False
+        self.model.zero_grad()
+        for _ in range(turns, JOIN_TURNS):
+            self._num_forwards += 1
+            yield from (Meeting(kind, joining=True) for kind in _ITERATION)
+        yield Meeting("left_join")
+        self.has_data = True
+        self.model.zero_grad()
+
+    def _train_joining(self) -> Iterator[Meeting]:
+        self.model.zero_grad()
+        for meeting in chain(self._run_forward(), self._run_backward_of_all()):
+            yield dataclasses.replace(meeting, joining=True)
+        with self._phase("optimizer"):
+            step_by_whole_numbers(self.module)
+
+    def _run_backward_of_all(self) -> Iterator[Meeting]:
+        pending, self._pending = self._pending, []
+        yield from self._run_backward(_total(pending), synchronised=True)
 
     def _mode(self, action: Action) -> Iterator[Meeting]:
         self.model.train(action.how == "train")

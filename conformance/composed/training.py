@@ -44,6 +44,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "hook": ("tensor", "post_accumulate", "module", "remove"),
     "load": ("first_state", "by_checkpoint"),
     "copy": ("deepcopy", "pickle"),
+    "join": ("rank_0_first", "rank_0_last"),
     "regroup": ("same_ranks",),
     "mode": ("eval", "train"),
     "gradients": ("set", "clone", "double", "drop"),
@@ -148,10 +149,27 @@ def trains(blocks: Sequence[Block]) -> bool:
     )
 
 
+def may_miss_gradients(training: Training) -> str:
+    """Return why some parameter may get no gradient in some backward on some rank, empty if none can."""
+    if training.idle:
+        return "forwards use no parameter"
+    if training.output == "unused_tail":
+        return "a tail is unused"
+    for index, block in enumerate(training.blocks):
+        if block.when != "always":
+            return f"block {index} runs {block.when}"
+        if block.kind == "branch":
+            return f"block {index} takes turns"
+    return ""
+
+
 def depends_on_rank(training: Training) -> bool:
-    """Whether ranks may differ in which parameters they use or train."""
+    """Whether ranks may differ in which parameters they use or train; one that has joined waits for all of them."""
+    joins = any(action.kind == "join" for action in training.actions)
+    freezes = any(action.kind == "freeze" for action in training.actions)
     return (
         bool(training.idle)
+        or (joins and (freezes or bool(may_miss_gradients(training))))
         or any(action.how == "rank_0" for action in training.actions)
         or any(block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks)
     )

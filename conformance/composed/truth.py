@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from conformance.composed.trainee import Meeting, Trainee
@@ -30,6 +31,7 @@ class _Lockstep:
         self._trainees = trainees
         self._broadcast_buffers = broadcast_buffers
         self._buffers_due = True
+        self._with_data: list[int] = []  # in the last iteration in a join context
         self._before: list[dict[str, tuple[int, int]]] = []
         self._used: set[tuple[str, Tensor]] = set()  # the first replica's parameter says whether it was replaced since
         self._facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(trainees))}
@@ -45,8 +47,12 @@ class _Lockstep:
         modules = [trainee.module for trainee in self._trainees]
         match meeting.kind:
             case "before_forward":
+                if meeting.joining:
+                    with_data = [rank for rank, trainee in enumerate(self._trainees) if trainee.has_data]
+                    self._with_data = with_data or self._with_data  # a rank alone is the first to run out
                 if self._broadcast_buffers and self._buffers_due:
-                    share_buffers(modules)
+                    source = self._with_data[-1] if meeting.joining else 0
+                    share_buffers([modules[source], *modules])
             case "after_forward":
                 self._buffers_due = meeting.synchronised
             case "before_backward":
@@ -59,6 +65,11 @@ class _Lockstep:
                 if meeting.synchronised:
                     average_used(modules, self._used)
                     self._used.clear()
+            case "left_join":
+                in_order = [modules[self._with_data[-1]], *modules]
+                share_parameters(in_order)
+                if self._broadcast_buffers:
+                    share_buffers(in_order)
             case "copied":
                 self._buffers_due = True
             case "observables":
@@ -80,6 +91,15 @@ def average_used(modules: Sequence[nn.Module], used: set[tuple[str, Tensor]]) ->
         replicas = [parameters[name] for parameters in named]
         if (name, replicas[0]) in used and any(replica.grad is not None for replica in replicas):
             average(replicas)
+
+
+def share_parameters(modules: Sequence[nn.Module]) -> None:
+    """Give every module the values of the first one's parameters."""
+    root = dict(modules[0].named_parameters())
+    with torch.no_grad():
+        for module in modules[1:]:
+            for name, parameter in module.named_parameters():
+                parameter.copy_(root[name])
 
 
 def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
@@ -133,6 +134,27 @@ class CopyHidesReplacedParameters(DistributedDataParallel):
         """Check nothing."""
         with mock.patch.object(ParameterWatch, "check_hidden"):
             return super().__getstate__()
+
+
+class StaysInJoin(DistributedDataParallel):
+    """BUG: after a join context every forward asks who still has data, and takes the buffers of the last rank."""
+
+    @property
+    def _join_config(self) -> Any:
+        return self.__dict__["joins"]
+
+    @_join_config.setter
+    def _join_config(self, config: Any) -> None:
+        if config.enable or "joins" not in self.__dict__:
+            self.__dict__["joins"] = config
+
+
+class LeavesAWarningsFilter(DistributedDataParallel):
+    """BUG: torch's join context as it is, which leaves a filter of warnings."""
+
+    def join(self, *args: Any, **kwargs: Any) -> Join:
+        """Return torch's."""
+        return Join([self], *args, **kwargs)
 
 
 class AgreesInAutogradGrad(Reducing):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.composed.grammar import REQUIREMENTS, cover
+from conformance.composed.grammar import REQUIREMENTS, cover, needs_of
 from conformance.composed.simpler import renamed
 from conformance.composed.training import Action, Block, Training
 from conformance.scenario import Scenario
@@ -67,6 +67,8 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {}),
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {"gradient_as_bucket_view": True}),
     (Training((Block(),), actions=(Action("relayout", "rank_0"), Action("copy", "pickle"))), {}),
+    # After a join context buffers are again those of rank 0, and no filter of warnings is left.
+    (Training((Block("counted"), Block("branch")), actions=(Action("join", "rank_0_last"),)), {}),
     # A parameter is another one, behind tensors that stand in for it, and then a copy takes it for its own.
     (
         Training(
@@ -92,6 +94,6 @@ def scenarios() -> Iterator[Scenario]:
                 Scenario(
                     "composed/COMPOSED-01/found", REQUIREMENTS, "composed", world_size=world_size,
                     options={"find_unused_parameters": True, **more}, arguments=training.to_json(), min_collectives=0,
-                    needs=tuple(sorted({"find_unused_parameters", "no_sync", *more})), deadline_s=8.0,
+                    needs=needs_of(training, {"find_unused_parameters": True, **more}), deadline_s=8.0,
                 )
             )  # fmt: skip
