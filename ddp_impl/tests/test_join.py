@@ -11,12 +11,15 @@ from ddp_impl.tests.ranks import group_of_one
 
 
 class Halves(nn.Module):
+    """Uses one of its two layers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.used, self.left_out = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.used(rows)
+        used: torch.Tensor = self.used(rows)
+        return used
 
 
 def test_a_backward_that_is_not_complete_is_named_when_the_context_is_left() -> None:
