@@ -127,8 +127,11 @@ def does_not_interfere(evidence: Evidence) -> Finding | None:
 def device_is_content(evidence: Evidence) -> Finding | None:
     """No rank's device found anything wrong in what the rank had it do, such as accesses that no event orders.
 
-    Does not apply where the device found nothing, or can find nothing.
+    Does not apply where the device found nothing, or can find nothing, nor where every rank refused: a gradient that
+    comes too late is added to a bucket in flight before a DDP can say that it will not average it.
     """
+    if all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank):
+        return None
     reports = {one.rank: one.device_reports for one in evidence.by_rank if one.device_reports}
     if not reports:
         return None
