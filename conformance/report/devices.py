@@ -36,8 +36,8 @@ How often the host waits for the device in a step, from forward to the end of ba
 buckets; at world size 2. Each wait empties the queue of the device. Made by `ddp-conformance renew --report FOLDER`.
 """
 
-_FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block, `synchronize`,
-operations whose result the host needs.
+_FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block,
+`synchronize`, operations whose result the host needs.
 
 With `find_unused_parameters`, ranks exchange in each step which parameters they used, and whether one refuses to go on
 because its gradients are impossible. A rank that left a parameter out must read the answer, as with torch's DDP. One

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 _Nested = Any
 
@@ -107,7 +108,7 @@ class SimWork(dist.Work):
 class SimGroup(dist.ProcessGroup):
     """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
 
-    def __init__(self, inner: Any, device: Any, store: dist.Store) -> None:
+    def __init__(self, inner: Any, device: Any, store: Store) -> None:
         """Wrap `inner`; `device` is the compiled device, `store` the one that ranks have met in."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
@@ -133,7 +134,7 @@ class SimGroup(dist.ProcessGroup):
         """Return the name that torch gave."""
         return self._name
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """Return the store that ranks have met in."""
         return self._store
 
