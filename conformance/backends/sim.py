@@ -51,7 +51,9 @@ def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -
 
 def _noticed() -> tuple[str, ...]:
     from conformance.sim_device.build import load
+    from conformance.sim_device.group import count_anew
 
+    count_anew()
     device = load()
     device.settle()
     device.take_syncs()

@@ -7,6 +7,7 @@ kernels of this device run at once, so the host meets the other ranks when someb
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -117,10 +118,15 @@ class SimGroup(dist.ProcessGroup):
         self._streams: dict[int, torch.Stream] = {}
         self._coalescing: list[SimWork] | None = None
         self._num_launched = 0
+        _groups.add(self)
         self._name = self._description = ""
         for kind in (torch.device("sim"), torch.device("cpu")):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+    def count_anew(self) -> None:
+        """Begin to number collectives from 0, as the history of the next scenario does."""
+        self._num_launched = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the backend's name."""
@@ -156,6 +162,7 @@ class SimGroup(dist.ProcessGroup):
 
     def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
         """Wait for all ranks; returns a work that is done."""
+        self._num_launched += 1
         self._inner.barrier().wait()
         return SimWork(None, [])
 
@@ -167,6 +174,8 @@ class SimGroup(dist.ProcessGroup):
         return works[-1] if works else SimWork(None, [])
 
     def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+        number = self._num_launched
+        self._num_launched += 1
         writes, reads = _METHODS[method]
         arguments = [*args, *kwargs.values()]
         outputs = _flat(arguments[writes]) if writes >= 0 else []
@@ -176,9 +185,8 @@ class SimGroup(dist.ProcessGroup):
             work = getattr(self._inner, method)(*args, **kwargs)
             work.wait()
             return SimWork(None, outputs)
-        self._num_launched += 1
         moved = (outputs or inputs)[0]
-        operation = f"{method} {self._num_launched} of the group ({moved.numel()} x {str(moved.dtype)[6:]})"
+        operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
         stream.wait_stream(torch.accelerator.current_stream(device))
         with _on(stream):
@@ -206,6 +214,15 @@ class SimGroup(dist.ProcessGroup):
             self._sim.arrive_in(tensor)
             staged[id(tensor)] = self._sim.host_view(tensor).contiguous().clone()
         return staged[id(tensor)]
+
+
+_groups: weakref.WeakSet[SimGroup] = weakref.WeakSet()
+
+
+def count_anew() -> None:
+    """Begin to number the collectives of every group of this process from 0."""
+    for group in list(_groups):
+        group.count_anew()
 
 
 def _relay(method: str) -> Callable[..., SimWork]:

@@ -22,8 +22,8 @@ _WIDTH = 64
 _NUM_LAYERS = 6
 #: The device hands out whole blocks; this is small beside one copy of the gradients, which is what is asked about.
 _SLACK_BYTES = 8 * 1024
-#: With views a gradient is freed when it has been copied into its bucket: each at once, or a bucket's together. A layer's
-#: is a bucket in these scenarios. Without views gradients stay, so that there is nothing to gain.
+#: With views a gradient is freed when it has been copied into its bucket: each at once, or a bucket's together. Here a
+#: bucket holds a layer's. Without views gradients stay anyway.
 _BUCKET_BYTES = 4 * (_WIDTH * _WIDTH + _WIDTH)
 
 
