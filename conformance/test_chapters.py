@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from conformance.backends.backend import Backend
-from conformance.cli.known_failures import either, excuses_from, excuses_of
+from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.errors import ConformanceError
 from conformance.programs.registry import preloads_of
 from conformance.report.failure import failure_text, run_command
-from conformance.run.baseline import shipped_baseline
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances, Excuses
 from conformance.run.order import Order
@@ -57,7 +56,7 @@ def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excus
     if file := config.getoption("--ddp-expectations"):
         given.append(excuses_from(Path(file), load_scenarios(), circumstances))
     if config.getoption("--ddp-baseline"):
-        given.append(excuses_of(shipped_baseline(circumstances.torch), circumstances))
+        given.append(shipped_excuses(circumstances))
     return either(*given)
 
 

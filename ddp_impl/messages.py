@@ -121,6 +121,15 @@ def others_refuse(rank: int) -> str:
     )
 
 
+def others_refused_before(rank: int) -> str:
+    """Return the message for a forward after averages that another rank has refused; its words follow."""
+    return (
+        f"[rank {rank}] what an earlier backward left in .grad is no average: on another rank a gradient came too late "
+        "or twice. This rank used all parameters, so it did not wait for its device to hear of that. Look at the other "
+        "rank's error, and go back to a checkpoint from before."
+    )
+
+
 def raised(error: BaseException | None, traceback: TracebackType | None, phase: str, step: int) -> str:
     """Return what a rank that raised tells the others: the exception, and where, as far as they are known."""
     name = "an exception" if error is None else type(error).__name__

@@ -152,6 +152,9 @@ class Reducer(BucketReduction):
         """
         rank = self.state.rank
         if not self.state.is_unfinished:
+            if self.state.phase in (Phase.IDLE, Phase.ARMED) and self.usage.refused_before():
+                self._handle(Event.REFUSED)
+                raise self._error(messages.others_refused_before(rank) + self.peers.exchange(messages.FOLLOWS))
             if self._raised_early:
                 words = [word for word in self.peers.words() or () if word.unfinished]
                 self._raised_early = bool(words)
@@ -208,7 +211,7 @@ class Reducer(BucketReduction):
 
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
-        return torch.tensor(self.usage.num_users, dtype=torch.int32)
+        return torch.tensor(self.usage.num_users(), dtype=torch.int32)
 
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
@@ -499,5 +502,7 @@ class Reducer(BucketReduction):
         self._context_id = None
         self.telemetry.end()
         if refused:
+            if self.usage.num_reading < size_of(self.group):
+                self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it
             self._refuse_together()
         self.peers.step += 1

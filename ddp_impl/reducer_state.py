@@ -38,7 +38,8 @@ class Phase(Enum):
     REDUCED = "reduced"
     #: The backward ended, and gradients are missing.
     INCOMPLETE = "incomplete"
-    #: A backward raised when gradients had arrived; some ranks may have launched more than others.
+    #: A backward raised when gradients had arrived, and some ranks may have launched more than others; or a rank
+    #: refused what others have taken for averages.
     BROKEN = "broken"
 
 
@@ -62,6 +63,7 @@ class Event(Enum):
     LAST_LAUNCHED = "last bucket launched"
     BACKWARD_END = "backward ended"
     BACKWARD_RAISED = "backward raised"
+    REFUSED = "a rank refused"
     SHADOW = "joined rank shadows an iteration"
     RESET = "reset"
 
@@ -133,8 +135,9 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.RUNNING, Event.BACKWARD_RAISED): (Phase.PROBED, ()),
     **{
         (phase, Event.BACKWARD_RAISED): (phase, ())
-        for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED, Phase.INCOMPLETE)
+        for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED, Phase.INCOMPLETE, Phase.BROKEN)
     },
+    **{(phase, Event.REFUSED): (Phase.BROKEN, (Action.LET_GO,)) for phase in (Phase.IDLE, Phase.ARMED)},
     # The rank ran out of data, perhaps after a forward that no backward followed.
     **{
         (phase, Event.SHADOW): (Phase.IDLE, (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK, Action.FINALIZE))

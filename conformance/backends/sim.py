@@ -42,7 +42,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, lat
     if not dist.is_initialized():  # a further group numbers its ranks anew
         device.set_device(rank % _NUM_DEVICES)
     inner = instance(GLOO.create(store, rank, world_size, timeout), GroupBackend)
-    return SimGroup(inner, device)
+    return SimGroup(inner, device, store)
 
 
 def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -> ProcessGroup:
@@ -51,7 +51,9 @@ def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -
 
 def _noticed() -> tuple[str, ...]:
     from conformance.sim_device.build import load
+    from conformance.sim_device.group import count_anew
 
+    count_anew()
     device = load()
     device.settle()
     device.take_syncs()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
@@ -127,14 +128,41 @@ def does_not_interfere(evidence: Evidence) -> Finding | None:
 def device_is_content(evidence: Evidence) -> Finding | None:
     """No rank's device found anything wrong in what the rank had it do, such as accesses that no event orders.
 
-    Does not apply where the device found nothing, or can find nothing.
+    Does not apply where the device found nothing, or can find nothing, nor where every rank refused: a gradient that
+    comes too late is added to a bucket in flight before a DDP can say that it will not average it.
     """
+    if all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank):
+        return None
     reports = {one.rank: one.device_reports for one in evidence.by_rank if one.device_reports}
     if not reports:
         return None
-    lines = [f"Rank {rank}: {report}" for rank, found in reports.items() for report in found[:_MOST_REPORTS]]
-    first = next(iter(reports.values()))[0]
+    lines = [
+        f"Rank {rank}: {_placed(report, evidence.observations[rank].history)}"
+        for rank, found in reports.items()
+        for report in found[:_MOST_REPORTS]
+    ]
+    rank, found = next(iter(reports.items()))
+    first = _placed(found[0], evidence.observations[rank].history)
     return failed("device_is_content", f"on {ranks(reports)} {first}", "\n".join(lines))
+
+
+def _placed(report: str, history: Sequence[Collective]) -> str:
+    """Return `report` with the phase, the step and the bucket of the collective that it names by its number."""
+
+    def place(match: re.Match[str]) -> str:
+        index, numel, dtype = int(match[1]), int(match[2]), match[3]
+        if index >= len(history) or (history[index].numel, history[index].dtypes[:1]) != (numel, (dtype,)):
+            return match[0]
+        one = history[index]
+        where = f"{one.phase} of step {one.step}"
+        if one.op == "all_reduce" and one.phase == "backward" and not dtype.startswith("int"):
+            alike = (
+                each for each in history[:index] if (each.op, each.phase, each.step) == (one.op, one.phase, one.step)
+            )
+            where += f", bucket {len(list(alike))}"
+        return f"{match[0][:-1]}, {where})"
+
+    return re.sub(r"#(\d+) \((\d+) x (\w+)\)", place, report)
 
 
 def missing_from(observations: Mapping[int, Observation]) -> tuple[Collective, list[int], list[int]] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.errors import KnownFailureError
-from conformance.run.baseline import Baseline, check_baseline, is_baseline, read_baseline
+from conformance.run.baseline import Baseline, check_baseline, is_baseline, read_baseline, shipped_baseline
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
@@ -63,6 +63,14 @@ def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
             " For other DDPs write down what is known of them: docs/known_failures.md"
         )
     return baseline.excuse
+
+
+def shipped_excuses(circumstances: Circumstances) -> Excuses:
+    """Return what the shipped baselines know: that over gloo, and on a device that is no CPU also that over sim."""
+    excuses = [excuses_of(shipped_baseline(circumstances.torch), circumstances)]
+    if circumstances.device != "cpu":
+        excuses.append(excuses_of(shipped_baseline(circumstances.torch, "sim"), circumstances))
+    return either(*excuses)
 
 
 def either(*several: Excuses) -> Excuses:

@@ -14,7 +14,7 @@ import click
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.known_failures import either, excuses_from, excuses_of
+from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.cli.options import selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
@@ -28,7 +28,6 @@ from conformance.report.folder import (
 )
 from conformance.report.read import read_report
 from conformance.report.terminal import ProgressBar, print_report
-from conformance.run.baseline import shipped_baseline
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
@@ -300,7 +299,7 @@ def _judge(
     if request.known_failures is not None:
         excuses.append(excuses_from(request.known_failures, everything, circumstances))
     if request.baseline:
-        excuses.append(excuses_of(shipped_baseline(circumstances.torch), circumstances))
+        excuses.append(shipped_excuses(circumstances))
     how["excuses"] = either(*excuses)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -36,17 +37,26 @@ def composed(ctx: RankContext) -> None:
 
     Observes `<index>.<action>`: all parameters, gradients and buffers after that action; where the DDP refuses, the
     exception, and ENDED from there on. A refusal in a forward counts for the facts before it where a DDP may refuse
-    late (`refusal.Refusal.late`). A training that a DDP may not refuse lets the exception through. Observes what a
-    training can see besides (`observable`) as `constructed`, after the DDP was, and as `at the end`.
+    late (`refusal.Refusal.late`), and on an accelerator: there a rank that misses nothing itself need not wait for its
+    device in backward to hear of another rank's refusal. A training that a DDP may not refuse lets the exception
+    through. Observes what a training can see besides (`observable`) as `constructed`, after the DDP was, and as `at the
+    end`.
     """
     training = Training.of(ctx.scenario)
     may = refusal(training, ctx.scenario.options)
     kept: dict[str, Any] = {}
     last_synchronised = 0
     refused: Raised | None = None
+    phase = ""
+
+    def enter(name: str) -> AbstractContextManager[None]:
+        nonlocal phase
+        phase = name
+        return ctx.phase(name)
+
     try:
         trainee = Trainee(
-            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx, training), device=ctx.device, phase=ctx.phase
+            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx, training), device=ctx.device, phase=enter
         )
         for meeting in trainee.play():
             if meeting.kind == "facts":
@@ -54,11 +64,14 @@ def composed(ctx: RankContext) -> None:
                 kept[meeting.facts] = trainee.facts()
             elif meeting.kind == "observables":
                 kept[meeting.facts] = trainee.observables()
+        if may and ctx.device.type != "cpu":
+            phase = "forward"  # the next one would begin with this
+            _check_finished(trainee.model)
     except Exception as error:
         if not may:
             raise
         refused = Raised.of(error)
-        if may.late:
+        if may.late or (phase == "forward" and ctx.device.type != "cpu"):
             kept = dict(list(kept.items())[:last_synchronised])
     names = observed_names(training)
     for name in names:
@@ -66,6 +79,13 @@ def composed(ctx: RankContext) -> None:
             ctx.observe(name, kept[name])
         elif refused is not None:
             ctx.observe(name, refused if len(kept) == names.index(name) else ENDED)
+
+
+def _check_finished(model: Any) -> None:
+    """Have a DDP say what it would say in the next forward, if it can be asked."""
+    check = getattr(model, "_check_reducer_finalized", None)
+    if check is not None:
+        check()
 
 
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:

@@ -36,9 +36,13 @@ How often the host waits for the device in a step, from forward to the end of ba
 buckets; at world size 2. Each wait empties the queue of the device. Made by `ddp-conformance renew --report FOLDER`.
 """
 
-_FOOT = """With `find_unused_parameters`, `ddp_impl` reads in each step which parameters some rank used, and whether a
-rank refuses to go on: so every rank raises when one of them finds its gradients impossible. torch's DDP reads it on
-those ranks alone that left a parameter out.
+_FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block,
+`synchronize`, operations whose result the host needs.
+
+With `find_unused_parameters`, ranks exchange in each step which parameters they used, and whether one refuses to go on
+because its gradients are impossible. A rank that left a parameter out must read the answer, as with torch's DDP. One
+that used all of them does not: its device copies the answer to the host, and a forward that finds it there raises if
+another rank refused. Where the host need not wait, on a CPU, every rank reads it, and all raise in the same backward.
 """
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.models.catalogue import get_fixture
@@ -24,8 +24,8 @@ from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
 NUM_KEPT_COLLECTIVES = 40
 
-#: Of the dtypes, those that a backend must declare.
-_DECLARED_DTYPES = frozenset(DTYPES) & CAPABILITIES
+#: What a scenario needs of a backend that names one of these in its arguments.
+_DECLARED = (frozenset(DTYPES) & CAPABILITIES) | {"sparse"}
 
 
 class Ranks(Protocol):
@@ -205,12 +205,19 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
 
     Subjects declare options, backends dtypes and sparse gradients, so that no chapter must think of them.
     """
-    named = [scenario.dtype]
-    for value in scenario.arguments.values():
-        named += value if isinstance(value, list) else [value]
-    dtypes = {name for name in named if isinstance(name, str) and name in _DECLARED_DTYPES}
+    named = {scenario.dtype, *_texts(scenario.arguments)}
     sparse = {"sparse"} if get_fixture(scenario.model).sparse else set()
-    return frozenset({*scenario.needs, *capabilities_of(scenario.options), *dtypes, *sparse})
+    return frozenset({*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in `value`, JSON data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for one in value.values() for text in _texts(one))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for one in value for text in _texts(one))
 
 
 def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str) -> ScenarioResult:

@@ -21,6 +21,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/extension.h>
 #include <unistd.h>
 
@@ -64,12 +65,14 @@ struct Block {
   std::vector<std::pair<int, uint64_t>> due;  // while freed: what must be over before it is used again
 };
 
-struct Delivery {  // a result that is poison until somebody is ordered after it; on the host: until the host is
+struct Delivery {  // a result that comes when somebody is ordered after it; on the host: when the host is
   int agent;
   uint64_t epoch;
   char* target;
   std::vector<char> bytes;
   bool to_host = false;
+  c10::intrusive_ptr<c10d::Work> work;  // of a collective: what brings `result` from the other ranks
+  at::Tensor view, result;
 };
 
 struct Lent {  // pinned memory that the device still reads: as it was when the copy was launched
@@ -154,21 +157,32 @@ void join(Clock& clock, const Clock& other) {
   for (size_t i = 0; i < other.size(); i++) clock[i] = std::max(clock[i], other[i]);
 }
 
+void take(size_t index) {
+  auto one = std::move(deliveries[index]);
+  deliveries.erase(deliveries.begin() + index);
+  if (!one.work) {
+    memcpy(one.target, one.bytes.data(), one.bytes.size());
+    return;
+  }
+  if (!one.work->isCompleted()) one.work->wait();  // a receipt that is over would wait for another message
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
+  one.view.copy_(one.result);
+}
+
 void deliver(const Clock& clock) {
   bool is_host = &clock == &clocks[kHost];
   for (size_t i = 0; i < deliveries.size();) {
     auto& one = deliveries[i];
-    if (seen(clock, one.agent) < one.epoch || (one.to_host && !is_host)) { i++; continue; }
-    memcpy(one.target, one.bytes.data(), one.bytes.size());
-    deliveries.erase(deliveries.begin() + i);
+    if (seen(clock, one.agent) < one.epoch || (one.to_host && !is_host)) i++;
+    else take(i);
   }
 }
 
-void launch(int agent, const std::string& operation) {
+void launch(int agent, const std::string& operation, bool delivers = true) {
   join(clocks[agent], clocks[kHost]);
   if (clocks[agent].size() <= size_t(agent)) clocks[agent].resize(agent + 1, 0);
   clocks[agent][agent]++;
-  deliver(clocks[agent]);
+  if (delivers) deliver(clocks[agent]);
   if (tracing) trace.emplace_back(agent_names[agent], operation);
 }
 
@@ -390,6 +404,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (tracing && one->agent >= 0 && one->agent != agent && seen(clocks[agent], one->agent) < seen(one->clock, one->agent))
       trace.emplace_back(agent_names[agent], "waits for " + agent_names[one->agent]);
     join(clocks[agent], one->clock);
+    deliver(one->clock);
   }
   // Nothing is over before somebody waited for it: asking is no waiting.
   bool queryEvent(void* event) const override {
@@ -838,7 +853,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using Lock = std::lock_guard<std::recursive_mutex>;
   at::RegisterPrivateUse1HooksInterface(new Hooks());
   m.def("configure", [](bool is_late, uint64_t seed) { Lock guard(mutex); late = is_late; rounding_seed = seed; });
-  m.def("is_late", [] { return late; });
   m.def("current_device", [] { return int(current_device); });
   m.def("set_device", [](int device) { Guard().setDevice(c10::Device(kSim, device)); });
   m.def("device_count", [] { return kNumDevices; });
@@ -848,17 +862,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Lock guard(mutex);
     const auto& any = reads.empty() ? writes : reads;
     int agent = agent_of(stream_of(any.empty() ? int(current_device) : int(any[0].device().index())));
-    launch(agent, operation);
+    launch(agent, operation, false);  // behind other collectives of the stream, and the host does not wait for them
     for (const auto& one : reads) access(one, agent, false, operation);
     for (const auto& one : writes) access(one, agent, true, operation);
   });
-  m.def("deliver_late", [](const at::Tensor& target, const at::Tensor& bytes) {  // both contiguous, `bytes` on the CPU
+  // What a collective that was launched last on the current stream brings: `result`, on the CPU, once `work` is over.
+  m.def("will_arrive", [](const at::Tensor& target, const at::Tensor& result, const c10::intrusive_ptr<c10d::Work>& work) {
     Lock guard(mutex);
     int agent = agent_of(stream_of(target.device().index()));
-    char* place = kernel_address(target.data_ptr());
-    auto* from = static_cast<char*>(bytes.data_ptr());
-    deliveries.push_back({agent, seen(clocks[agent], agent), place, std::vector<char>(from, from + bytes.nbytes())});
-    memset(place, 0xff, bytes.nbytes());
+    char* place = kernel_address(target.storage().data());
+    if (late && target.is_contiguous()) memset(kernel_address(target.data_ptr()), 0xff, target.nbytes());
+    deliveries.push_back({agent, seen(clocks[agent], agent), place, {}, false, work, host_view(target), result});
+  });
+  m.def("arrive_in", [](const at::Tensor& tensor) {  // what earlier collectives bring, because another one sends it on
+    Lock guard(mutex);
+    char* place = kernel_address(tensor.storage().data());
+    for (size_t i = 0; i < deliveries.size();)
+      if (deliveries[i].work && deliveries[i].target == place) take(i);
+      else i++;
   });
   m.def("take_races", [] { Lock guard(mutex); auto taken = races; races.clear(); return taken; });
   m.def("take_syncs", [] { Lock guard(mutex); auto taken = syncs; syncs.clear(); return taken; });
@@ -869,6 +890,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Clock all;
     for (auto& one : clocks) join(all, one);
     for (auto& one : clocks) join(one, all);
+    // Collectives that other ranks never took part in bring nothing.
+    deliveries.erase(std::remove_if(deliveries.begin(), deliveries.end(), [](const Delivery& d) { return d.work && !d.work->isCompleted(); }), deliveries.end());
     deliver(clocks[kHost]);
     take_back();
     for (auto& [start, block] : blocks) block.accesses.clear();

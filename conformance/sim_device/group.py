@@ -2,11 +2,12 @@
 
 As NCCL's, a collective runs on a stream of the group's own, which first waits for the current one; `wait` makes the
 current stream wait for it, and not the host; a future is complete at once, and whoever uses it waits on its stream. The
-host meets the other ranks when it launches a collective, so that a run is deterministic.
+kernels of this device run at once, so the host meets the other ranks when somebody is ordered after a collective.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 _Nested = Any
 
@@ -38,8 +40,6 @@ _METHODS: dict[str, tuple[int, int]] = {
 }
 #: Of these, what joins or splits flat tensors.
 _FLAT = ("_allgather_base", "_reduce_scatter_base")
-#: Of these, what one rank does with one other.
-_PEERS = ("send", "recv")
 #: Names that torch has had since 2.12 for some of them.
 _ALIASES = {
     "all_gather_single": "_allgather_base",
@@ -53,10 +53,13 @@ _ALIASES = {
 class SimWork(dist.Work):
     """A collective that has been launched on `stream`."""
 
-    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor]) -> None:
-        """Record the end of what `stream` holds so far; without a stream there is nothing to wait for."""
+    def __init__(self, stream: torch.Stream | None, outputs: list[Tensor], inner: Any = None) -> None:
+        """Record the end of what `stream` holds so far; without a stream there is nothing to wait for.
+
+        `inner` is gloo's work.
+        """
         super().__init__()
-        self._arrive: Callable[[], None] | None = None
+        self._inner = inner
         self._stream = stream
         self._end = torch.Event() if stream is None else stream.record_event()
         self._outputs = outputs
@@ -69,21 +72,10 @@ class SimWork(dist.Work):
 
     def synchronize(self) -> None:
         """Make the current stream wait; the host goes on."""
-        self.meet()
+        if self._inner is not None:
+            self._inner.wait()
         if self._stream is not None:
             torch.accelerator.current_stream(self._stream.device).wait_event(self._end)
-
-    def arrives_by(self, arrive: Callable[[], None]) -> None:
-        """Meet the peer when somebody waits: a rank may launch a send and a receipt before it meets anybody."""
-        self._arrive = arrive
-
-    def meet(self) -> None:
-        """Wait on the host until the peers have come, once; the bytes are then on the stream."""
-        arrive, self._arrive = self._arrive, None
-        if arrive is not None and self._stream is not None:
-            with _on(self._stream):
-                arrive()
-            self._end = self._stream.record_event()
 
     def block_current_stream(self) -> None:
         """Make the current stream wait; the host goes on."""
@@ -91,7 +83,6 @@ class SimWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Tell whether the host knows that the collective is over."""
-        self.meet()
         return self._stream is None or self._end.query()
 
     def is_success(self) -> bool:
@@ -108,7 +99,6 @@ class SimWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future that is complete, on the collective's stream."""
-        self.meet()
         if self._future is None:
             self._future = torch.futures.Future(devices=[] if self._stream is None else [self._stream.device])
             with _on(self._stream):
@@ -119,18 +109,24 @@ class SimWork(dist.Work):
 class SimGroup(dist.ProcessGroup):
     """Relays to `inner`, a gloo backend, what ranks do with tensors on the simulated device."""
 
-    def __init__(self, inner: Any, device: Any) -> None:
-        """Wrap `inner`; `device` is the compiled device."""
+    def __init__(self, inner: Any, device: Any, store: Store) -> None:
+        """Wrap `inner`; `device` is the compiled device, `store` the one that ranks have met in."""
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
+        self._store = store
         self._sim = device
         self._streams: dict[int, torch.Stream] = {}
         self._coalescing: list[SimWork] | None = None
         self._num_launched = 0
+        _groups.add(self)
         self._name = self._description = ""
         for kind in (torch.device("sim"), torch.device("cpu")):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, inner)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+    def count_anew(self) -> None:
+        """Begin to number collectives from 0, as the history of the next scenario does."""
+        self._num_launched = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the backend's name."""
@@ -143,6 +139,10 @@ class SimGroup(dist.ProcessGroup):
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name that torch gave."""
         return self._name
+
+    def get_group_store(self) -> Store:
+        """Return the store that ranks have met in."""
+        return self._store
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Keep the description."""
@@ -162,6 +162,7 @@ class SimGroup(dist.ProcessGroup):
 
     def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
         """Wait for all ranks; returns a work that is done."""
+        self._num_launched += 1
         self._inner.barrier().wait()
         return SimWork(None, [])
 
@@ -170,11 +171,11 @@ class SimGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device_type: torch.device) -> SimWork:
         works, self._coalescing = self._coalescing or [], None
-        for work in works:
-            work.meet()
         return works[-1] if works else SimWork(None, [])
 
     def _launch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SimWork:
+        number = self._num_launched
+        self._num_launched += 1
         writes, reads = _METHODS[method]
         arguments = [*args, *kwargs.values()]
         outputs = _flat(arguments[writes]) if writes >= 0 else []
@@ -184,9 +185,8 @@ class SimGroup(dist.ProcessGroup):
             work = getattr(self._inner, method)(*args, **kwargs)
             work.wait()
             return SimWork(None, outputs)
-        self._num_launched += 1
         moved = (outputs or inputs)[0]
-        operation = f"{method} {self._num_launched} of the group ({moved.numel()} x {str(moved.dtype)[6:]})"
+        operation = f"{method} #{number} ({moved.numel()} x {str(moved.dtype)[6:]})"
         stream = self._streams.setdefault(device.index, torch.Stream(device))
         stream.wait_stream(torch.accelerator.current_stream(device))
         with _on(stream):
@@ -199,16 +199,10 @@ class SimGroup(dist.ProcessGroup):
             inner = getattr(self._inner, method)(*arguments)
             for tensor in (*inputs, *outputs):
                 tensor.record_stream(stream)
-            work = SimWork(stream, outputs)
-
-            def arrive() -> None:
-                inner.wait()
-                for tensor in outputs:
-                    self._arrive(tensor, staged[id(tensor)])
-
-            work.arrives_by(arrive)
-            if method not in _PEERS:
-                work.meet()
+            for tensor in outputs:
+                if tensor.device.type == "sim":
+                    self._sim.will_arrive(tensor, staged[id(tensor)], inner)
+            work = SimWork(stream, outputs, inner)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -217,16 +211,18 @@ class SimGroup(dist.ProcessGroup):
         if tensor.device.type != "sim":
             staged[id(tensor)] = tensor
         elif id(tensor) not in staged:
+            self._sim.arrive_in(tensor)
             staged[id(tensor)] = self._sim.host_view(tensor).contiguous().clone()
         return staged[id(tensor)]
 
-    def _arrive(self, tensor: Tensor, result: Tensor) -> None:
-        if tensor.device.type != "sim":
-            return
-        if self._sim.is_late() and tensor.is_contiguous() and tensor.numel():
-            self._sim.deliver_late(tensor, result)
-        else:
-            self._sim.host_view(tensor).copy_(result)
+
+_groups: weakref.WeakSet[SimGroup] = weakref.WeakSet()
+
+
+def count_anew() -> None:
+    """Begin to number the collectives of every group of this process from 0."""
+    for group in list(_groups):
+        group.count_anew()
 
 
 def _relay(method: str) -> Callable[..., SimWork]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from conformance.mutants.bases import NothingToWaitFor, Reducing
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
 
@@ -83,6 +84,18 @@ class AsksForANumber(Reducing):
             if not buffer.isfinite().all():
                 raise ValueError("not finite")
             return buffer
+
+
+class ReadsUsageInEachStep(Reducing):
+    """BUG: with find_unused_parameters every rank reads what others used, also one that used all parameters."""
+
+    class OwnUsage(ParameterUsage):
+        """Is curious."""
+
+        def end_agreeing(self) -> None:
+            """Wait for the device."""
+            super().end_agreeing()
+            self.num_users()
 
 
 class LaunchesAtTheEnd(DistributedDataParallel):

@@ -30,6 +30,8 @@ from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 NUM_STEPS = 4
+#: Ranks agree on buckets once: before the second step, with a static graph perhaps before the third.
+_SETTLED = 3
 _WIDTH = 4
 _NUM_LAYERS = 4
 #: How a device's module calls what counts and lists; devices without it make a scenario that needs it UNSUPPORTED.
@@ -150,7 +152,7 @@ def on_streams(ctx: RankContext) -> None:
                             guards.check("backward")
                 if arguments.get("logs"):
                     model._get_ddp_logging_data()
-                if "counts" in arguments and index > 1:  # ranks agree on buckets once, before the second step
+                if "counts" in arguments and index >= _SETTLED:
                     syncs = max(syncs, device_module.take_syncs(), key=len)
                 if "traces" in arguments:
                     traces.append(device_module.take_trace())

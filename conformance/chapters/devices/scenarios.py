@@ -63,9 +63,9 @@ def _streams(world_size: int) -> Iterator[Scenario]:
             if "bucket_cap_mb" in options:
                 yield _training("DEV-05", slug, world_size, options, traces="launches_early")
     for place in ("default", "side"):
-        yield _training("DEV-04", place, world_size, _UNUSED, counts=1, place=place)
+        yield _training("DEV-04", place, world_size, _UNUSED, counts=0, place=place)
         yield _training("DEV-04", f"{place}-spare", world_size, _UNUSED, counts=1, place=place, spare=True)
-        yield _training("DEV-04", f"{place}-view", world_size, {**_UNUSED, **_VIEW}, counts=1, place=place)
+        yield _training("DEV-04", f"{place}-view", world_size, {**_UNUSED, **_VIEW}, counts=0, place=place)
 
 
 def _user_streams(world_size: int) -> Iterator[Scenario]:

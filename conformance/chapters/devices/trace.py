@@ -10,6 +10,7 @@ from collections.abc import Sequence
 Trace = Sequence[tuple[str, str]]
 
 _REDUCTION = "allreduce"
+_WHOLE_NUMBERS = " x int"
 #: Gradients of weights are products of matrices.
 _PRODUCT = "mm"
 #: A layer's weight and bias become ready together, behind the last product.
@@ -41,7 +42,12 @@ def waits_early(trace: Trace) -> list[str]:
 
 
 def _launches(trace: Trace) -> list[int]:
-    return [place for place, (_, operation) in enumerate(trace) if operation.startswith(_REDUCTION)]
+    """Return the places of the reductions of gradients: those of whole numbers exchange which parameters are used."""
+    return [
+        place
+        for place, (_, operation) in enumerate(trace)
+        if operation.startswith(_REDUCTION) and _WHOLE_NUMBERS not in operation
+    ]
 
 
 def _last_product(trace: Trace) -> int:
