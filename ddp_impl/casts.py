@@ -62,7 +62,8 @@ class Casts:
         copy = self._copies.get(parameter)
         if copy is None:
             copy = self._copies[parameter] = self._cast(parameter)
-        copy.wait()
+        if copy.batch is not None:
+            copy.batch.wait(copy.tensor)
         return copy.tensor
 
     def _let_go_of_last(self) -> None:
@@ -76,10 +77,10 @@ class Casts:
 
     def _cast(self, parameter: nn.Parameter) -> _Copy:
         # Forward may read under `no_grad` first and with gradients later; both must get this tensor.
-        with torch.inference_mode(False), torch.set_grad_enabled(self._with_gradients):
-            if self._ahead is None:
-                return _Copy(parameter.to(self.dtype))
-            return self._ahead.take(parameter)
+        if torch.is_grad_enabled() is not self._with_gradients:
+            with torch.inference_mode(False), torch.set_grad_enabled(self._with_gradients):
+                return self._cast(parameter)
+        return _Copy(parameter.to(self.dtype)) if self._ahead is None else self._ahead.take(parameter)
 
 
 def _has_streams(device: torch.device) -> bool:
@@ -97,12 +98,8 @@ def _last_reads(reads: Sequence[nn.Parameter]) -> list[nn.Parameter | None]:
 @dataclass(slots=True)
 class _Copy:
     tensor: Tensor
+    #: What the stream that reads must wait for; None on a device without streams.
     batch: _Batch | None = None
-
-    def wait(self) -> None:
-        """Make the current stream wait until the copy is there."""
-        if self.batch is not None:
-            self.batch.wait(self.tensor)
 
 
 @dataclass(slots=True)
@@ -147,7 +144,6 @@ class _CastsAhead:
             stream = torch.accelerator.current_stream(parameter.device)
             return _Copy(tensor, _Batch(stream.record_event(), {stream}))
         if parameter.requires_grad and torch.is_grad_enabled():
-            copy.wait()
             copy.tensor = _InGraph.apply(parameter, [copy.tensor])
         return copy
 

@@ -136,7 +136,7 @@ def mixed_precision_casts(ctx: RankContext) -> None:
 
     Observes of each step but the first, from which a DDP may learn: `cast` (bytes of casts for each parameter),
     `order` (parameters, by their first cast), `kept` (copies that forward had done with, while it ran) and `left`
-    (those that exist after the step); with `traces`, on a device that lists its work, which casts ran beside computation.
+    (those that exist after the step); with `traces`, on a device that lists its work, what ran beside computation.
     """
     dtype = precision_of(ctx.scenario.options).param_dtype
     evaluates, traces = ctx.arguments.get("evaluates", False), ctx.arguments.get("traces", False)
