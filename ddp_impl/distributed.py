@@ -202,8 +202,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
         What overrides it is compiled without cuts, because it need not call the module.
         """
-        with contextlib.nullcontext() if self._caster is None else self._caster.casting():
-            return self._compiled_calls.current(self.module)(*inputs, **kwargs)
+        call = self._compiled_calls.current(self.module)
+        if self._caster is None:
+            return call(*inputs, **kwargs)
+        with self._caster.casting(self.device, at_once=call is not self.module):
+            return call(*inputs, **kwargs)
 
     @property
     def _synchronises(self) -> bool:

@@ -1,21 +1,24 @@
 """Computing and reducing in a lower precision than the one parameters are kept in (pytorch/pytorch#92882).
 
-Parameters stay in full precision at all times. While the wrapped module runs, it sees casts of them; the casts are part
-of the autograd graph, so gradients arrive at the parameters in full precision through the ordinary hooks. Hence every
-other feature (unused parameters, join, comm hooks, optimizers in backward) works unchanged, on any device. Gradients
-travel in `reduce_dtype`: buckets are allocated in it, and copying in and out casts.
+Parameters stay in full precision at all times. While the wrapped module runs, it sees casts of them where it reads them
+(`casts.py`: which, when, and for how long). The casts are part of the autograd graph, so gradients arrive at the
+parameters in full precision through the ordinary hooks. Hence every other feature (unused parameters, join, comm hooks,
+optimizers in backward) works unchanged, on any device. Gradients travel in `reduce_dtype`: buckets are allocated in it,
+and copying in and out casts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddp_impl.casts import Casts
 from ddp_impl.nested_tensors import cast
 from ddp_impl.parameter_swap import ParameterSwap
 from ddp_impl.torch_internals import in_backward
@@ -40,7 +43,12 @@ class MixedPrecision:
 
     @staticmethod
     def of(config: Any) -> MixedPrecision:
-        """Read our own or torch's `_MixedPrecision`; raises `TypeError` for anything else and for integer dtypes."""
+        """Read our own, torch's `_MixedPrecision` or FSDP's `MixedPrecision`.
+
+        Raises `TypeError` for anything else and for integer dtypes, and `ValueError` for an option of the object, such
+        as `keep_low_precision_grads` of FSDP's, that is set and has no meaning here.
+        Of FSDP's, `cast_root_forward_inputs` tells about inputs, and `_module_classes_to_ignore` what stays full.
+        """
         if isinstance(config, MixedPrecision):
             checked = config
         else:
@@ -49,14 +57,15 @@ class MixedPrecision:
                     config.param_dtype,
                     config.reduce_dtype,
                     config.buffer_dtype,
-                    getattr(config, "cast_forward_inputs", True),
-                    tuple(getattr(config, "full_precision_modules", ())),
+                    _first_of(config, "cast_root_forward_inputs", "cast_forward_inputs", default=True),
+                    tuple(_first_of(config, "full_precision_modules", "_module_classes_to_ignore", default=())),
                 )
             except AttributeError:
                 raise TypeError(
                     "mixed_precision must have param_dtype, reduce_dtype and buffer_dtype (ddp_impl.MixedPrecision or "
                     f"torch's _MixedPrecision); got {type(config).__name__}"
                 ) from None
+            _refuse_other_options(config)
         for name in ("param_dtype", "reduce_dtype", "buffer_dtype"):
             dtype = getattr(checked, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -80,18 +89,25 @@ class PrecisionCaster:
             for name, buffer in module.named_buffers():
                 if name not in ignored and buffer.is_floating_point():
                     buffer.data = buffer.to(config.buffer_dtype)
-        if config.param_dtype is not None:
-            self._cast_while_recomputing()
+        self._casts = None if config.param_dtype is None else Casts(config.param_dtype)
+        if self._casts is not None:
+            self._cast_while_recomputing(module)
             self._keep_full_precision(module)
 
     @contextlib.contextmanager
-    def casting(self) -> Iterator[None]:
-        """Let the module compute in `param_dtype` while the block runs."""
-        if self.config.param_dtype is None:
+    def casting(self, device: torch.device, *, at_once: bool) -> Iterator[None]:
+        """Let the module compute in `param_dtype` while the block runs, which is one forward.
+
+        `at_once` casts all parameters before it: a compiled module takes them as inputs of its graph.
+        """
+        if self._casts is None or self._swap.active:
             yield
-            return
-        with self._swap.swapped(self._cast):
-            yield
+        elif at_once:
+            with self._swap.swapped(self._cast):
+                yield
+        else:
+            with self._casts.during_forward(device), self._swap.read_through(self._casts.read):
+                yield
 
     def cast_inputs(self, value: Any) -> Any:
         """Cast every floating-point tensor in nested containers to `param_dtype`, if inputs are to be cast."""
@@ -102,19 +118,29 @@ class PrecisionCaster:
     def _cast(self, parameter: Tensor) -> Tensor:
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
 
-    def _cast_while_recomputing(self) -> None:
-        # Checkpointing runs modules again during backward, when the wrapper's forward is long over.
-        def before(owner: nn.Module, _: Any) -> None:
-            if not self._swap.active and in_backward():
-                self._swap.show(owner, self._cast)
+    def _cast_while_recomputing(self, module: nn.Module) -> None:
+        # Checkpointing runs modules again during backward, when the wrapper's forward is long over. The outermost one
+        # that runs shows the casts of all within it: some are read without being called.
+        running: list[nn.Module] = []
+        shown = contextlib.ExitStack()
 
-        def after(owner: nn.Module, _: Any, __: Any) -> None:
-            if not self._swap.active and in_backward():
-                self._swap.hide(owner)
+        def before(called: nn.Module, _: Any) -> None:
+            if not running and (self._swap.active or not in_backward()):
+                return
+            running.append(called)
+            if len(running) == 1:
+                shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
 
-        for owner in self._swap.owners:
-            owner.register_forward_pre_hook(before)
-            owner.register_forward_hook(after, always_call=True)
+        def after(called: nn.Module, _: Any, __: Any) -> None:
+            if running and running[-1] is called:
+                running.pop()
+                if not running:
+                    shown.close()
+
+        for part in module.modules():
+            if self._swap.has_any_of(part):
+                part.register_forward_pre_hook(before)
+                part.register_forward_hook(after, always_call=True)
 
     def _keep_full_precision(self, module: nn.Module) -> None:
         def up(_: nn.Module, inputs: Any) -> Any:
@@ -135,3 +161,33 @@ class PrecisionCaster:
 
     def _casts_now(self) -> bool:
         return self._swap.active or in_backward()
+
+
+def _first_of(config: Any, *names: str, default: Any) -> Any:
+    return next((getattr(config, name) for name in names if hasattr(config, name)), default)
+
+
+def _refuse_other_options(config: Any) -> None:
+    """Raise `ValueError` if `config` asks for something that `MixedPrecision` has no word for."""
+    options = {field.name for field in dataclasses.fields(MixedPrecision)}
+    known = {*options, "cast_root_forward_inputs", "_module_classes_to_ignore"}
+    asked = [
+        f"{name}={value!r}" for name, value in getattr(config, "__dict__", {}).items() if name not in known and value
+    ]
+    if asked:
+        raise ValueError(
+            f"mixed_precision asks for {', '.join(asked)}, which DistributedDataParallel does not offer: leave it "
+            f"out. Gradients have the dtype of their parameter. Options are {', '.join(sorted(options))}"
+        )
+
+
+def _once_each(cast: Callable[[nn.Parameter], Tensor]) -> Callable[[nn.Parameter], Tensor]:
+    copies: dict[nn.Parameter, Tensor] = {}
+
+    def cast_once(parameter: nn.Parameter) -> Tensor:
+        if parameter not in copies:
+            with torch.enable_grad():
+                copies[parameter] = cast(parameter)
+        return copies[parameter]
+
+    return cast_once

@@ -1,17 +1,19 @@
 """Putting other tensors in the place of a module's parameters while it runs.
 
 Only the module's own table of parameters is changed and put back; the parameters keep their identity, their gradients
-and their hooks, so everything that DDP does with them goes on as before.
+and their hooks, so everything that DDP does with them goes on as before. `swapped` puts all of them there at once;
+`read_through` makes each when somebody reads it, by whatever way: also of a module that is not called itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
-from ddp_impl.torch_internals import parameter_table, refresh_recurrent
+from ddp_impl.torch_internals import parameter_table, refresh_recurrent, set_parameter_table
 
 Replace = Callable[[nn.Parameter], Tensor]
 
@@ -27,19 +29,19 @@ class ParameterSwap:
         for module_name, owner in module.named_modules():
             if keeps(owner):
                 continue
-            for own_name, parameter in owner.named_parameters(recurse=False):
+            for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
                 name = f"{module_name}.{own_name}" if module_name else own_name
                 if name not in kept:
                     self._slots.append((owner, own_name, parameter))
         self._slots_of: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter]]] = {}
         for slot in self._slots:
             self._slots_of.setdefault(slot[0], []).append(slot)
+        self._own = {owner: {name: each for _, name, each in slots} for owner, slots in self._slots_of.items()}
         self.active = False
 
-    @property
-    def owners(self) -> list[nn.Module]:
-        """The modules that own at least one of the parameters."""
-        return list(self._slots_of)
+    def has_any_of(self, root: nn.Module) -> bool:
+        """Whether `root` or a module in it owns one of the parameters."""
+        return any(module in self._slots_of for module in root.modules())
 
     @contextlib.contextmanager
     def swapped(self, replace: Replace) -> Iterator[None]:
@@ -56,14 +58,69 @@ class ParameterSwap:
             self.active = False
             _restore(self._slots)
 
-    def show(self, owner: nn.Module, replace: Replace) -> None:
-        """Replace the parameters of `owner` alone, until `hide`."""
-        slots = self._slots_of[owner]
-        _install(slots, {parameter: replace(parameter) for _, _, parameter in slots})
+    @contextlib.contextmanager
+    def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
+        """Show `replace(parameter)` to whoever reads one while the block runs; nested use changes nothing.
 
-    def hide(self, owner: nn.Module) -> None:
-        """Give `owner` its own parameters back."""
-        _restore(self._slots_of[owner])
+        With `root` only the parameters of its modules. What the block puts into a table itself is shown as it is.
+        """
+        if self.active:
+            yield
+            return
+        modules = self._slots_of if root is None else [each for each in root.modules() if each in self._slots_of]
+        before = [(owner, parameter_table(owner)) for owner in modules]
+        self.active = True
+        try:
+            for owner, table in before:
+                set_parameter_table(owner, _ReadThrough(table, self._own[owner], replace))
+            yield
+        finally:
+            self.active = False
+            for owner, table in before:
+                _hand_back(table, parameter_table(owner))
+                set_parameter_table(owner, table)
+                _restore(self._slots_of[owner])
+
+
+class _ReadThrough(dict[str, Any]):
+    """A module's table of parameters, which shows others in place of its `own` parameters."""
+
+    def __init__(self, table: dict[str, Any], own: Mapping[str, nn.Parameter], replace: Replace) -> None:
+        super().__init__(table)
+        self._own, self._replace = own, replace
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        own = self._own.get(name)
+        return self._replace(own) if own is not None and own is value else value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def values(self) -> Any:
+        return {name: self[name] for name in self}.values()
+
+    def items(self) -> Any:
+        return {name: self[name] for name in self}.items()
+
+    def __reduce__(self) -> Any:
+        return dict, (_as_it_is(self),)  # a copy of the module has the parameters
+
+
+def _as_it_is(table: dict[str, Any]) -> dict[str, Any]:
+    """Return what is in `table`, not what it shows."""
+    return {name: dict.__getitem__(table, name) for name in table}
+
+
+def _hand_back(table: dict[str, Any], used: dict[str, Any]) -> None:
+    """Do to `table` what somebody has done to the one that was `used` in its place."""
+    now = _as_it_is(used)
+    if list(now) != list(table) or any(now[name] is not table[name] for name in table):
+        table.clear()
+        table.update(now)
 
 
 def _install(slots: list[tuple[nn.Module, str, nn.Parameter]], replacements: dict[nn.Parameter, Tensor]) -> None:

@@ -257,6 +257,11 @@ def parameter_table(module: nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
+def set_parameter_table(module: nn.Module, table: dict[str, Any]) -> None:
+    """Have a module keep its own parameters in `table`."""
+    module.__dict__["_parameters"] = table
+
+
 def child_table(module: nn.Module) -> dict[str, Any]:
     """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
     return module._modules

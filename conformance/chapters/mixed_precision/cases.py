@@ -138,6 +138,14 @@ def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
     return {"raised": raised, "kept": kept, **_ordinary(model, turn)}
 
 
+def _frozen_is_written(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    facts = _ordinary(model, turn)
+    for part in model.modules():
+        if isinstance(part, layers.Frozen):  # of the truth, that which is trained and its copy
+            part.first.weight.data.neg_()
+    return facts
+
+
 CASES: Mapping[str, Case] = {
     "layers": Case(layers.Layers, _ordinary),
     "tied": Case(layers.Tied, _one_row),
@@ -158,6 +166,10 @@ CASES: Mapping[str, Case] = {
     "between": Case(layers.WithPReLU, _ordinary),
     "casts_itself": Case(layers.CastsItself, _ordinary),
     "evaluating": Case(layers.Layers, _evaluating),
+    "lent": Case(layers.Lent, _ordinary),
+    "lent_checkpoint": Case(lambda: layers.Lent(checkpointed=True), _input_gradient),
+    "peeking": Case(layers.Peeking, _ordinary),
+    "frozen_is_written": Case(layers.Frozen, _frozen_is_written),
     "interrupted": Case(layers.Refusing, _interrupted),
 }
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ddp_impl import DistributedDataParallel, distributed, replicas
+from ddp_impl import DistributedDataParallel, casts, distributed, mixed_precision, replicas
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.casts import Casts
 from ddp_impl.mixed_precision import PrecisionCaster
 from ddp_impl.replicas import Replica
 
@@ -82,7 +85,7 @@ class RecomputesInFull(_Casting):
     class OwnCaster(PrecisionCaster):
         """Casts in forward only."""
 
-        def _cast_while_recomputing(self) -> None:
+        def _cast_while_recomputing(self, module: nn.Module) -> None:
             pass
 
 
@@ -188,4 +191,134 @@ class ComparesNoOptions(DistributedDataParallel):
             return dataclasses.replace(describe(*args, **options), options={})
 
         with mock.patch.object(distributed, "describe", without):
+            super().__init__(*args, **kwargs)
+
+
+class CastsAtOnce(_Casting):
+    """BUG: each forward casts all parameters before it begins, used or not, and keeps the copies until it ends."""
+
+    class OwnCaster(PrecisionCaster):
+        """Casts as for a compiled module."""
+
+        @contextlib.contextmanager
+        def casting(self, device: torch.device, *, at_once: bool) -> Iterator[None]:
+            """Cast all parameters in the order of their registration."""
+            with super().casting(device, at_once=True):
+                yield
+
+
+class _CastsLike(_Casting):
+    """Gives a DDP the casts that a mutant defines."""
+
+    OwnCasts: type[Casts] = Casts
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(mixed_precision, "Casts", self.OwnCasts):
+            super().__init__(*args, **kwargs)
+
+
+class CastsAtEachRead(_CastsLike):
+    """BUG: a parameter is cast as often as forward reads it."""
+
+    class OwnCasts(Casts):
+        """Remembers no copy."""
+
+        def read(self, parameter: nn.Parameter) -> Tensor:
+            """Cast again."""
+            self._copies.pop(parameter, None)
+            return super().read(parameter)
+
+
+class KeepsCopies(_CastsLike):
+    """BUG: low-precision copies are kept until the next forward."""
+
+    class OwnCasts(Casts):
+        """Lets go of nothing that it may need again."""
+
+        _all: list[Tensor]
+
+        @contextlib.contextmanager
+        def during_forward(self, device: torch.device) -> Iterator[None]:
+            """Drop the copies of the last forward."""
+            self._all = []
+            with super().during_forward(device):
+                yield
+
+        def read(self, parameter: nn.Parameter) -> Tensor:
+            """Keep what is read."""
+            self._all.append(super().read(parameter))
+            return self._all[-1]
+
+
+class KeepsFrozenCasts(_CastsLike):
+    """BUG: the copy of a frozen parameter is kept until its version changes, which `.data` does not."""
+
+    class OwnCasts(Casts):
+        """Casts frozen parameters once."""
+
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__(dtype)
+            self._frozen: dict[tuple[nn.Parameter, int], Tensor] = {}
+
+        def read(self, parameter: nn.Parameter) -> Tensor:
+            """Look at the version alone."""
+            if parameter.requires_grad:
+                return super().read(parameter)
+            key = (parameter, parameter._version)
+            if key not in self._frozen:
+                self._frozen[key] = super().read(parameter)
+            return self._frozen[key]
+
+
+class CastsWithoutGraph(_CastsLike):
+    """BUG: a parameter that forward reads under `no_grad` first gets no gradient."""
+
+    class OwnCasts(Casts):
+        """Casts in the mode of the first read."""
+
+        def read(self, parameter: nn.Parameter) -> Tensor:
+            """Take over the mode."""
+            self._with_gradients = torch.is_grad_enabled()
+            return super().read(parameter)
+
+
+class CastsInTheWay(_CastsLike):
+    """BUG: parameters are cast when they are read, on the stream that computes."""
+
+    class OwnCasts(Casts):
+        """Knows no streams."""
+
+        @contextlib.contextmanager
+        def during_forward(self, device: torch.device) -> Iterator[None]:
+            """Do as on a CPU."""
+            with super().during_forward(torch.device("cpu")):
+                yield
+
+
+class ReadsCastsInFlight(DistributedDataParallel):
+    """BUG: the stream that computes does not wait for casts on another one."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Let each batch wait for nothing."""
+        with mock.patch.object(casts._Batch, "wait"):
+            return super().forward(*inputs, **kwargs)
+
+
+class RecomputesCalledAlone(_Casting):
+    """BUG: where checkpointing runs a layer again, it finds casts of its own parameters but not of its children's."""
+
+    class OwnCaster(PrecisionCaster):
+        """Recomputes with what is called itself."""
+
+        def _cast_while_recomputing(self, module: nn.Module) -> None:
+            for part in module.modules():
+                if not [*part.children()]:
+                    super()._cast_while_recomputing(part)
+
+
+class KeepsWhatIsNotOffered(DistributedDataParallel):
+    """BUG: an option of the configuration that the DDP does not know is ignored, as torch's DDP does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(mixed_precision, "_refuse_other_options"):
             super().__init__(*args, **kwargs)

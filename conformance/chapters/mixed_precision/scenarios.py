@@ -60,6 +60,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _precisions()
     yield from _cases()
     yield from _wishes()
+    yield from _casts()
     yield from _surface()
 
 
@@ -124,6 +125,8 @@ def _cases() -> Iterator[Scenario]:
         ("MIXED-13", "checkpoint"), ("MIXED-13", "checkpoint_reentrant"), ("MIXED-08", "ignored_in_root"),
         ("MIXED-05", "containers"), ("MIXED-05", "input_gradient"), ("MIXED-22", "two_dtypes"),
         ("MIXED-22", "complex"), ("MIXED-02", "evaluating"), ("MIXED-02", "interrupted"),
+        ("MIXED-27", "frozen_is_written"), ("MIXED-28", "lent"), ("MIXED-28", "lent_checkpoint"),
+        ("MIXED-04", "peeking"),
     ):  # fmt: skip
         also = ("MIXED-03", "MIXED-10") if case == "layers" else ()
         for slug, precision in (("-half", _HALF), ("-bfloat16", _BRAIN)):
@@ -164,6 +167,24 @@ def _wishes() -> Iterator[Scenario]:
     yield _train("MIXED-17", "gpt", "gpt", 2, norms, needs=kept)
 
 
+def _casts() -> Iterator[Scenario]:
+    for requirement, asks in (("MIXED-24", "cast"), ("MIXED-25", "order"), ("MIXED-26", "kept")):
+        for slug, precision in (("half", _HALF), ("bfloat16", _BRAIN)):
+            for evaluates in (False, True):
+                arguments = {"asks": asks, **({"evaluates": True} if evaluates else {})}
+                yield _scenario(
+                    requirement, f"{asks}-{slug}{'-evaluating' * evaluates}", "mixed_precision_casts", 2, precision,
+                    arguments=arguments, options=_FIND, min_collectives=0 if evaluates else 1,
+                )  # fmt: skip
+    for slug, precision in (("half", _HALF), ("bfloat16", _BRAIN)):
+        for evaluates in (False, True):
+            arguments = {"asks": "beside", "traces": True, **({"evaluates": True} if evaluates else {})}
+            yield _scenario(
+                "MIXED-25", f"beside-{slug}{'-evaluating' * evaluates}", "mixed_precision_casts", 2, precision,
+                arguments=arguments, options=_FIND, min_collectives=0 if evaluates else 1,
+            )  # fmt: skip
+
+
 def _surface() -> Iterator[Scenario]:
     for slug, precision in (
         ("half", _HALF), ("bfloat16", _BRAIN), ("only-buffers", {"buffer_dtype": "bfloat16"}),
@@ -185,6 +206,8 @@ def _surface() -> Iterator[Scenario]:
         )  # fmt: skip
     for case in ("integer_param", "integer_reduce", "text", "dtype_alone", "other_object"):
         yield _refused("MIXED-19", case, 2)
+    for case in ("keeps_gradients", "keeps_gradients_as_fsdp"):
+        yield _refused("MIXED-29", case, 2)
     for case in ("reduce_differs", "param_differs", "only_one_rank"):
         for world_size in (2, 3):
             yield _refused("MIXED-20", case, world_size)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import fsdp
 
 from conformance.models.integers import integers
 from conformance.models.low_precision import Precision, precision_of
@@ -126,7 +128,15 @@ class _Nothing:
     """No configuration at all."""
 
 
+@dataclass
+class _Keeping(Precision):
+    """An option that torch's source announces and no release has had."""
+
+    keep_low_precision_grads: bool = True
+
+
 _TEXT: Any = "float16"
+_KEEPS = Raises(("TypeError", "ValueError"), ("keep_low_precision_grads",))
 _OTHER_DTYPE = Raises(("RuntimeError",), ("dtype",))
 
 #: Configurations that a constructor must refuse, and the exceptions that say so.
@@ -138,6 +148,10 @@ _REFUSED: Mapping[str, tuple[Callable[[int], Any], Raises]] = {
     "text": (lambda _: Precision(_TEXT), Raises(("TypeError", "ValueError"), ("param_dtype",))),
     "dtype_alone": (lambda _: torch.float16, Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
     "other_object": (lambda _: _Nothing(), Raises(("TypeError", "ValueError", "AttributeError"), ("param_dtype",))),
+    "keeps_gradients": (lambda _: _Keeping(torch.float16), _KEEPS),
+    "keeps_gradients_as_fsdp": (
+        lambda _: fsdp.MixedPrecision(torch.float16, keep_low_precision_grads=True, cast_forward_inputs=True), _KEEPS,
+    ),
     "reduce_differs": (
         lambda rank: Precision(reduce_dtype=torch.bfloat16 if rank else torch.float16), _OTHER_DTYPE,
     ),
