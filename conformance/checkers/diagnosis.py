@@ -173,9 +173,13 @@ def _misrouted(case: _Case) -> str:
     return ""
 
 
+#: Parts of the names of facts about what rank 0 hands to the others; `seen` are buffers as forward found them.
+_STATE = ("parameter", "buffer", "seen")
+
+
 def _not_broadcast(case: _Case) -> str:
     root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
-    is_state = any(part in ("parameter", "buffer") for part in case.name.split("/"))
+    is_state = any(part in _STATE for part in case.name.split("/"))
     if case.rank == 0 or not is_state or root is None or roots_wanted is None or not _same(root, roots_wanted):
         return ""
     if _same(root, case.wanted):

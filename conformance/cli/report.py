@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
@@ -165,7 +166,7 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
         click.echo(f"missing  {scenario_id}", err=True)
     if merged.missing:
         selected = merged.report.totals.selected
-        click.echo(f"{len(merged.missing)} of {selected} scenarios are in none of the reports.", err=True)
+        click.echo(f"{len(merged.missing)} of {counted(selected, 'scenario')} are in none of the reports.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
 
 
@@ -189,7 +190,7 @@ def diff(before: Path, after: Path, verbose: bool) -> None:
         click.echo(f"\nnot the same scenario under the same id: {len(difference.redefined)}")
         click.echo("".join(f"  {scenario_id}\n" for scenario_id in difference.redefined), nl=False)
     if not any(changes for _, changes in difference.groups):
-        click.echo(f"No verdict changed in the {difference.num_both} scenarios of both reports.")
+        click.echo(f"No verdict changed in the {counted(difference.num_both, 'scenario')} of both reports.")
     for name, only in (("before", difference.vanished), ("after", difference.new)):
         if only:
             click.echo(f"\nonly in the report {name}: {len(only)}")

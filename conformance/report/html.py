@@ -30,6 +30,10 @@ from conformance.verdict import RankFate, ScenarioResult, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+#: So many results of a requirement with one verdict are shown whole, and one of torch's DDP, which runs beside. Beyond
+#: `_MOST_WHOLE` results it is one for everybody: a page of thousands of failures must open at once.
+_NUM_WHOLE, _MOST_WHOLE = 3, 100
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -48,7 +52,7 @@ class Column:
 class Entry:
     """One result that is not PASS, to be shown with its evidence.
 
-    `alike` are other scenarios of the requirement in which torch's DDP, which runs beside, came to FAIL as well.
+    `alike` are other scenarios of the requirement with the same verdict, each with why it came to that.
     """
 
     anchor: str
@@ -154,22 +158,23 @@ def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
 def _entries(columns: Sequence[Column]) -> list[Entry]:
     """Return what is to be explained: the gravest first, the subjects' own before torch's.
 
-    Where torch's DDP, which runs beside, breaks a requirement in many scenarios, one of them is shown whole.
+    Of a requirement that comes to one verdict in many scenarios a few are shown whole, and the others named there.
     """
     entries: list[Entry] = []
     for column in columns:
-        whole: dict[str, Entry] = {}
+        whole: dict[tuple[str, Verdict, bool, bool], list[Entry]] = {}
         for scenario in column.report.scenarios:
             result = column.result(scenario)
             if result is None or (result.verdict is Verdict.PASS and (column.is_native or not scenario.is_failure)):
                 continue
             entry = Entry(f"entry-{len(entries) + 1}", column, scenario, result)
-            if column.is_native and result.verdict is Verdict.FAIL:
-                stands_for_others = whole.setdefault(scenario.leading_requirement, entry)
-                if stands_for_others is not entry:
-                    stands_for_others.alike.append(scenario.id)
-                    continue
-            entries.append(entry)
+            requirement = blamed(scenario) if entry.is_failure else scenario.leading_requirement
+            several = whole.setdefault((requirement, result.verdict, entry.is_failure, entry.is_expected), [])
+            if len(several) < (1 if column.is_native or len(entries) >= _MOST_WHOLE else _NUM_WHOLE):
+                several.append(entry)
+                entries.append(entry)
+            else:
+                several[-1].alike.append(f"{scenario.id}: {shorten(result.summary)}")
     order = list(Verdict)
     place = _places(columns)
     return sorted(

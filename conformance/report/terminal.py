@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.bench.ratio import Ratio, overheads
-from conformance.checkers.explanation import shorten
+from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
@@ -36,6 +37,7 @@ STYLES = {
 
 #: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
 NUM_WHOLE = 3
+_EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
 _IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
@@ -125,7 +127,8 @@ class ProgressBar:
         elapsed = time.monotonic() - self._started
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
-        return f"{done} of {self._total} scenarios, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
+        so_far = f"{done} of {counted(self._total, 'scenario')}"
+        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
 
 
 class _Remaining(bar.ProgressColumn):
@@ -237,7 +240,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for one in failed[:whole]:
         first, *others = one.outcomes
         replay = replay_command(first.id, report.subject.typed, report.backend, folder)
-        console.print(Text(failure_text(first, report.backend, catalogue, replay)), soft_wrap=True)
+        print_evidence(console, failure_text(first, report.backend, catalogue, replay))
         if others:
             where = f"{one.requirement} in {folder / 'failures'}"
             console.print(f"      and {len(others)} more of {where}", style="dim", highlight=False)
@@ -249,6 +252,20 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for one in failed[whole:]:
         console.print(_line_of(one, width), no_wrap=True, overflow="ellipsis")
     console.print(f"Why: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
+
+
+def print_evidence(console: Console, text: str) -> None:
+    """Print the text of a failure; on a terminal its lines are broken between words, below their beginning.
+
+    A command stays one line, however long: it is there to be copied.
+    """
+    for line in text.splitlines():
+        if not console.is_terminal or line.startswith("Replay") or len(line) <= console.width:
+            console.print(Text(line), soft_wrap=True)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) or _EVIDENCE_INDENT)
+        whole = textwrap.wrap(line, console.width, subsequent_indent=indent, break_on_hyphens=False)
+        console.print(Text("\n".join(whole)), soft_wrap=True)
 
 
 def _line_of(failed: Failed, width: int) -> Text:
@@ -286,7 +303,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
         console.print(
-            f"Incomplete: {report.num_not_run} of {totals.selected} scenarios did not run.",
+            f"Incomplete: {report.num_not_run} of {counted(totals.selected, 'scenario')} did not run.",
             style="bold yellow",
             highlight=False,
         )
@@ -300,11 +317,6 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
         console.print(f"{counted(len(report.failures), 'scenario')} failed.", style="bold red", highlight=False)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return e.g. `1 scenario` or `3 scenarios`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _short(report: Report) -> str:
