@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
 from conformance.report.headline import headline
-from conformance.run.outcome import Outcome, combined_text, counts_text, verdicts_of
+from conformance.run.outcome import Outcome, combined_text, subjects_text, verdicts_of
 from conformance.run.report import Report
 
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
@@ -24,7 +24,7 @@ def markdown(report: Report) -> str:
         f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
         f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
-        f" {as_text(counts_text(report.verdicts))}",
+        f" {as_text(report.counts)}",
         "",
         "| chapter | scenarios | subject | torch's DDP |",
         "|---|--:|---|---|",
@@ -59,8 +59,8 @@ def _performance(ratios: Sequence[Ratio]) -> str:
 
 
 def _row(chapter: str, scenarios: list[Outcome]) -> str:
-    subject, native = verdicts_of(one.subject for one in scenarios), verdicts_of(one.native for one in scenarios)
-    cells = [chapter, str(len(scenarios)), combined_text(subject), combined_text(native) if native else "-"]
+    native = verdicts_of(one.native for one in scenarios)
+    cells = [chapter, str(len(scenarios)), subjects_text(scenarios), combined_text(native) if native else "-"]
     return f"| {' | '.join(map(as_text, cells))} |"
 
 

@@ -18,7 +18,7 @@ from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
+from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, subjects_text, verdicts_of
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -205,10 +205,11 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
 
 def _cells(outcomes: list[Outcome], with_native: bool) -> list[str | Text]:
     """Return how many scenarios there are, and what they say together in each column."""
-    columns = [verdicts_of(one.subject for one in outcomes)]
+    judged = combine(verdicts_of(one.subject for one in outcomes if not one.is_excused) or {Verdict.UNSUPPORTED: 1})
+    cells: list[str | Text] = [str(len(outcomes)), Text(subjects_text(outcomes), style=STYLES[judged])]
     if with_native:
-        columns.append(verdicts_of(one.native for one in outcomes))
-    return [str(len(outcomes)), *map(verdict_cell, columns)]
+        cells.append(verdict_cell(verdicts_of(one.native for one in outcomes)))
+    return cells
 
 
 def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
@@ -294,11 +295,9 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         f" in {report.duration_s:.1f} s",
         highlight=False,
     )
-    console.print(f"{_short(report)}: {counts_text(report.verdicts)}", highlight=False)
+    console.print(f"{_short(report)}: {report.counts}", highlight=False)
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
-    if report.num_excused:
-        console.print(f"{counted(report.num_excused, 'failure')} of these expected.", highlight=False)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
