@@ -19,6 +19,7 @@ from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
 from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, subjects_text, verdicts_of
+from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -61,6 +62,7 @@ class ProgressBar:
         self._work_left = sum(map(work, scenarios))
         self._work_done = 0
         self._started = 0.0
+        self._hangs = 0  # in a row
         self._failed: Counter[str] = Counter()
         self._progress = bar.Progress(
             bar.TextColumn("{task.description}"),
@@ -105,6 +107,13 @@ class ProgressBar:
             self._lines.print(self._line(event.done))
 
     def _note_failure(self, outcome: Outcome) -> None:
+        self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
+        if self._hangs == HANGS_IN_A_ROW != before:
+            (self._lines or self._progress.console).print(
+                f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
+                " until one does not hang. --fail-fast ends a run at the first failure.",
+                highlight=False,
+            )
         if not outcome.is_failure:
             return
         requirement = blamed(outcome)
