@@ -58,6 +58,7 @@ def command(
     """
     add_failures_folder(folder)
     seed = random.randrange(2**32) if seed is None else seed
+    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     from conformance.run import runner
     from conformance.run.exploration import PROBED, Deviation, explore

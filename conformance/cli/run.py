@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -334,6 +335,9 @@ def _judge(
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all of the first {counted(hung, 'scenario')} hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
+        if report.failures and backend.name != "gloo":
+            smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
+            console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
         page = write_page(html_page([report]), folder)
         if request.certified:
             write_checksums(folder)
