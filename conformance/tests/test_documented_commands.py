@@ -169,9 +169,10 @@ def prepare(folder: Path) -> Path:
     others = [one for one in scenarios.values() if one.id.startswith("gradients/GRAD-02/")][:4]
     whole = [outcome(failed, FAIL, PASS), *(outcome(one, PASS, PASS) for one in others)]
     ids = [one.id for one in whole]
-    for name in ("report", "last", "reports/torch", "reports/mine"):
+    for name in ("report", "last", "reports/mine"):
         stored(here / name, *whole, catalogue=load_catalogue())
-    stored(here / "torch", *whole, catalogue=load_catalogue(), subject="torch")
+    for name in ("torch", "reports/torch"):
+        stored(here / name, *whole, catalogue=load_catalogue(), subject="torch")
     for number in range(4):
         part = whole[number::4]
         stored(here / f"shard{number + 1}", *part, selected=ids, num_selected=len(part), catalogue=load_catalogue())
