@@ -163,7 +163,7 @@ def _scaled(case: _Case) -> str:
         return f"the sum over the ranks (expected * {factor:g}), never divided by the world size"
     if factor * case.world_size == 1:
         return f"expected / {case.world_size}: divided by the world size once too often"
-    if wanted.numel() == 1 and not (factor.is_integer() or (1 / factor).is_integer()):
+    if wanted.numel() == 1 and factor % 1 and (1 / factor) % 1:
         return ""  # any number is some multiple of another
     return f"every element is {factor:g} times what was expected"
 

@@ -77,12 +77,13 @@ def junit(report: Path, out: Path | None) -> None:
 
 @command.command()
 @_REPORT
+@click.option("--last", type=_EXISTING, metavar="REPORT", help="Also say what has changed since this report.")
 @_OUT
-def markdown(report: Path, out: Path | None) -> None:
+def markdown(report: Path, last: Path | None, out: Path | None) -> None:
     """Make Markdown for a comment below a pull request."""
     from conformance.report.markdown import markdown as markdown_text
 
-    _write(markdown_text(read_report(report)), out)
+    _write(markdown_text(read_report(report), read_report(last) if last is not None else None), out)
 
 
 @command.command()
@@ -176,26 +177,11 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
 @click.option("--verbose", "-v", is_flag=True, help="List the scenarios that only one of the reports has.")
 def diff(before: Path, after: Path, verbose: bool) -> None:
     """Say what changed between two reports, in the scenarios that both have; exit with 1 when something regressed."""
-    from conformance.report.diff import compare
+    from conformance.report.diff import compare, difference_lines
 
     difference = compare(read_report(before), read_report(after))
-    for line in difference.circumstances:
-        click.echo(line)
-    for name, changes in difference.groups:
-        if changes:
-            click.echo(f"\n{name}: {len(changes)}")
-        for change in changes:
-            click.echo(f"  {_printable(str(change))}")
-    if difference.redefined:
-        click.echo(f"\nnot the same scenario under the same id: {len(difference.redefined)}")
-        click.echo("".join(f"  {scenario_id}\n" for scenario_id in difference.redefined), nl=False)
-    if not any(changes for _, changes in difference.groups):
-        click.echo(f"No verdict changed in the {counted(difference.num_both, 'scenario')} of both reports.")
-    for name, only in (("before", difference.vanished), ("after", difference.new)):
-        if only:
-            click.echo(f"\nonly in the report {name}: {len(only)}")
-        for change in only if verbose else ():
-            click.echo(f"  {_printable(str(change))}")
+    for line in difference_lines(difference, verbose=verbose):
+        click.echo(_printable(line))
     if difference.regressed:
         click.get_current_context().exit(EXIT_FAILED)
 

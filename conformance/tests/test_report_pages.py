@@ -136,7 +136,9 @@ def test_markdown_says_the_answer_first(mixed: Report) -> None:
     text = markdown(mixed)
     assert html.unescape(text.splitlines()[0]) == "### ❌ ddp-conformance: 4 of 7 failed"
     assert "| gradients | 4 | HANG 1, FAIL 1 of 4 | HANG 1, FAIL 1 of 4 |" in text
-    assert text.count("<details>") == text.count("</details>") == 4
+    assert text.count("<details>") == text.count("</details>") == 2  # requirements that failed
+    assert "BUCKET&#45;01, 2 of 2: " in text
+    assert "Also <code>buckets/BUCKET-01/mlp</code>." in text
 
 
 def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: Report) -> None:
@@ -153,12 +155,23 @@ def test_hostile_strings_stay_text_in_markdown(tmp_path: Path, hostile: Report) 
 
 
 def test_a_comment_stays_within_what_may_be_posted(tmp_path: Path) -> None:
-    outcomes = [outcome(f"gradients/GRAD-02/{number}", FAIL, summary="x" * 2000) for number in range(50)]
-    text = markdown(stored(tmp_path, *outcomes))
+    catalogue = load_catalogue()
+    of_each = {one.requirements[0]: one for one in load_scenarios() if one.chapter == "gradients"}
+    outcomes = [outcome(one, FAIL, summary="x" * 5000) for one in of_each.values()]
+    text = markdown(run_report(*outcomes, catalogue=catalogue))
     assert len(text) < MAX_CHARACTERS + 100
     shown = text.count("<details>")
-    assert 0 < shown < 50
-    assert f"and {50 - shown} more" in text
+    assert 0 < shown < len(outcomes)
+    assert f"and {len(outcomes) - shown} more requirements that failed" in text
+
+
+def test_a_comment_shows_a_requirement_once_and_names_some_of_its_scenarios(tmp_path: Path) -> None:
+    outcomes = [outcome(f"gradients/GRAD-02/{number}", FAIL) for number in range(50)]
+    text = markdown(stored(tmp_path, *outcomes))
+    assert text.count("<details>") == 1
+    assert "<code>gradients/GRAD-02/10</code> and 39 more." in text
+    again = markdown(stored(tmp_path, *outcomes), run_report(*outcomes))
+    assert "Since the last report no verdict changed in the 50 scenarios of both." in again
 
 
 def test_badges_are_drawn_and_escaped(mixed: Report, hostile: Report) -> None:
