@@ -231,20 +231,27 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
 
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@click.option(
+    "--onto", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    help="Also what this baseline has: torch's DDP does not break the same every night.",
+)  # fmt: skip
 @_OUT
-def baseline(reports: tuple[Path, ...], out: Path | None) -> None:
+def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> None:
     """Write down what torch's own DDP breaks in REPORTS, by requirement, for `run --expectations FILE`.
 
     The reports are of one torch over one backend; torch's DDP is their subject, or ran beside it. A scenario in which
     it broke in any of them is in the baseline; one that has changed since is not.
     """
-    from conformance.run.baseline import baseline_of, baseline_to_toml
+    from conformance.run.baseline import baseline_of, baseline_to_toml, joined, read_baseline
     from conformance.spec.catalogue import load_catalogue
     from conformance.suite import load_scenarios
 
     digests = {scenario.id: scenario.digest for scenario in load_scenarios()}
-    read = [read_report(report) for report in reports]
-    _write(baseline_to_toml(baseline_of(read, load_catalogue(), digests)), out)
+    read, catalogue = [read_report(report) for report in reports], load_catalogue()
+    made = baseline_of(read, catalogue, digests)
+    if onto is not None:
+        made = joined(read_baseline(onto.read_text(encoding="utf-8")), made, catalogue, digests)
+    _write(baseline_to_toml(made), out)
     seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
     click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
 

@@ -167,7 +167,7 @@ class ScenarioRunner:
             authority = authority_of(program, beside.verdict, native.observations)
         result = judged(attempt, program, truth, authority)
         contaminated_by = ""
-        if result.verdict.is_failure and attempt.after:
+        if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
             again = self._attempt(scenario, self.subject, fresh=True)
             alone = judged(again, program, truth, authority)
             if alone.verdict is not result.verdict:
@@ -184,6 +184,11 @@ class ScenarioRunner:
         )
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome
+
+    def _is_known(self, scenario: Scenario, verdict: Verdict) -> bool:
+        """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
+        excuse = self._excuses(scenario, verdict)
+        return excuse is not None and excuse.holds
 
     def _attempt(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Attempt:
         if reason := self._why_unsupported(scenario, subject):

@@ -18,6 +18,7 @@ from conformance.observation import Ending, Facts, Observation, Raised
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program
 from conformance.run import runner
+from conformance.run.known_failures import MET, Excuse
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Note, Progress
 from conformance.run.scenario_runner import ScenarioRunner
@@ -338,6 +339,19 @@ def test_a_subject_that_also_does_something_else_than_hang_runs_to_the_end() -> 
     ranks = HangingRanks(lambda name: name != "a")
     report = runner.run([scenario(name) for name in "abcdefg"], MINE, GLOO, most_hangs=2, controller=ranks)
     assert len(report.scenarios) == 7
+
+
+def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
+    """Whether it also comes there decides nothing: what was known does not make a run red by being unsteady."""
+    ranks = WarmRanks(lambda before, scenario: bool(before))
+    known = Excuse(MET, Verdict.FAIL, "a reason", "an issue", "")
+    for excuse, ran in ((None, 5), (known, 3)):
+        ranks.asked.clear()
+        ranks.before = ""
+        one = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=lambda scenario, verdict, it=excuse: it)
+        outcomes = [one.run(scenario(name)) for name in "abc"]
+        assert bool(outcomes[1].contaminated_by) is (excuse is None)
+        assert len(ranks.asked) == ran
 
 
 def test_events_tell_how_far_the_run_is() -> None:
