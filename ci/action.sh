@@ -24,11 +24,12 @@ fi
 
 ddp-conformance report html "$REPORT" --out "$REPORT/report.html"
 ddp-conformance report junit "$REPORT" --out "$REPORT/junit.xml"
-ddp-conformance report markdown "$REPORT" --out "$REPORT/comment.md"
+comment=("$REPORT" --out "$REPORT/comment.md")
 if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
-    changed="$(ddp-conformance report diff "$LAST" "$REPORT")" || status=1
-    printf '\n#### Changed since the last report\n\n````text\n%s\n````\n' "${changed:0:20000}" >> "$REPORT/comment.md"
+    comment+=(--last "$LAST")
+    ddp-conformance report diff "$LAST" "$REPORT" || status=1
 fi
+ddp-conformance report markdown "${comment[@]}"
 cat "$REPORT/comment.md" >> "${GITHUB_STEP_SUMMARY:-/dev/null}"
 [ -n "${GITHUB_OUTPUT:-}" ] || exit "$status"
 echo "status=$status" >> "$GITHUB_OUTPUT"

@@ -28,6 +28,9 @@ ZERO_GRAD = ("none", "zeros", "keep")
 FAULT_KINDS = ("kill", "stop", "loop", "slow", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
+#: So many seconds ranks may go without progress; a scenario that compiles, say, has a longer deadline.
+DEFAULT_DEADLINE_S = 20.0
+
 
 def leading_requirement(scenario_id: str, requirements: Sequence[str]) -> str:
     """Return the requirement in a scenario's id if `requirements` has it, else the first of them, else nothing."""
@@ -101,7 +104,7 @@ class Scenario:
     needs: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     min_collectives: int = 1
-    deadline_s: float = 20.0
+    deadline_s: float = DEFAULT_DEADLINE_S
     recorded: bool = True
 
     def __post_init__(self) -> None:

@@ -31,6 +31,9 @@ from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend, find_subject
 
+#: torch's own, of modules that models use; a session should show what concerns its reader.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test per scenario, those that share a pool of ranks together."""
@@ -94,7 +97,7 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     """The subject keeps what the scenario's requirements promise."""
     outcome = scenario_runner.run(scenario)
     if outcome.is_failure:
-        backend = scenario_runner.backend.name
+        backend = scenario_runner.backend.source or scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
     if outcome.contaminated_by:

@@ -489,7 +489,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore)
+        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, self.process_group.rank())
         self._averaged = {member.name: member.layout.stride for member in members}
         frozen = [member.parameter for member in members if not member.parameter.requires_grad]
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them

@@ -30,9 +30,12 @@ class ParameterWatch:
     that need no gradient.
     """
 
-    def __init__(self, module: nn.Module, members: Sequence[ManagedParameter], ignored: Collection[str]) -> None:
-        """Remember what the module consists of."""
+    def __init__(
+        self, module: nn.Module, members: Sequence[ManagedParameter], ignored: Collection[str], rank: int
+    ) -> None:
+        """Remember what the module consists of; errors name this `rank`."""
         self._module = module
+        self._rank = rank
         self._members = members
         self._averaged = {member.parameter for member in members}
         self._ignored = ignored
@@ -57,7 +60,7 @@ class ParameterWatch:
         strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
         gone = [member.name for member in self._members if member.parameter not in set(present.values())]
         if strangers or (gone and not stand_ins):
-            raise RuntimeError(_changed(gone if not stand_ins else [], strangers))
+            raise RuntimeError(_changed(self._rank, gone if not stand_ins else [], strangers))
         if stand_ins:
             self._warn_about(stand_ins)
             self._is_hidden = True
@@ -116,7 +119,7 @@ def _tables(module: nn.Module) -> Iterator[dict[str, Any]]:
                 yield table
 
 
-def _changed(gone: Sequence[str], strangers: Sequence[str]) -> str:
+def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:
     """Return the message for parameters that the module has lost, and for those that DDP does not know."""
     sentences = []
     if gone:
@@ -137,4 +140,4 @@ def _changed(gone: Sequence[str], strangers: Sequence[str]) -> str:
             "those that are not to be trained call requires_grad_(False); those that each rank is to train alone name "
             "in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)."
         )
-    return " ".join(sentences)
+    return f"[rank {rank}] {' '.join(sentences)}"

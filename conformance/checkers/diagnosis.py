@@ -163,6 +163,8 @@ def _scaled(case: _Case) -> str:
         return f"the sum over the ranks (expected * {factor:g}), never divided by the world size"
     if factor * case.world_size == 1:
         return f"expected / {case.world_size}: divided by the world size once too often"
+    if wanted.numel() == 1 and factor % 1 and (1 / factor) % 1:
+        return ""  # any number is some multiple of another
     return f"every element is {factor:g} times what was expected"
 
 
@@ -173,9 +175,13 @@ def _misrouted(case: _Case) -> str:
     return ""
 
 
+#: Parts of the names of facts about what rank 0 hands to the others; `seen` are buffers as forward found them.
+_STATE = ("parameter", "buffer", "seen")
+
+
 def _not_broadcast(case: _Case) -> str:
     root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
-    is_state = any(part in ("parameter", "buffer") for part in case.name.split("/"))
+    is_state = any(part in _STATE for part in case.name.split("/"))
     if case.rank == 0 or not is_state or root is None or roots_wanted is None or not _same(root, roots_wanted):
         return ""
     if _same(root, case.wanted):
@@ -232,16 +238,25 @@ def _partly_wrong(case: _Case) -> str:
 def _rounded(case: _Case) -> str:
     if not case.came.is_floating_point() and not case.came.is_complex():
         return ""
-    wanted, came = _wide(case.wanted), _wide(case.came)
-    gap = (wanted - came).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
-    precision = torch.finfo(case.came.dtype).eps
-    if gap <= 4 * precision:
-        return f"off by rounding only: {gap:.2g} of the largest value"
+    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
+    return f"off by rounding only: {gap:.2g} of the largest value" if gap <= 4 * precision else ""
+
+
+def _rounded_to_half(case: _Case) -> str:
+    if not case.came.is_floating_point() and not case.came.is_complex():
+        return ""
+    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
     for dtype in (torch.float16, torch.bfloat16):
         if gap <= torch.finfo(dtype).eps > precision:
             name = str(dtype).removeprefix("torch.")
             return f"off by {gap:.2g} of the largest value, what rounding to {name} would do"
     return ""
+
+
+def _gap(case: _Case) -> float:
+    """Return the largest difference, as a share of the largest value that was expected."""
+    wanted, came = _wide(case.wanted), _wide(case.came)
+    return (wanted - came).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
 
 
 _Way = Callable[[_Case], str]
@@ -261,6 +276,7 @@ _SAME_KIND: tuple[_Way, ...] = (
     _reordered,
     _rounded,
     _not_broadcast,
+    _rounded_to_half,
     _partly_wrong,
 )
 

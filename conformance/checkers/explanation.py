@@ -73,6 +73,11 @@ def shorten(text: str, width: int = 160) -> str:
     return first if len(first) <= width else f"{first[: width - 4].rstrip()} ..."
 
 
+def counted(number: int, noun: str) -> str:
+    """Return e.g. `1 scenario` or `3 scenarios`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def ranks(numbers: Iterable[int]) -> str:
     """Return `rank 1`, `ranks 0 and 2` or `ranks 0, 1 and 3`."""
     names = [str(number) for number in sorted(numbers)]

@@ -83,6 +83,9 @@ def facts(evidence: Evidence) -> Finding | None:
         )
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
     wrong = wrong_facts(expected, observed)
+    raised = {one.rank for one in evidence.ended("raised")}
+    if raised and all(one.rank in raised and one.name not in observed[one.rank] for one in wrong):
+        return unknown("facts", f"{ranks(raised)} raised before {len(wrong)} of the facts could be observed")
     num_expected = sum(len(facts) for facts in expected.values())
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")

@@ -269,7 +269,8 @@ def _tracebacks(raised: list[Observation]) -> list[str]:
     tails: dict[str, list[int]] = {}
     for one in raised:
         if one.raised is not None and one.raised.traceback:
-            tail = one.raised.traceback.strip().splitlines()[-_TAIL_LINES:]
+            lines = [line for line in one.raised.traceback.strip().splitlines() if line.strip(" ~^")]
+            tail = lines[-_TAIL_LINES:]
             tails.setdefault(block(tail), []).append(one.rank)
     return [f"End of the traceback of {ranks(numbers)}:\n{tail}" for tail, numbers in tails.items()]
 

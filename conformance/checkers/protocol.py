@@ -221,7 +221,7 @@ def _describe_mismatch(
     ]
     summary = f"ranks {pair[0].rank} and {pair[1].rank} differ: {mine.describe()} meets {theirs.describe()}"
     notes = [
-        f"Rank {observation.rank} was in {one.phase or 'an unknown phase'}, step {one.step}."
+        f"Rank {observation.rank} was in {one.phase or 'an unknown phase'}{_step(one)}."
         for observation, one in zip(pair, (mine, theirs), strict=True)
     ]
     return summary, let_then(lets, [f"A and B meet in {group}, but differ in {', '.join(aspects)}."], notes)
@@ -238,7 +238,12 @@ def _side(observation: Observation, collective: Collective | None) -> str:
 
 def _place(collective: Collective) -> str:
     phase = f"phase {collective.phase or 'unknown'}"
-    return f"{collective.describe()} in {phase}, step {collective.step}"
+    return f"{collective.describe()} in {phase}{_step(collective)}"
+
+
+def _step(collective: Collective) -> str:
+    """Return e.g. `, step 2`; nothing before the first one."""
+    return f", step {collective.step}" if collective.step >= 0 else ""
 
 
 def _by_step(history: Iterable[Collective]) -> dict[int, list[Collective]]:

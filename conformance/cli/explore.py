@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
@@ -57,6 +58,7 @@ def command(
     """
     add_failures_folder(folder)
     seed = random.randrange(2**32) if seed is None else seed
+    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     from conformance.run import runner
     from conformance.run.exploration import PROBED, Deviation, explore
@@ -75,7 +77,8 @@ def command(
     def say(scenario: Scenario, outcome: Outcome) -> None:
         nonlocal num_run
         num_run += 1
-        status.update(f"{num_run} trainings  {outcome.subject.verdict.value}  world size {scenario.world_size}")
+        run = counted(num_run, "training")
+        status.update(f"{run}  {outcome.subject.verdict.value}  world size {scenario.world_size}")
 
     def show(deviation: Deviation) -> None:
         text = write_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
@@ -105,8 +108,8 @@ def summary(found: Exploration) -> list[str]:
     right = found.num_judged - found.num_refused - len(found.deviations)
     none = {0: "None failed.", 1: "The failure above is the simplest one found."}
     lines = [
-        f"Judged {found.num_judged} trainings ({found.per_minute:.0f} a minute): {right} right, {found.num_refused} "
-        f"refused by every rank, {len(found.deviations)} failed. "
+        f"Judged {counted(found.num_judged, 'training')} ({found.per_minute:.0f} a minute): {right} right,"
+        f" {found.num_refused} refused by every rank, {len(found.deviations)} failed. "
         f"Not judged: {found.num_not_judged}; left out for a failure found before: {found.num_known}.",
         f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
         f" seed {found.seed}. "

@@ -6,9 +6,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from conformance.checkers.explanation import counted
 from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
-from conformance.report.terminal import counted
 from conformance.spec.catalogue import Requirement, load_catalogue
 
 

@@ -47,6 +47,7 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     catalogue = load_catalogue()
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
+    click.echo(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     from conformance.programs.registry import preloads_of
     from conformance.report.steps import told_by_steps

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
@@ -76,12 +77,13 @@ def junit(report: Path, out: Path | None) -> None:
 
 @command.command()
 @_REPORT
+@click.option("--last", type=_EXISTING, metavar="REPORT", help="Also say what has changed since this report.")
 @_OUT
-def markdown(report: Path, out: Path | None) -> None:
+def markdown(report: Path, last: Path | None, out: Path | None) -> None:
     """Make Markdown for a comment below a pull request."""
     from conformance.report.markdown import markdown as markdown_text
 
-    _write(markdown_text(read_report(report)), out)
+    _write(markdown_text(read_report(report), read_report(last) if last is not None else None), out)
 
 
 @command.command()
@@ -165,7 +167,7 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
         click.echo(f"missing  {scenario_id}", err=True)
     if merged.missing:
         selected = merged.report.totals.selected
-        click.echo(f"{len(merged.missing)} of {selected} scenarios are in none of the reports.", err=True)
+        click.echo(f"{len(merged.missing)} of {counted(selected, 'scenario')} are in none of the reports.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
 
 
@@ -175,26 +177,11 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
 @click.option("--verbose", "-v", is_flag=True, help="List the scenarios that only one of the reports has.")
 def diff(before: Path, after: Path, verbose: bool) -> None:
     """Say what changed between two reports, in the scenarios that both have; exit with 1 when something regressed."""
-    from conformance.report.diff import compare
+    from conformance.report.diff import compare, difference_lines
 
     difference = compare(read_report(before), read_report(after))
-    for line in difference.circumstances:
-        click.echo(line)
-    for name, changes in difference.groups:
-        if changes:
-            click.echo(f"\n{name}: {len(changes)}")
-        for change in changes:
-            click.echo(f"  {_printable(str(change))}")
-    if difference.redefined:
-        click.echo(f"\nnot the same scenario under the same id: {len(difference.redefined)}")
-        click.echo("".join(f"  {scenario_id}\n" for scenario_id in difference.redefined), nl=False)
-    if not any(changes for _, changes in difference.groups):
-        click.echo(f"No verdict changed in the {difference.num_both} scenarios of both reports.")
-    for name, only in (("before", difference.vanished), ("after", difference.new)):
-        if only:
-            click.echo(f"\nonly in the report {name}: {len(only)}")
-        for change in only if verbose else ():
-            click.echo(f"  {_printable(str(change))}")
+    for line in difference_lines(difference, verbose=verbose):
+        click.echo(_printable(line))
     if difference.regressed:
         click.get_current_context().exit(EXIT_FAILED)
 
@@ -244,20 +231,27 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
 
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
+@click.option(
+    "--onto", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    help="Also what this baseline has: torch's DDP does not break the same every night.",
+)  # fmt: skip
 @_OUT
-def baseline(reports: tuple[Path, ...], out: Path | None) -> None:
+def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> None:
     """Write down what torch's own DDP breaks in REPORTS, by requirement, for `run --expectations FILE`.
 
     The reports are of one torch over one backend; torch's DDP is their subject, or ran beside it. A scenario in which
     it broke in any of them is in the baseline; one that has changed since is not.
     """
-    from conformance.run.baseline import baseline_of, baseline_to_toml
+    from conformance.run.baseline import baseline_of, baseline_to_toml, joined, read_baseline
     from conformance.spec.catalogue import load_catalogue
     from conformance.suite import load_scenarios
 
     digests = {scenario.id: scenario.digest for scenario in load_scenarios()}
-    read = [read_report(report) for report in reports]
-    _write(baseline_to_toml(baseline_of(read, load_catalogue(), digests)), out)
+    read, catalogue = [read_report(report) for report in reports], load_catalogue()
+    made = baseline_of(read, catalogue, digests)
+    if onto is not None:
+        made = joined(read_baseline(onto.read_text(encoding="utf-8")), made, catalogue, digests)
+    _write(baseline_to_toml(made), out)
     seen = {one.id for report in read for one in report.scenarios if digests.get(one.id) == one.sha256}
     click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
@@ -32,6 +34,7 @@ from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances
 from conformance.run.order import LISTED, ORDERS, Order
 from conformance.run.outcome import Progress
+from conformance.run.patience import MOST_HANGS, nothing_but_hangs
 from conformance.run.report import Assignment
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
@@ -300,6 +303,8 @@ def _judge(
         excuses.append(excuses_from(request.known_failures, everything, circumstances))
     if request.baseline:
         excuses.append(shipped_excuses(circumstances))
+    if request.selection == Selection():
+        how["most_hangs"] = MOST_HANGS
     how["excuses"] = either(*excuses)
     assignment = Assignment(
         request.profile, request.shard, tuple(one.id for one in selected), request.order.name, request.order.seed
@@ -326,6 +331,12 @@ def _judge(
             report = replace(report, performance=measured(subject, backend, console))
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
+        if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
+            hangs = f"all of the first {counted(hung, 'scenario')} hung"
+            console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
+        if report.failures and backend.name != "gloo":
+            smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
+            console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
         page = write_page(html_page([report]), folder)
         if request.certified:
             write_checksums(folder)

@@ -56,6 +56,8 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
     values, and what to look at. It also tries capabilities that the backend does not declare and reports whether they
     work; these cannot break the ladder. Exits with 1 when a rung breaks.
     """
+    click.echo(f"Checking {backend} with {ddp} ...", err=True)  # at once: torch is imported next
+
     from conformance.smoke.ladder import Status, climb
 
     console = make_console()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.errors import ReportError
 
@@ -53,7 +54,7 @@ def command(report: Path, key: Path | None, rerun: int | None, seed: int | None,
     if rerun is not None:
         seed = random.randrange(2**32) if seed is None else seed
         _run_again(checked, rerun, seed, ddp, backend)
-        click.echo(f"Run again here (--seed {seed}): {rerun} scenarios, the same verdicts.")
+        click.echo(f"Run again here (--seed {seed}): {counted(rerun, 'scenario')}, the same verdicts.")
     if not signed_by:
         click.echo("Checked: checksums only, unsigned.")
     elif key is None:

@@ -62,7 +62,9 @@ def failed_requirements(report: Report) -> tuple[Failed, ...]:
     for outcome in report.failures:
         failed.setdefault(blamed(outcome), []).append(outcome)
     found = [Failed(each, _gravest_first(outcomes), ran[each]) for each, outcomes in failed.items()]
-    return tuple(sorted(found, key=lambda one: (-gravity(one.outcomes[0]), -len(one.outcomes) / one.total)))
+    return tuple(
+        sorted(found, key=lambda one: (-gravity(one.outcomes[0]), -len(one.outcomes) / one.total, -len(one.outcomes)))
+    )
 
 
 def _gravest_first(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:

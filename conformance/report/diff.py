@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conformance.bench.ratio import changes
+from conformance.checkers.explanation import counted
 from conformance.own_mistake import present
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
@@ -80,6 +81,29 @@ def compare(before: Report, after: Report) -> ReportDiff:
         native=tuple(filter(None, (_native_change(old[id_], new[id_]) for id_ in sorted(old.keys() & new.keys())))),
         num_both=len(old.keys() & new.keys()),
     )
+
+
+def difference_lines(difference: ReportDiff, *, most: int | None = None, verbose: bool = False) -> list[str]:
+    """Return the difference as lines of text, with `most` changes of each kind.
+
+    `verbose` also lists the scenarios that only one of the reports has.
+    """
+    lines = [*difference.circumstances]
+    for name, group in difference.groups:
+        if group:
+            lines += ["", f"{name}: {len(group)}", *(f"  {change}" for change in group[:most])]
+        if most is not None and len(group) > most:
+            lines.append(f"  and {len(group) - most} more")
+    if difference.redefined:
+        lines += ["", f"not the same scenario under the same id: {len(difference.redefined)}"]
+        lines += [f"  {scenario_id}" for scenario_id in difference.redefined[:most]]
+    if not any(group for _, group in difference.groups):
+        lines.append(f"No verdict changed in the {counted(difference.num_both, 'scenario')} of both reports.")
+    for name, only in (("before", difference.vanished), ("after", difference.new)):
+        if only:
+            lines += ["", f"only in the report {name}: {len(only)}"]
+        lines += [f"  {change}" for change in only if verbose]
+    return lines
 
 
 def _native_change(before: Outcome, after: Outcome) -> Change | None:

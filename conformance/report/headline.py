@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jinja2 import Environment
 
+from conformance.checkers.explanation import counted
 from conformance.run.report import Report
 from conformance.verdict import Verdict
 
@@ -29,16 +30,16 @@ def headline(report: Report) -> str:
     """Return the answer in a few words; it claims conformance at a level only for a certified run of it."""
     failed, total = len(report.failures), len(report.scenarios)
     if not report.is_complete:
-        return f"incomplete, {report.num_not_run} of {report.totals.selected} scenarios did not run"
+        return f"incomplete, {report.num_not_run} of {counted(report.totals.selected, 'scenario')} did not run"
     if failed:
         return f"{failed} of {total} failed"
     if report.contaminated:
         return f"{len(report.contaminated)} of {total} contaminated"
     if not report.is_green:
         return "nothing passed"
-    known = f", {report.num_excused} known failures" if report.num_excused else ""
+    known = f", {counted(report.num_excused, 'known failure')}" if report.num_excused else ""
     if report.certified:
-        return f"conformant at {report.selection.profile}, {total} scenarios"
+        return f"conformant at {report.selection.profile}, {counted(total, 'scenario')}"
     return f"{report.verdicts[Verdict.PASS]} passed{known}"
 
 

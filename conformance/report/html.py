@@ -30,6 +30,10 @@ from conformance.verdict import RankFate, ScenarioResult, Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+#: So many results of a requirement with one verdict are shown whole, and one of torch's DDP, which runs beside. Beyond
+#: `_MOST_WHOLE` results it is one for everybody: a page of thousands of failures must open at once.
+_NUM_WHOLE, _MOST_WHOLE = 3, 100
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -48,7 +52,7 @@ class Column:
 class Entry:
     """One result that is not PASS, to be shown with its evidence.
 
-    `alike` are other scenarios of the requirement in which torch's DDP, which runs beside, came to FAIL as well.
+    `alike` are other scenarios of the requirement with the same verdict, each with why it came to that.
     """
 
     anchor: str
@@ -100,6 +104,7 @@ class Cell:
     verdict: Verdict | None
     count: str = ""
     anchor: str = ""
+    is_expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,22 +159,23 @@ def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
 def _entries(columns: Sequence[Column]) -> list[Entry]:
     """Return what is to be explained: the gravest first, the subjects' own before torch's.
 
-    Where torch's DDP, which runs beside, breaks a requirement in many scenarios, one of them is shown whole.
+    Of a requirement that comes to one verdict in many scenarios a few are shown whole, and the others named there.
     """
     entries: list[Entry] = []
     for column in columns:
-        whole: dict[str, Entry] = {}
+        whole: dict[tuple[str, Verdict, bool, bool], list[Entry]] = {}
         for scenario in column.report.scenarios:
             result = column.result(scenario)
             if result is None or (result.verdict is Verdict.PASS and (column.is_native or not scenario.is_failure)):
                 continue
             entry = Entry(f"entry-{len(entries) + 1}", column, scenario, result)
-            if column.is_native and result.verdict is Verdict.FAIL:
-                stands_for_others = whole.setdefault(scenario.leading_requirement, entry)
-                if stands_for_others is not entry:
-                    stands_for_others.alike.append(scenario.id)
-                    continue
-            entries.append(entry)
+            requirement = blamed(scenario) if entry.is_failure else scenario.leading_requirement
+            several = whole.setdefault((requirement, result.verdict, entry.is_failure, entry.is_expected), [])
+            if len(several) < (1 if column.is_native or len(entries) >= _MOST_WHOLE else _NUM_WHOLE):
+                several.append(entry)
+                entries.append(entry)
+            else:
+                several[-1].alike.append(f"{scenario.id}: {shorten(result.summary)}")
     order = list(Verdict)
     place = _places(columns)
     return sorted(
@@ -214,18 +220,20 @@ def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[st
 
 def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell:
     relevant = [scenario for scenario in column.report.scenarios if requirement_id in scenario.requirements]
-    verdicts = _verdicts(column, relevant)
-    if not verdicts:
+    excused = [] if column.is_native else [one for one in relevant if one.is_excused]
+    total = sum(_verdicts(column, relevant).values())
+    if not total:
         return Cell(None)
+    verdicts = _verdicts(column, [one for one in relevant if not (excused and one.is_excused)] or excused)
     verdict = combine(verdicts)
-    total = sum(verdicts.values())
+    count = f"{verdicts[verdict]}/{total}" + (f", {len(excused)} expected to fail" if excused else "")
     for entry in entries:
         if (
-            entry.column is column and entry.result.verdict is verdict
-            and requirement_id in entry.scenario.requirements
+            entry.column is column and requirement_id in entry.scenario.requirements
+            and (entry.result.verdict is verdict or (entry.is_expected and verdict is Verdict.PASS))
         ):  # fmt: skip
-            return Cell(verdict, f"{verdicts[verdict]}/{total}", entry.anchor)
-    return Cell(verdict, f"{verdicts[verdict]}/{total}")
+            return Cell(verdict, count, entry.anchor, is_expected=len(excused) == total)
+    return Cell(verdict, count)
 
 
 def _verdicts(column: Column, scenarios: Sequence[Outcome]) -> Counter[Verdict]:

@@ -7,41 +7,59 @@ import re
 from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
+from conformance.checkers.explanation import counted, shorten
+from conformance.report.blame import Failed, failed_requirements
+from conformance.report.diff import ReportDiff, compare, difference_lines
 from conformance.report.headline import headline
-from conformance.run.outcome import Outcome, combined_text, counts_text, verdicts_of
+from conformance.run.outcome import Outcome, combined_text, subjects_text, verdicts_of
 from conformance.run.report import Report
 
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
 MAX_CHARACTERS = 60_000
-_MAX_EVIDENCE = 3_000
+_MAX_EVIDENCE, _MAX_OTHERS, _MAX_CHANGES = 3_000, 10, 20
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:-])")
 
 
-def markdown(report: Report) -> str:
-    """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains."""
+def markdown(report: Report, last: Report | None = None) -> str:
+    """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains.
+
+    With the `last` report it says what has changed, before it shows what failed.
+    """
     torch_version = report.package_version("torch")
     lines = [
         f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
         f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
-        f" {as_text(counts_text(report.verdicts))}",
+        f" {as_text(report.counts)}",
         "",
         "| chapter | scenarios | subject | torch's DDP |",
         "|---|--:|---|---|",
     ]
     for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
         lines.append(_row(chapter, [scenario for scenario in report.scenarios if scenario.chapter == chapter]))
-    text = "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n" + (_changes(compare(last, report)) if last is not None else "")
     speed = _performance(report.performance)
     if len(text) + len(speed) <= MAX_CHARACTERS:
         text += speed
-    failures = report.failures
-    for number, scenario in enumerate(failures):
-        block = _failure(scenario)
+    failures = failed_requirements(report)
+    for number, failed in enumerate(failures):
+        block = _failure(failed)
         if len(text) + len(block) > MAX_CHARACTERS:
-            return f"{text}\n… and {len(failures) - number} more; the report holds them all.\n"
+            left = counted(len(failures) - number, "more requirement")
+            return f"{text}\n… and {left} that failed; the report holds them all.\n"
         text += block
     return text
+
+
+def _changes(difference: ReportDiff) -> str:
+    """Return what changed, folded away below one line that says how much."""
+    told = [f"{len(changes)} {name}" for name, changes in difference.groups if changes]
+    both = counted(difference.num_both, "scenario")
+    if not told:
+        return f"\nSince the last report no verdict changed in the {both} of both.\n"
+    text = "\n".join(difference_lines(difference, most=_MAX_CHANGES))
+    summary = as_text(f"Since the last report, of the {both} of both: {', '.join(told)}")
+    return f"\n<details><summary>{summary}</summary>\n{_fenced(text)}\n</details>\n"
 
 
 def _performance(ratios: Sequence[Ratio]) -> str:
@@ -59,19 +77,20 @@ def _performance(ratios: Sequence[Ratio]) -> str:
 
 
 def _row(chapter: str, scenarios: list[Outcome]) -> str:
-    subject, native = verdicts_of(one.subject for one in scenarios), verdicts_of(one.native for one in scenarios)
-    cells = [chapter, str(len(scenarios)), combined_text(subject), combined_text(native) if native else "-"]
+    native = verdicts_of(one.native for one in scenarios)
+    cells = [chapter, str(len(scenarios)), subjects_text(scenarios), combined_text(native) if native else "-"]
     return f"| {' | '.join(map(as_text, cells))} |"
 
 
-def _failure(scenario: Outcome) -> str:
+def _failure(failed: Failed) -> str:
+    scenario, *others = failed.outcomes
     result = scenario.failed_result
     evidence = "\n".join(finding.explanation for finding in result.findings_that_tell if finding.explanation)
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
     parts = [
         "\n<details><summary>",
-        f"{result.verdict.value} {as_code(scenario.id)} {as_code(result.summary)}",
+        f"{result.verdict.value} {as_text(failed.requirement)}, {failed.count}: {as_code(shorten(result.summary))}",
         "</summary>\n",
     ]
     if scenario.expectation is not None:
@@ -80,7 +99,11 @@ def _failure(scenario: Outcome) -> str:
             f"\n{as_text(known.status)}: {known.verdict.value} was expected:"
             f" {as_text(known.reason)} ({as_text(known.issue)})\n"
         )
-    return "".join(parts) + (_fenced(evidence) if evidence else "") + "\n</details>\n"
+    parts.append(f"\n{as_code(scenario.id)}\n")
+    names = ", ".join(as_code(other.id) for other in others[:_MAX_OTHERS])
+    more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""
+    also = f"\nAlso {names}{more}.\n" if others else ""
+    return "".join(parts) + (_fenced(evidence) if evidence else "") + also + "\n</details>\n"
 
 
 def _fenced(text: str) -> str:

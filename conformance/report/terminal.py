@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.bench.ratio import Ratio, overheads
-from conformance.checkers.explanation import shorten
+from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, verdicts_of
+from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, subjects_text, verdicts_of
+from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
@@ -36,6 +38,7 @@ STYLES = {
 
 #: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
 NUM_WHOLE = 3
+_EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
 _IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
@@ -59,6 +62,7 @@ class ProgressBar:
         self._work_left = sum(map(work, scenarios))
         self._work_done = 0
         self._started = 0.0
+        self._hangs = 0  # in a row
         self._failed: Counter[str] = Counter()
         self._progress = bar.Progress(
             bar.TextColumn("{task.description}"),
@@ -103,6 +107,13 @@ class ProgressBar:
             self._lines.print(self._line(event.done))
 
     def _note_failure(self, outcome: Outcome) -> None:
+        self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
+        if self._hangs == HANGS_IN_A_ROW != before:
+            (self._lines or self._progress.console).print(
+                f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
+                " until one does not hang. --fail-fast ends a run at the first failure.",
+                highlight=False,
+            )
         if not outcome.is_failure:
             return
         requirement = blamed(outcome)
@@ -125,7 +136,8 @@ class ProgressBar:
         elapsed = time.monotonic() - self._started
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
-        return f"{done} of {self._total} scenarios, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
+        so_far = f"{done} of {counted(self._total, 'scenario')}"
+        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
 
 
 class _Remaining(bar.ProgressColumn):
@@ -202,10 +214,11 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
 
 def _cells(outcomes: list[Outcome], with_native: bool) -> list[str | Text]:
     """Return how many scenarios there are, and what they say together in each column."""
-    columns = [verdicts_of(one.subject for one in outcomes)]
+    judged = combine(verdicts_of(one.subject for one in outcomes if not one.is_excused) or {Verdict.UNSUPPORTED: 1})
+    cells: list[str | Text] = [str(len(outcomes)), Text(subjects_text(outcomes), style=STYLES[judged])]
     if with_native:
-        columns.append(verdicts_of(one.native for one in outcomes))
-    return [str(len(outcomes)), *map(verdict_cell, columns)]
+        cells.append(verdict_cell(verdicts_of(one.native for one in outcomes)))
+    return cells
 
 
 def verdict_cell(verdicts: Mapping[Verdict, int]) -> Text:
@@ -237,7 +250,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for one in failed[:whole]:
         first, *others = one.outcomes
         replay = replay_command(first.id, report.subject.typed, report.backend, folder)
-        console.print(Text(failure_text(first, report.backend, catalogue, replay)), soft_wrap=True)
+        print_evidence(console, failure_text(first, report.backend, catalogue, replay))
         if others:
             where = f"{one.requirement} in {folder / 'failures'}"
             console.print(f"      and {len(others)} more of {where}", style="dim", highlight=False)
@@ -249,6 +262,20 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for one in failed[whole:]:
         console.print(_line_of(one, width), no_wrap=True, overflow="ellipsis")
     console.print(f"Why: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
+
+
+def print_evidence(console: Console, text: str) -> None:
+    """Print the text of a failure; on a terminal its lines are broken between words, below their beginning.
+
+    A command stays one line, however long: it is there to be copied.
+    """
+    for line in text.splitlines():
+        if not console.is_terminal or line.startswith("Replay") or len(line) <= console.width:
+            console.print(Text(line), soft_wrap=True)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) or _EVIDENCE_INDENT)
+        whole = textwrap.wrap(line, console.width, subsequent_indent=indent, break_on_hyphens=False)
+        console.print(Text("\n".join(whole)), soft_wrap=True)
 
 
 def _line_of(failed: Failed, width: int) -> Text:
@@ -277,16 +304,14 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         f" in {report.duration_s:.1f} s",
         highlight=False,
     )
-    console.print(f"{_short(report)}: {counts_text(report.verdicts)}", highlight=False)
+    console.print(f"{_short(report)}: {report.counts}", highlight=False)
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
-    if report.num_excused:
-        console.print(f"{counted(report.num_excused, 'failure')} of these expected.", highlight=False)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
         console.print(
-            f"Incomplete: {report.num_not_run} of {totals.selected} scenarios did not run.",
+            f"Incomplete: {report.num_not_run} of {counted(totals.selected, 'scenario')} did not run.",
             style="bold yellow",
             highlight=False,
         )
@@ -300,11 +325,6 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
         console.print(f"{counted(len(report.failures), 'scenario')} failed.", style="bold red", highlight=False)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return e.g. `1 scenario` or `3 scenarios`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _short(report: Report) -> str:

@@ -134,7 +134,8 @@ def _ticks(total_ns: int, scale: float) -> tuple[Tick, ...]:
     while total_ns / step > _NUM_TICKS:
         step *= 2.5 if str(int(step)).startswith("2") else 2  # 1, 2, 5, 10, 20, 50 ...
     marks = [number * step for number in range(int(total_ns / step) + 1)]
-    return tuple(Tick(round(LEFT + mark * scale, 2), f"{mark / 1e6:g} ms") for mark in marks)
+    ticks = (Tick(round(LEFT + mark * scale, 2), f"{mark / 1e6:g} ms") for mark in marks)
+    return tuple(tick for tick in ticks if tick.x + _CHARACTER_WIDTH * len(tick.label) < WIDTH)  # whose label fits
 
 
 def _description(of_rank: dict[int, tuple[Span, ...]]) -> str:

@@ -21,7 +21,7 @@ import textwrap
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,25 @@ def baseline_of(reports: Iterable[Report], catalogue: Catalogue, digests: Mappin
         if one.id in broken
     )
     return Baseline(torch, backend, tuple(entries))
+
+
+def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_ids: Iterable[str]) -> Baseline:
+    """Return what is in one of both, less what exists no more: torch's DDP does not break the same every night.
+
+    Raises `KnownFailureError` if they are of different versions of torch, or of different backends.
+    """
+    if (earlier.torch, earlier.backend) != (later.torch, later.backend):
+        raise KnownFailureError(
+            f"a baseline is of one torch over one backend; got torch {earlier.torch} over {earlier.backend}, and"
+            f" torch {later.torch} over {later.backend}"
+        )
+    known = set(scenario_ids)
+    both: dict[str, Broken] = {}
+    for one in (*earlier.broken, *later.broken):
+        first = both.setdefault(one.requirement, one)  # with the reason that was there before
+        scenarios = known.intersection((*first.scenarios, *one.scenarios))
+        both[one.requirement] = replace(first, scenarios=tuple(sorted(scenarios)))
+    return replace(later, broken=tuple(both[one.id] for one in catalogue if one.id in both and both[one.id].scenarios))
 
 
 def baseline_to_toml(baseline: Baseline) -> str:

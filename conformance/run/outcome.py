@@ -86,6 +86,11 @@ class Outcome:
         return not self.expectation.holds if self.expectation is not None else self.subject.verdict.is_failure
 
     @property
+    def is_excused(self) -> bool:
+        """Whether the subject failed as it was known to."""
+        return self.expectation is not None and self.expectation.holds and self.subject.verdict.is_failure
+
+    @property
     def failed_result(self) -> ScenarioResult:
         """The column that failed, the subject's unless it is torch's own that shows an error of the harness."""
         native = self.native
@@ -131,6 +136,14 @@ def combined_text(verdicts: Mapping[Verdict, int]) -> str:
     if len(failures) < 2:
         return f"{verdict.value} {verdicts[verdict]}/{total}"
     return f"{', '.join(f'{one.value} {verdicts[one]}' for one in failures)} of {total}"
+
+
+def subjects_text(outcomes: Iterable[Outcome]) -> str:
+    """Return what several scenarios say of the subject: as `combined_text`, with failures that were known apart."""
+    outcomes = tuple(outcomes)
+    excused = sum(one.is_excused for one in outcomes)
+    others = verdicts_of(one.subject for one in outcomes if not one.is_excused)
+    return ", ".join([combined_text(others)] * bool(others) + [f"{excused} expected to fail"] * bool(excused))
 
 
 def counts_text(verdicts: Mapping[Verdict, int]) -> str:

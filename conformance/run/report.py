@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.bench.ratio import Ratio
-from conformance.run.outcome import Outcome, combine, verdicts_of
+from conformance.checkers.explanation import counted
+from conformance.run.outcome import Outcome, combine, counts_text, verdicts_of
 from conformance.spec.catalogue import Requirement
 from conformance.verdict import Verdict
 
@@ -176,7 +177,14 @@ class Report:
     @property
     def num_excused(self) -> int:
         """How many failures were known and are excused."""
-        return sum(one.expectation is not None and one.expectation.holds for one in self.scenarios)
+        return sum(one.is_excused for one in self.scenarios)
+
+    @property
+    def counts(self) -> str:
+        """How many scenarios came to what, for the subject, such as `203 PASS, 14 FAIL, 2 expected failures`."""
+        others = counts_text(verdicts_of(one.subject for one in self.scenarios if not one.is_excused))
+        known = [counted(self.num_excused, "expected failure")] if self.num_excused else []
+        return ", ".join([others] * bool(others) + known)
 
     @property
     def verdicts(self) -> Counter[Verdict]:

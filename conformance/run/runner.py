@@ -19,6 +19,7 @@ from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
+from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import Ranks, ScenarioRunner
 from conformance.scenario import Scenario, Step
@@ -38,13 +39,15 @@ def run(
     fail_fast: bool = False,
     order: Order = LISTED,
     on_event: OnEvent = lambda event: None,
+    most_hangs: int | None = None,
     excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
-    beforehand. A passed `controller` stays open.
+    beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
+    stays open.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -56,7 +59,7 @@ def run(
     check(chosen, backend)
     with nullcontext(controller) if controller else Controller(backend, preload=preloads_of(chosen)) as ranks:
         runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
-        return _run(chosen, runner, ranks, fail_fast, on_event)
+        return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event)
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -117,7 +120,12 @@ def _died_in_constructor(observation: Observation) -> bool:
 
 
 def _run(
-    scenarios: tuple[Scenario, ...], runner: ScenarioRunner, ranks: Ranks, fail_fast: bool, on_event: OnEvent
+    scenarios: tuple[Scenario, ...],
+    runner: ScenarioRunner,
+    ranks: Ranks,
+    fail_fast: bool,
+    most_hangs: int | None,
+    on_event: OnEvent,
 ) -> Report:
     started = time.monotonic()
     subject, backend = runner.subject, runner.backend
@@ -130,6 +138,8 @@ def _run(
             outcomes.append(runner.run(scenario))
             on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
             if fail_fast and outcomes[-1].is_failure:
+                break
+            if most_hangs is not None and nothing_but_hangs(outcomes) >= most_hangs:
                 break
     except KeyboardInterrupt:
         interrupted = True  # what is known so far is worth a report

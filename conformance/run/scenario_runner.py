@@ -17,6 +17,7 @@ from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of, judge
 from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
+from conformance.run.patience import hangs_after, hurried
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import KNOWN, Subject, capabilities_of
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
@@ -148,6 +149,7 @@ class ScenarioRunner:
         self.backend = backend
         self._ranks = ranks
         self._excuses = excuses
+        self._num_hangs = 0  # of the subject, in a row
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
     def run(self, scenario: Scenario) -> Outcome:
@@ -165,13 +167,13 @@ class ScenarioRunner:
             authority = authority_of(program, beside.verdict, native.observations)
         result = judged(attempt, program, truth, authority)
         contaminated_by = ""
-        if result.verdict.is_failure and attempt.after:
+        if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
             again = self._attempt(scenario, self.subject, fresh=True)
             alone = judged(again, program, truth, authority)
             if alone.verdict is not result.verdict:
                 contaminated_by = attempt.after
                 attempt, result = again, _contaminated(alone, result, contaminated_by)
-        return Outcome.of(
+        outcome = Outcome.of(
             scenario,
             result,
             beside,
@@ -180,10 +182,19 @@ class ScenarioRunner:
             excuse=self._excuses(scenario, result.verdict),
             contaminated_by=contaminated_by,
         )
+        self._num_hangs = hangs_after(outcome, self._num_hangs)
+        return outcome
+
+    def _is_known(self, scenario: Scenario, verdict: Verdict) -> bool:
+        """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
+        excuse = self._excuses(scenario, verdict)
+        return excuse is not None and excuse.holds
 
     def _attempt(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Attempt:
         if reason := self._why_unsupported(scenario, subject):
             return Attempt(scenario, subject, unsupported=reason)
+        if subject is self.subject:
+            scenario = hurried(scenario, self._num_hangs)
         started = time.perf_counter()
         try:
             attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject, fresh=fresh))

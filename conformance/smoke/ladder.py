@@ -43,6 +43,13 @@ _TOGETHER = Rung(
     f"{_CREATE_ADVICE} Ranks find each other through the store: what one sets, the others can wait for.",
     "smoke_presence",
 )
+_NAMED = Rung(
+    "name",
+    "the group names its backend",
+    "A process group in Python returns the backend's name in getBackendName. Without it torch calls the backend"
+    " 'undefined', and whatever asks dist.get_backend(group) goes wrong.",
+    "smoke_name",
+)
 
 
 class Status(Enum):
@@ -125,7 +132,7 @@ class _Climber:
         """Yield every rung with its number of ranks and its DDP: torch's own first, then `subject`."""
         torch_ddp = KNOWN["torch"]
         yield _ALONE, 1, torch_ddp
-        for rung in (_TOGETHER, *COLLECTIVES):
+        for rung in (_TOGETHER, _NAMED, *COLLECTIVES):
             yield rung, self._world_size, torch_ddp
         for ddp in dict.fromkeys((torch_ddp, subject)):
             yield STEP, self._world_size, ddp

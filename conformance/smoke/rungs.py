@@ -64,7 +64,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         "broadcast",
         "every rank gets what the root has",
         "In broadcast, the root sends its tensor and every other rank receives into the tensor that it passed; the root"
-        " is opts.rootRank.",
+        " is opts.rootRank. Its Work, like every Work, has a wait() that returns once the tensor is there.",
         "smoke_broadcast",
         methods=("broadcast",),
     ),

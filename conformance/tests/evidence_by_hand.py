@@ -33,7 +33,13 @@ def returned(rank: int, history: tuple[Collective, ...] = (), facts: Facts | Non
     return Observation(rank, Ending("returned"), {"done": True} if facts is None else facts, history=history, **rest)
 
 
-def raised(rank: int, error: Exception, history: tuple[Collective, ...] = (), traceback: str = "") -> Observation:
+def raised(
+    rank: int,
+    error: Exception,
+    history: tuple[Collective, ...] = (),
+    traceback: str = "",
+    facts: Facts = {"begun": True},  # noqa: B006 - nobody changes it
+) -> Observation:
     """Return the observation of a rank whose program raised `error` in backward."""
     return Observation(
         rank,
@@ -41,7 +47,7 @@ def raised(rank: int, error: Exception, history: tuple[Collective, ...] = (), tr
         raised=Raised.of(error, traceback),
         history=history,
         phase="backward",
-        facts={"begun": True},
+        facts=facts,
     )
 
 

@@ -70,13 +70,19 @@ def outcome(
     return Outcome.of(of, mine, beside, notes=notes, warm=warm, excuse=excuse)
 
 
-def run_report(*outcomes: Outcome, selected: Sequence[str] = (), subject: str = "ddp_impl", **changes: Any) -> Report:
+def run_report(
+    *outcomes: Outcome,
+    selected: Sequence[str] = (),
+    subject: str = "ddp_impl",
+    catalogue: Catalogue = CATALOGUE,
+    **changes: Any,
+) -> Report:
     """Return the report of a run of `outcomes`; `selected` are the ids of all shards, the outcomes' by default."""
     given = {
         "backend": "gloo", "num_selected": len(outcomes), "environment": ENVIRONMENT, "duration_s": 3.25,
         "selection": Assignment("", "", tuple(selected) or tuple(one.id for one in outcomes)), **changes,
     }  # fmt: skip
-    return Report.of(outcomes, CATALOGUE, subject=JudgedSubject(subject, "ddp_impl:DistributedDataParallel"), **given)
+    return Report.of(outcomes, catalogue, subject=JudgedSubject(subject, "ddp_impl:DistributedDataParallel"), **given)
 
 
 def stored(folder: Path, *outcomes: Outcome, **changes: Any) -> Report:

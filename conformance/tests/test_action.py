@@ -35,8 +35,10 @@ def test_shards_with_a_regression_come_to_a_comment_that_says_so(tmp_path: Path)
     assert (tmp_path / "output").read_text() == "status=1\n"
     comment = (tmp_path / "report" / "comment.md").read_text()
     assert comment.startswith("### ❌ ddp-conformance: 1 of 2 failed")
+    assert "<summary>Since the last report, of the 2 scenarios of both&#58; 1 regressed</summary>" in comment
     assert "regressed: 1\n  PASS -> FAIL  gradients/GRAD-02/mlp  it was FAIL" in comment
     assert (tmp_path / "summary.md").read_text() == comment
+    assert comment.index("Since the last report") < comment.index("<summary>FAIL GRAD")
     assert {"report.html", "junit.xml"} < {path.name for path in (tmp_path / "report").iterdir()}
 
 

@@ -17,6 +17,7 @@ from conformance.run.baseline import (
     baseline_of,
     baseline_to_toml,
     check_baseline,
+    joined,
     read_baseline,
     shipped_baseline,
 )
@@ -50,6 +51,20 @@ def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it
     assert read_baseline(baseline_to_toml(made)) == made
     changed = baseline_of([beside], load_catalogue(), {**digests, BROKEN.id: "another scenario"})
     assert changed.broken == ()
+
+
+def test_a_baseline_made_onto_another_keeps_what_that_has_and_still_exists() -> None:
+    third = scenario("gradients/GRAD-01/mlp")
+    earlier = Baseline("2.13.0", "gloo", (Broken("GRAD-02", "as before", (), ("gradients/GRAD-02/gone", BROKEN.id)),))
+    later = Baseline(
+        "2.13.0", "gloo", (Broken("GRAD-02", "anew", (), (OTHER.id,)), Broken("GRAD-01", "new", (), (third.id,)))
+    )
+    both = joined(earlier, later, load_catalogue(), [BROKEN.id, OTHER.id, third.id])
+    assert [(one.requirement, one.reason, one.scenarios) for one in both.broken] == [
+        ("GRAD-01", "new", (third.id,)), ("GRAD-02", "as before", (OTHER.id, BROKEN.id)),
+    ]  # fmt: skip
+    with pytest.raises(KnownFailureError, match=r"got torch 2\.13\.0 over gloo, and torch 2\.14\.0 over gloo"):
+        joined(earlier, Baseline("2.14.0", "gloo", ()), load_catalogue(), [])
 
 
 def test_the_shipped_baselines_name_scenarios_that_exist() -> None:

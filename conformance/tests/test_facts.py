@@ -15,7 +15,7 @@ from conformance.checkers.facts import wrong_facts
 from conformance.checkers.registry import get_checker
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import Anything, Close, Raises, Satisfies
-from conformance.tests.evidence_by_hand import ended, evidence_of, returned
+from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
 from conformance.verdict import Finding, Verdict
 
 MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])
@@ -60,6 +60,21 @@ def test_unknown_when_a_rank_did_not_report() -> None:
     assert finding.verdict is Verdict.UNKNOWN
 
 
+def test_what_a_rank_could_not_observe_because_it_raised_is_no_finding_of_its_own() -> None:
+    expected: dict[int, Facts] = {0: {"loss": 1.0, "grad": 2.0}, 1: {"loss": 1.0, "grad": 2.0}}
+    check = get_checker("facts")
+    early = raised(0, ValueError("no"), facts={"loss": 1.0})
+    finding = check(evidence_of(early, raised(1, ValueError("no")), expected=expected))
+    assert finding is not None
+    assert (finding.verdict, finding.summary) == (
+        Verdict.UNKNOWN, "ranks 0 and 1 raised before 3 of the facts could be observed"
+    )  # fmt: skip
+    for other in (returned(1), raised(1, ValueError("no"), facts={"loss": 3.0})):
+        finding = check(evidence_of(early, other, expected=expected))
+        assert finding is not None
+        assert finding.verdict is Verdict.FAIL
+
+
 def test_does_not_apply_without_an_expectation() -> None:
     assert get_checker("facts")(evidence_of(returned(0), returned(1))) is None
 
@@ -95,6 +110,7 @@ DIAGNOSES = [
     ((MEAN, MEAN * float("nan"), MEAN), "not-a-number in 4 place(s) that must be finite"),
     ((MEAN, MEAN * (1 + 2**-23), MEAN), "off by rounding only: 1.2e-07 of the largest value"),
     ((2.0, 4.0, 4.0), "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((2.0, 2.5, 2.5), ""),  # any number is some multiple of another
     ((MEAN.to(torch.complex64), MEAN.to(torch.complex64) * 2, MEAN.to(torch.complex64) * 2),
      "the sum over the ranks (expected * 2), never divided by the world size"),
     ((MEAN.to_sparse(), (MEAN * 2).to_sparse(), (MEAN * 2).to_sparse()),
@@ -132,11 +148,19 @@ def test_recognises_a_buffer_that_was_not_broadcast() -> None:
     came = MEAN + torch.tensor([[1.0, 7.0], [0.0, 2.0]])
     expected = "the rank's own value: rank 0 has the expected one, and it was not broadcast"
     assert _diagnose(MEAN, MEAN, came, name=name, rank=1) == expected
+    assert _diagnose(MEAN, MEAN, came, name="step0/seen/running_mean", rank=1) == expected
     assert _diagnose(MEAN, MEAN, came, rank=1) == ""
     local: dict[int, Facts] = {0: {name: MEAN}, 1: {name: MEAN + 1}}
     assert diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: came}}) == (
         "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
     )
+
+
+def test_a_buffer_that_is_near_and_right_on_rank_0_was_not_broadcast_rather_than_rounded() -> None:
+    name, near = "step0/buffer/running_mean", MEAN + torch.tensor([[0.0, 2**-9], [0.0, 2**-10]])
+    local: dict[int, Facts] = {0: {name: MEAN}, 1: {name: MEAN + 1}}
+    found = diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: near}})
+    assert found == "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
 
 
 def test_recognises_what_belongs_elsewhere() -> None:

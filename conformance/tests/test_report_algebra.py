@@ -174,8 +174,7 @@ def test_a_diff_says_why_and_under_which_circumstances(tmp_path: Path) -> None:
         "\nnot the same scenario under the same id: 1\n  gradients/GRAD-01/x\n"
     )
     assert (
-        call("diff", tmp_path / "a", tmp_path / "a").stdout
-        == "No verdict changed in the 1 scenarios of both reports.\n"
+        call("diff", tmp_path / "a", tmp_path / "a").stdout == "No verdict changed in the 1 scenario of both reports.\n"
     )
 
 

@@ -18,6 +18,7 @@ from conformance.observation import Ending, Facts, Observation, Raised
 from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program
 from conformance.run import runner
+from conformance.run.known_failures import MET, Excuse
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Note, Progress
 from conformance.run.scenario_runner import ScenarioRunner
@@ -294,6 +295,63 @@ def test_fail_fast_stops_at_the_first_failure() -> None:
     assert [name for name, _ in ranks.asked] == ["a", "b"]
     assert not report.complete
     assert not report.interrupted
+
+
+class HangingRanks(PretendedRanks):
+    """Ranks that hang in the scenarios that are named, and note every deadline: no time passes."""
+
+    def __init__(self, hangs: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.hangs = hangs
+        self.deadlines: dict[str, float] = {}
+
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        seen = super().run(scenario, subject, fresh=fresh)
+        name = scenario.id.rpartition("/")[2]
+        if subject is MINE:
+            self.deadlines[name] = scenario.deadline_s
+        fate = Ending("hung" if subject is MINE and self.hangs(name) else "returned")
+        return {rank: dataclasses.replace(one, fate=fate) for rank, one in seen.items()}
+
+
+def test_a_subject_that_hangs_three_times_in_a_row_gets_less_time_until_it_does_not() -> None:
+    ranks = HangingRanks(lambda name: name not in ("b", "g"))
+    chosen = [scenario(name, deadline_s=60.0 if name == "h" else 20.0) for name in "abcdefghij"]
+    report = runner.run(chosen, MINE, GLOO, controller=ranks)
+    assert list(ranks.deadlines.values())[1:] == [20, 20, 20, 20, 20, 5, 5, 60, 20, 20]  # the first is the probe's
+    digests = {one.id: one.digest for one in chosen}
+    assert {one.id: one.sha256 for one in report.scenarios} == digests  # they are the same scenarios all the same
+    explanation = report.scenarios[5].subject.findings[0].explanation
+    assert "did not end within 5 s" in explanation
+
+
+def test_what_is_unsupported_ends_no_row_of_hangs_and_counts_as_none() -> None:
+    ranks = HangingRanks(lambda name: True)
+    chosen = [scenario(name, needs=("join",) if name in "bd" else ()) for name in "abcdefg"]
+    report = runner.run(chosen, MINE, GLOO, native=False, most_hangs=4, controller=ranks)
+    assert list(ranks.deadlines.values())[1:] == [20, 20, 20, 5]
+    assert [one.subject.verdict for one in report.scenarios].count(Verdict.HANG) == 4
+    assert not report.complete
+    assert not report.interrupted
+
+
+def test_a_subject_that_also_does_something_else_than_hang_runs_to_the_end() -> None:
+    ranks = HangingRanks(lambda name: name != "a")
+    report = runner.run([scenario(name) for name in "abcdefg"], MINE, GLOO, most_hangs=2, controller=ranks)
+    assert len(report.scenarios) == 7
+
+
+def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
+    """Whether it also comes there decides nothing: what was known does not make a run red by being unsteady."""
+    ranks = WarmRanks(lambda before, scenario: bool(before))
+    known = Excuse(MET, Verdict.FAIL, "a reason", "an issue", "")
+    for excuse, ran in ((False, 5), (True, 3)):
+        ranks.asked.clear()
+        ranks.before = ""
+        one = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=[lambda *_: None, lambda *_: known][excuse])
+        outcomes = [one.run(scenario(name)) for name in "abc"]
+        assert bool(outcomes[1].contaminated_by) is not excuse
+        assert len(ranks.asked) == ran
 
 
 def test_events_tell_how_far_the_run_is() -> None:

@@ -28,7 +28,7 @@ def smoke(*arguments: str) -> Result:
 
 
 #: What is asked before any collective.
-FIRST_RUNGS = ("import", "import DDP", "declaration", "factory", "rendezvous")
+FIRST_RUNGS = ("import", "import DDP", "declaration", "factory", "rendezvous", "name")
 
 
 def footings(output: str) -> list[tuple[str, ...]]:
@@ -40,7 +40,7 @@ def footings(output: str) -> list[tuple[str, ...]]:
 def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
     result = smoke()
     assert result.exit_code == 0, result.output
-    found = footings(result.output.partition("Every rung")[0])
+    found = footings(result.stdout.partition("Every rung")[0])
     collectives = [rung.name for rung in COLLECTIVES]
     steps = ["step of torch", "step of ddp_impl"]
     assert found == [("ok", name) for name in (*FIRST_RUNGS, *collectives, *steps)]

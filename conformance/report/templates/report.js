@@ -11,6 +11,10 @@ const items = [...document.querySelectorAll(".item")].map((element) => ({
 }));
 filters.hidden = false;
 
+function counted(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 function apply() {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const wanted = buttons.filter((button) => button.ariaPressed === "true").map((button) => button.dataset.verdict);
@@ -30,7 +34,7 @@ function apply() {
   }
   const requirements = document.querySelectorAll(".requirement:not([hidden])").length;
   const entries = document.querySelectorAll(".entry:not([hidden])").length;
-  document.getElementById("shown").textContent = `${requirements} requirements, ${entries} results`;
+  document.getElementById("shown").textContent = `${counted(requirements, "requirement")}, ${counted(entries, "result")}`;
 }
 
 function openTarget() {

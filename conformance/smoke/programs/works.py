@@ -105,6 +105,17 @@ def _members(world_size: int) -> list[int]:
     return list(range(1, world_size)) or [0]
 
 
+@program("smoke_name", invariants=())
+def name(ctx: RankContext) -> None:
+    """Ask the default group for its backend's name; observes whether it has one. All ranks run it."""
+    ctx.observe("group.name() names the backend", ctx.process_group.name() not in ("", "undefined"))
+
+
+@name.expects
+def _name(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"group.name() names the backend": True} for rank in range(scenario.world_size)}
+
+
 @program("smoke_presence", invariants=())
 def presence(ctx: RankContext) -> None:
     """Ask the default group who it is; observes its rank and size. All ranks run it, nobody communicates."""

@@ -1,0 +1,39 @@
+"""How long a run waits for a DDP that hangs again and again. Values and pure functions; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conformance.run.outcome import Outcome
+from conformance.scenario import DEFAULT_DEADLINE_S, Scenario
+from conformance.verdict import Verdict
+
+#: After so many hangs in a row a scenario gets `SHORT_DEADLINE_S` without progress, until one does not hang.
+HANGS_IN_A_ROW = 3
+SHORT_DEADLINE_S = 5.0
+
+#: When so many scenarios have run and every one hung, a run of everything ends: nobody reads HANG 700 times.
+MOST_HANGS = 12
+
+
+def hurried(scenario: Scenario, num_hangs: int) -> Scenario:
+    """Return `scenario` with the deadline that it gets after `num_hangs` hangs in a row.
+
+    A scenario with another deadline than most has it for a reason, such as compiling, and keeps it.
+    """
+    if num_hangs < HANGS_IN_A_ROW or scenario.deadline_s != DEFAULT_DEADLINE_S:
+        return scenario
+    return scenario.replace(deadline_s=SHORT_DEADLINE_S)
+
+
+def hangs_after(outcome: Outcome, num_hangs: int) -> int:
+    """Return how many scenarios in a row the subject hung in, now that `outcome` is known."""
+    if outcome.subject.verdict is Verdict.UNSUPPORTED:
+        return num_hangs
+    return num_hangs + 1 if outcome.subject.verdict is Verdict.HANG else 0
+
+
+def nothing_but_hangs(outcomes: Iterable[Outcome]) -> int:
+    """Return how many scenarios hung if every one that could run did so, and was not known to; else 0."""
+    ran = [one for one in outcomes if one.subject.verdict is not Verdict.UNSUPPORTED]
+    return len(ran) if all(one.subject.verdict is Verdict.HANG and one.is_failure for one in ran) else 0

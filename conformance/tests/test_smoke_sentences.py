@@ -1,0 +1,163 @@
+"""What `smoke` says of the generated process group when one of its methods is left out or wrong: docs/smoke.md.
+
+`EXPECTTEST_ACCEPT=1 pytest --nightly conformance/tests/test_smoke_sentences.py` writes the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.smoke.ladder import Footing, Status, climb
+from conformance.starters.starter import Starter
+from conformance.workers.zygote_process import ZygoteProcess
+
+PAGE = Path(__file__).parents[2] / "docs" / "smoke.md"
+WORK, GROUP = "AcmeWork", "AcmeGroup"
+DEADLINE_S = 3.0
+
+#: Method -> what is wrong with it, the text that is replaced, and by what.
+BROKEN: dict[str, tuple[str, str, str]] = {
+    "broadcast": ("sends rank 0's tensor, whatever the root", "[opts.rootRank]", "[0]"),
+    "allreduce": ("sums, whatever the operation", "is None else opts.reduceOp.op", "is None else dist.ReduceOp.SUM"),
+    "allreduce_coalesced": (
+        "reduces the first tensor only",
+        "allreduce_coalesced = allreduce\n",
+        "def allreduce_coalesced(self, tensors, opts=None):\n        return self.allreduce(tensors[:1], opts)\n",
+    ),
+    "allgather": ("lists the ranks in reverse order", "in self._all([inputs[0]])", "in self._all([inputs[0]])[::-1]"),
+    "all_gather_single": ("joins the parts in reverse order", "in self._all([sent])", "in self._all([sent])[::-1]"),
+    "barrier": ("waits for nobody", "_put([], self._all([])[0])", "[]"),
+    "getBackendName": ("returns an empty text", 'return "acme"', 'return ""'),
+    "shutdown": ("leaves the thread running", "self._thread.shutdown()", "pass"),
+    "wait": (
+        "returns before the collective is done",
+        "        self._future.wait()\n        return True",
+        "        return True",
+    ),
+    "is_completed": ("is never True", "return self._future.done()", "return False"),
+    "get_future": (
+        "returns a future that nobody completes", "        return self._future\n",
+        "        return torch.futures.Future()\n",
+    ),
+    "_exchange": (
+        "stops on rank 1 after ten exchanges",
+        "        received = [",
+        "        if self._rank == 1 and number > 10:\n            time.sleep(1000)\n        received = [",
+    ),
+    "_put": ("forgets the end of large tensors", "tensor.copy_(value.view_as(tensor))", "_most(tensor, value)"),
+    "__init__": (
+        "does not tell the base class who it is",
+        "super().__init__(rank, world_size)",
+        "super().__init__(0, world_size)",
+    ),
+}  # fmt: skip
+
+#: What replacements need, and the adapter. They follow the module, which begins with its imports from __future__.
+EPILOGUE = """
+
+import time
+from dataclasses import replace
+from acme.adapter import BACKEND as WORKING
+
+def _most(tensor, value):
+    end = value.numel() - (value.numel() > 100_000)
+    tensor.view(-1)[:end] = value.reshape(-1)[:end]
+
+BACKEND = replace(WORKING, create=lambda store, rank, world_size, timeout: AcmeGroup(store, rank, world_size))
+"""
+
+
+def without(source: str, class_name: str, method: str) -> str:
+    """Return the module without one method of one class, its aliases included."""
+    tree = ast.parse(source)
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    found.body = [node for node in found.body if method not in names_of(node)]
+    return ast.unparse(tree)
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a class defines or copies."""
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} if isinstance(node, ast.Assign) else set()
+
+
+def variants(source: str) -> Iterator[tuple[str, str, str]]:
+    """Yield every method, what was done to it, and the module's source with that."""
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for one in classes:
+        for method in (name for node in one.body for name in sorted(targets_of(node))):
+            if not method.startswith("_"):
+                yield f"{one.name.removeprefix('Acme')}.{method}", "left out", without(source, one.name, method)
+    for method, (wrong, text, instead) in BROKEN.items():
+        assert source.count(text) == 1, (method, source.count(text))
+        broken = source.replace(text, instead)
+        if method == "wait":  # shows only where the transport takes its time
+            broken = broken.replace(
+                "        buffer = io.BytesIO()\n", "        time.sleep(0.1)\n        buffer = io.BytesIO()\n"
+            )
+        owner = "Work." if method in ("wait", "is_completed", "get_future") else "" if method == "_put" else "Group."
+        yield f"{owner}{method}", wrong, broken
+
+
+def targets_of(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a class defines."""
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    return {part.id for part in node.targets if isinstance(part, ast.Name)} if isinstance(node, ast.Assign) else set()
+
+
+def cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+def page_of(rows: list[tuple[str, str, Footing]]) -> str:
+    """Return docs/smoke.md."""
+    lines = [
+        "# What `smoke` says",
+        "",
+        "`ddp-conformance new backend acme` writes a process group in Python. For this table each of its methods was",
+        "left out once and broken once, and `ddp-conformance smoke` tried what came of it. A nightly test does that",
+        "again (`conformance/tests/test_smoke_sentences.py`, which also writes this page).",
+        "",
+        "| method | what was done | rung | what `smoke` says | what to do |",
+        "|---|---|---|---|---|",
+    ]
+    for method, done, footing in rows:
+        advice = footing.breakage.advice if footing.breakage is not None else ""
+        cells = (f"`{method}`", done, footing.rung, cell(footing.detail), cell(advice))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not PAGE.parent.is_dir(), reason="installed without its repository")
+def test_smoke_notices_every_method_that_is_left_out_or_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Starter("backend", "acme").write(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "acme"))
+    assert importlib.util.find_spec("acme.group") is not None
+    source = (tmp_path / "acme" / "acme" / "group.py").read_text()
+    changed = list(variants(source))
+    for number, (_, _, text) in enumerate(changed):
+        (tmp_path / "acme" / f"acme_variant_{number}.py").write_text(text + EPILOGUE)
+    zygote = ZygoteProcess(None, ())
+    rows = []
+    try:
+        for number, (method, done, _) in enumerate(changed):
+            *_, last = climb(f"acme_variant_{number}:BACKEND", "torch", deadline_s=DEADLINE_S, zygote=zygote)
+            rows.append((method, done, last))
+    finally:
+        zygote.close()
+    unnoticed = [(method, done) for method, done, last in rows if last.status is not Status.BROKEN]
+    assert unnoticed == []
+    page = page_of(rows)
+    if os.environ.get("EXPECTTEST_ACCEPT"):
+        PAGE.write_text(page)
+    assert PAGE.read_text() == page
