@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -83,6 +83,17 @@ class LeavesAThread(DistributedDataParallel):
     def __init__(self, module: Any, **options: Any) -> None:
         super().__init__(module, **options)
         threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
+
+
+class IsRemembered(DistributedDataParallel):
+    """BUG: a list of the class keeps what every wrapper averages."""
+
+    _all: ClassVar[list[Sequence[ManagedParameter]]] = []
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        """Note the parameters."""
+        super()._attach_reducer(members)
+        self._all.append(members)
 
 
 class TakesNoSubclassSeriously(DistributedDataParallel):

@@ -90,6 +90,8 @@ def _more_from_users() -> Iterator[Scenario]:
         yield _of_chapter(
             "COMPAT-12", f"used{suffix}", "compatible_training", world_size, options=options, deadline_s=8.0
         )
+    for suffix, options in _VARIANTS:
+        yield _of_chapter("COMPAT-12", f"freed{suffix}", "dropped_wrapper", 2, options=options)
     for kind in _KINDS:
         for suffix, options, world_size in _variants():
             if kind == "forward_of_its_own" and options == _STATIC:

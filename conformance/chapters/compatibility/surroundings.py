@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -101,6 +103,29 @@ def compatible_training(ctx: RankContext) -> None:
 def _counted(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     return simulate_steps(replicas, lambda model, turn: _step(scenario, model, turn), _NUM_STEPS)
+
+
+@program("dropped_wrapper", invariants=_INVARIANTS)
+def dropped_wrapper(ctx: RankContext) -> None:
+    """Train three steps and drop wrapper and module. Observes `alive`: parameters that somebody still holds.
+
+    All ranks run it.
+    """
+    parameters = [weakref.ref(parameter) for parameter in _trained_parameters(ctx)]
+    gc.collect()
+    ctx.observe("alive", sum(parameter() is not None for parameter in parameters))
+
+
+def _trained_parameters(ctx: RankContext) -> list[nn.Parameter]:
+    module = _build(ctx.scenario).to(ctx.device)
+    model = ctx.wrap(module)
+    run_steps(ctx, module, model, lambda wrapped, turn: _step(ctx.scenario, wrapped, turn), _NUM_STEPS)
+    return list(module.parameters())
+
+
+@dropped_wrapper.expects
+def _nothing_alive(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"alive": 0} for rank in range(scenario.world_size)}
 
 
 @program("moved_arguments", invariants=("leaves_no_trace",))
