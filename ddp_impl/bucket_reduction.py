@@ -16,8 +16,8 @@ from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
-from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
-from ddp_impl.gradients import collect, collect_sparse, empty_sparse, hand_out, has_values, in_place
+from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, NO_HOME, GradientHome, autograd_context
+from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
@@ -99,19 +99,24 @@ class BucketReduction:
         """Return the gradients of `bucket` in one tensor, divided unless a comm hook does that as it likes."""
         divisor = self.divisor if self.comm_hook is None else 1
         home = self._home_of(bucket)
+        frozen = frozen_in(bucket) - self.usage.used_locally
+        self.usage.unused.update(frozen)
+        left_out = set() if self._will_exchange_usage else frozen
         if bucket.sparse:
-            buffer = collect_sparse(bucket.members[0], home, self._here())
-            missing = [0] if home.get(bucket.parameters[0]) is None else []
+            is_missing = bool(left_out) or home.get(bucket.parameters[0]) is None
+            missing = [0] if is_missing else []
+            buffer = collect_sparse(bucket.members[0], NO_HOME if is_missing else home, self._here())
             if divisor != 1:
                 buffer.div_(divisor)
         else:
-            # Hooks are promised a buffer of the bucket's.
-            gradient = in_place(bucket, home, divisor=divisor) if self.comm_hook is None else None
-            if gradient is not None:
-                return gradient
+            # Hooks are promised a buffer of the bucket's, and what no rank uses must survive.
+            if self.comm_hook is None and bucket.members[0].index not in self.usage.unused:
+                gradient = in_place(bucket, home, divisor=divisor)
+                if gradient is not None:
+                    return gradient
             bucket.claim()
             buffer = bucket.flat
-            missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor)
+            missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor, left_out=left_out)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
         if missing:
             indices = {bucket.members[place].index for place in missing}
@@ -206,7 +211,7 @@ class BucketReduction:
         Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
         ranks may still refuse to average, or know better what is unused, everything waits for the end of the backward.
         """
-        if self.options.find_unused_parameters and not self.options.static_graph:
+        if self._will_exchange_usage:
             return
         for bucket in self.buckets[:last_launched]:
             indices = {member.index for member in bucket.members}
@@ -241,6 +246,8 @@ class BucketReduction:
         With a static graph ranks rarely exchange that, without `find_unused_parameters` never. Should this rank miss
         a gradient all the same, because the graph is not static or the parameter was frozen, an average of zeros means
         that no rank had one, and the reducer leaves the parameter alone, as it does after an exchange.
+
+        Raises `ReductionError` where a parameter is frozen here alone and has a gradient: the average lacks it.
         """
         anywhere, learnt, unused = self.usage.anywhere, self.arrivals.learnt, self.usage.unused
         if not unused or self.usage.is_exchanged:
@@ -251,11 +258,19 @@ class BucketReduction:
             missed = self._is_frozen(index) if learnt is None else learnt[index]
             if index in unused and missed and used[index]:
                 used[index] = has_values(bucket, buffer, place)
+                lost = member.parameter.grad is not None and index not in self.usage.used_locally
+                if used[index] and lost and self._is_frozen(index):
+                    raise self._error(messages.frozen_here(self.state.rank, member.name))
         return used
 
     def _is_frozen(self, index: int) -> bool:
         """Whether the user has taken a parameter out of the training since wrapping."""
         return not self.members[index].parameter.requires_grad
+
+    @property
+    def _will_exchange_usage(self) -> bool:
+        """Whether this iteration ends with every rank knowing what the others used."""
+        return self.options.find_unused_parameters and not self.options.static_graph
 
     def _home_of(self, bucket: Bucket) -> GradientHome:
         if self._context_id is not None:

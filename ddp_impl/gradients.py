@@ -21,16 +21,33 @@ from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_,
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
 
 
-def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: str, *, divisor: int) -> list[int]:
+def frozen_in(bucket: Bucket) -> set[int]:
+    """Return the indices of the parameters of `bucket` that the user has frozen: autograd brings them nothing."""
+    if all(map(_REQUIRES_GRAD, bucket.parameters)):
+        return set()
+    return {member.index for member in bucket.members if not member.parameter.requires_grad}
+
+
+def collect(
+    bucket: Bucket,
+    home: GradientHome,
+    unused: Collection[int],
+    here: str,
+    *,
+    divisor: int,
+    left_out: Collection[int] = (),
+) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
     `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
     gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
-    survive the reduction of the bucket. `here` begins the message of errors. Raises `ReductionError` for a gradient
-    that is sparse or of another dtype.
+    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
+    of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
     """
     bucket.homeless.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
+    if left_out:
+        _leave_out(bucket, home, left_out)
     if not bucket.holds_gradients and _are_plain(gradients, bucket.parameters[0].dtype):
         if divisor == 1 or bucket.has_large:
             _copy_in(bucket.views, gradients, divisor)
@@ -62,6 +79,14 @@ def collect(bucket: Bucket, home: GradientHome, unused: Collection[int], here: s
     if divisor != 1 and not divided:
         bucket.flat.div_(divisor)
     return missing
+
+
+def _leave_out(bucket: Bucket, home: GradientHome, left_out: Collection[int]) -> None:
+    for place, member in enumerate(bucket.members):
+        if member.index in left_out:
+            if bucket.gradients[place] is bucket.views[place]:
+                home.put(member.parameter, bucket.views[place].clone())
+            bucket.gradients[place] = None
 
 
 def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | None:

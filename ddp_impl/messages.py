@@ -121,6 +121,15 @@ def others_refuse(rank: int) -> str:
     )
 
 
+def frozen_here(rank: int, name: str) -> str:
+    """Return the message for a parameter that is frozen on this rank only, and keeps a gradient of before."""
+    return (
+        f"[rank {rank}] parameter '{name}' does not require a gradient any more on this rank, but another rank "
+        "computed one. What was in .grad here is not part of the average. Freeze it on every rank, set its .grad to "
+        "None where it is frozen, or pass find_unused_parameters=True."
+    )
+
+
 def others_refused_before(rank: int) -> str:
     """Return the message for a forward after averages that another rank has refused; its words follow."""
     return (

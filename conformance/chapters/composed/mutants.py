@@ -136,6 +136,17 @@ class CopyHidesReplacedParameters(DistributedDataParallel):
             return super().__getstate__()
 
 
+class AveragesWhatIsFrozen(Reducing):
+    """BUG: a frozen parameter whose hook autograd still calls counts as used."""
+
+    class OwnReducer(Reducer):
+        """Looks at no `requires_grad`."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
+                return super()._collected(bucket)
+
+
 class StaysInJoin(DistributedDataParallel):
     """BUG: after a join context every forward asks who still has data, and takes the buffers of the last rank."""
 

@@ -67,6 +67,13 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {}),
     (Training((Block(),), actions=(Action("relayout", "rank_0"),)), {"gradient_as_bucket_view": True}),
     (Training((Block(),), actions=(Action("relayout", "rank_0"), Action("copy", "pickle"))), {}),
+    # A parameter is frozen that has a gradient of the loop's own, and no backward brings it another.
+    (
+        Training(
+            (Block(),), actions=(Action("forward", "plain"), Action("gradients", "set"), Action("freeze", "every_rank"))
+        ),
+        {},
+    ),
     # After a join context buffers are again those of rank 0, and no filter of warnings is left.
     (Training((Block("counted"), Block("branch")), actions=(Action("join", "rank_0_last"),)), {}),
     # A parameter is another one, behind tensors that stand in for it, and then a copy takes it for its own.
