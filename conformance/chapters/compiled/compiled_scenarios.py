@@ -76,22 +76,6 @@ class CompiledScenarios:
         )  # fmt: skip
 
     def sharded(
-        self, requirement: str, slug: str, mesh: tuple[int, int], program: str = "sharded_training",
-        compile_: dict[str, Any] | None = None, **arguments: Any,
-    ) -> Scenario:  # fmt: skip
-        """Return a training of a module that is spread over the second dimension of `mesh` and wrapped over the first.
-
-        `arguments` are those of a `ShardedPlan`. A module on one rank alone, or on one row, may be compiled in however
-        many graphs.
-        """
-        rows, columns = mesh
-        return self.compiled(
-            requirement, f"{slug}-{rows}x{columns}", program, rows * columns, compile_=compile_,
-            arguments={"mesh": list(mesh), "model": "mlp", "optimizer": "adam", "num_steps": 3, **arguments},
-            judged={"num_captured": [1, 8]},
-        )  # fmt: skip
-
-    def sharded(
         self, requirement: str, slug: str, mesh: tuple[int, int], program: str = "sharded_training", *,
         compile_: dict[str, Any] | None = None, options: dict[str, Any] | None = None,
         judged: dict[str, Any] | None = None, **arguments: Any,
