@@ -86,6 +86,6 @@ def _others() -> Iterator[Scenario]:
                         compile_={"way": "in_place"}, load_mesh=[4, 1])  # fmt: skip
     for fusion in ("concat", "coalesced"):
         for backend in ("watched", "inductor"):
-            order = {"backend": backend, "fusion": fusion}
-            yield _make.written("TRACE-21", f"{fusion}-{backend}", "compiled_overlap", compile_=order,
+            yield _make.written("TRACE-21", f"{fusion}-{backend}", "compiled_overlap",
+                                compile_={"backend": backend, "fusion": fusion},
                                 options={"bucket_cap_mb": 80 / 2**20})  # fmt: skip
