@@ -81,6 +81,17 @@ def measure_memory(subject: Subject, backend: Backend, workload: str, *, world_s
     return {label: facts[0][label] for label, *_ in contestants}
 
 
+def measure_profile(
+    subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60
+) -> tuple[float, tuple[tuple[str, float, float], ...]]:
+    """Return the CPU milliseconds of a step on rank 0, and of the subject's functions: name, calls, milliseconds.
+
+    Raises `ConformanceError` when a rank does not finish.
+    """
+    facts = _run("step_profile", subject, backend, workload, world_size, rounds, {})[0]
+    return facts["step_ms"], tuple((name, calls, num_ms) for name, calls, num_ms in facts["functions"])
+
+
 def measure_compiled(
     subject: Subject, backend: Backend, workload: str, *, world_size: int = 2, rounds: int = 60, compiler: str
 ) -> tuple[Ratio, ...]:

@@ -12,6 +12,8 @@ from conformance.bench.ratio import slower_than_torch
 from conformance.cli.console import make_console
 from conformance.errors import ReportError
 
+_MAX_FUNCTIONS = 10
+
 
 @click.command("bench", short_help="Compare step times with torch's DDP.")
 @click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
@@ -24,6 +26,7 @@ from conformance.errors import ReportError
 @click.option("--workload", "workloads", multiple=True, help="Measure this one; may be repeated. `all` for all.")
 @click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True, help="What is timed.")
 @click.option("--memory", is_flag=True, help="Also measure the most memory that tensors take in a step.")
+@click.option("--profile", is_flag=True, help="Only show in which of the DDP's functions a step's time goes.")
 @click.option("--gate", is_flag=True, help="Exit with 1 where a variant is slower than torch's default, beyond noise.")
 def command(
     ddp: str,
@@ -36,6 +39,7 @@ def command(
     workloads: tuple[str, ...],
     clock: str,
     memory: bool,
+    profile: bool,
     gate: bool,
 ) -> None:
     """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
@@ -50,6 +54,9 @@ def command(
     `--workload` names rows: 400 small layers, small GPT, 24 layers of 512, GPT of width 256, 4 layers of 2048,
     CNN with buffers, experts, 5,000 tensors (or any other number), accumulation, fp16 hook, bf16 hook, join. On a
     busy machine `--clock cpu` shows more than the clock on the wall: the time that the processes computed.
+
+    `--profile` measures no ratio. It runs the DDP alone under Python's profiler, which makes calls of Python dearer
+    than they are, and prints CPU time per step of its functions, with what they call in torch.
 
     With `--compiled`, the columns `options` and `compared with` show values of `torch._dynamo.config.optimize_ddp`:
     `ddp_optimizer` splits graphs at bucket boundaries, `python_reducer` averages gradients in the compiled backward
@@ -77,9 +84,20 @@ def command(
         if not compiled and not is_workload(name):
             raise click.UsageError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}")
     how = f", both compiled with {compiler}" if compiled else ""
-    console.print(
-        f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
-    )
+    if not profile:
+        console.print(
+            f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
+        )
+    if profile:
+        for name in names or QUICK:
+            step_ms, functions = bench.measure_profile(
+                find_subject(ddp), find_backend(backend), name, world_size=world_size, rounds=rounds
+            )
+            own_ms = sum(num_ms for _, _, num_ms in functions)
+            console.print(f"{name}: of {step_ms:.1f} ms per step, {own_ms:.1f} in {ddp} and what it calls in torch")
+            for function, calls, num_ms in functions[:_MAX_FUNCTIONS]:
+                console.print(f"  {num_ms:7.2f} ms {calls:8.1f} calls  {function}", highlight=False)
+        return
     ratios = bench.run(
         find_subject(ddp),
         find_backend(backend),

@@ -196,6 +196,8 @@ _MODELS = {
     model.name: model
     for model in (
         ShardedModel("mlp", lambda: _with_plain_head(12), _mlp_plan),
+        # Without hooks, which no graph can follow.
+        ShardedModel("unhooked", lambda: _with_plain_head(12), _mlp_plan, exact=False),
         ShardedModel("uneven", lambda: _with_plain_head(5), _mlp_plan),
         ShardedModel("narrow", lambda: _with_plain_head(1), _mlp_plan),
         ShardedModel("frozen", lambda: _with_plain_head(12), _mlp_plan, frozen=("up.weight", "down.bias", "head.bias")),

@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from conformance.codec import encode
 from conformance.errors import ReportError
@@ -154,5 +155,17 @@ def strange_files(folder: Path) -> tuple[str, ...]:
 
 
 def report_text(report: Report) -> str:
-    """Return the text of `report.json`; `parse_report` gives back an equal report."""
-    return json.dumps(encode(report), indent=1) + "\n"
+    """Return the text of `report.json`, a line for each scenario; `parse_report` gives back an equal report."""
+    fields = [f"{json.dumps(name)}: {_lines(value)}" for name, value in encode(report).items()]
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    """Return `value` as JSON, each object of a list on a line of its own."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -74,3 +74,18 @@ class CompiledScenarios:
             requirement, dtype, "mixed_precision_training", model="mlp",
             options={"mixed_precision": {"param_dtype": dtype}}, judged={"num_captured": [0, 99]},
         )  # fmt: skip
+
+    def sharded(
+        self, requirement: str, slug: str, mesh: tuple[int, int], program: str = "sharded_training", *,
+        compile_: dict[str, Any] | None = None, options: dict[str, Any] | None = None,
+        judged: dict[str, Any] | None = None, **arguments: Any,
+    ) -> Scenario:  # fmt: skip
+        """Return a training of a module that is spread over the second dimension of `mesh` and wrapped over the first.
+
+        `arguments` are those of a `ShardedPlan`; the optimizer is Adam unless they say otherwise.
+        """
+        rows, columns = mesh
+        return self.compiled(
+            requirement, f"{slug}-{rows}x{columns}", program, rows * columns, compile_=compile_, options=options,
+            arguments={"mesh": list(mesh), "model": "mlp", "optimizer": "adam", **arguments}, judged=judged,
+        )  # fmt: skip

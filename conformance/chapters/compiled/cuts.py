@@ -45,7 +45,8 @@ def compiled_cuts(ctx: RankContext) -> None:
 
     Arguments: `sizes`, their lengths; positions that are `frozen` or `ignored`. Observes gradients; `parts`, for each
     graph that the backend was given the positions of the vectors in it; and `begun_before_last`, how many all-reduces
-    of the second step were issued when the last gradient came. All ranks run it.
+    of the second step were issued when the last gradient came, and `buckets`, how many elements each of them has: those
+    of a part's vectors. All ranks run it.
     """
     sizes = list(ctx.arguments["sizes"])
     module: Any = _build(ctx.scenario).to(ctx.device)
@@ -69,6 +70,8 @@ def compiled_cuts(ctx: RankContext) -> None:
         parts = [[place for place, size in enumerate(sizes) if size in _lengths(graph)] for graph in watch.captured]
     ctx.observe("parts", parts)
     ctx.observe("begun_before_last", begun[-1])
+    reduced = [one.numel for one in ctx.collectives() if is_gradient(one) and one.step == _NUM_STEPS - 1]
+    ctx.observe("buckets", reduced)
 
 
 def _lengths(graph: torch.fx.GraphModule) -> set[int]:
@@ -101,7 +104,7 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
     whole = [list(range(start, end)) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
     judged: Facts = {"parts": whole}
     if scenario.world_size > 1:  # alone, there may be nothing to reduce
-        judged = {**judged, "begun_before_last": len(buckets) - 1}
+        judged = {**judged, "begun_before_last": len(buckets) - 1, "buckets": [size // width for size in buckets]}
     ignored = frozenset(f"vectors.{position}" for position in scenario.arguments.get("ignored", ()))
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS, ignored=ignored)
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

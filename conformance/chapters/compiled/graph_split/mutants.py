@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
@@ -51,3 +53,11 @@ class CompilesItsHooks(DistributedDataParallel):
         reducer = self.reducer
         reducer._hooks.remove()
         reducer._hooks = self.OwnHooks(members, reducer.arrivals, reducer._bucket_full, reducer._take_reported_gradient)
+
+
+class ForgetsTheMeshWhenCompiled(DistributedDataParallel):
+    """BUG: once compiled, it averages over all ranks, whatever dimension of a mesh the module was wrapped for."""
+
+    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
+        self._update_process_group(present(dist.group.WORLD))
+        return super()._forward_compiled(callback, inputs, kwargs)

@@ -23,6 +23,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _graphs()
     yield from _neighbours()
     yield from _mistakes()
+    yield from _overlap()
+    yield from _meshes()
     for suffix, options in (("", {}), ("-each-alone", EACH_ALONE), ("-unused", FIND), ("-static", STATIC)):
         yield _make.written("SPLIT-32", f"step{suffix}", "compiled_step", options=options)
 
@@ -161,3 +163,23 @@ def _mistakes() -> Iterator[Scenario]:
         ("SPLIT-31", "two_groups"),
     ):  # fmt: skip
         yield _make.written(requirement, mistake.replace("_", "-"), "compiled_mistake", mistake=mistake)
+
+
+def _overlap() -> Iterator[Scenario]:
+    one_layer = {"bucket_cap_mb": 80 / 2**20}
+    for backend in ("watched", "inductor"):
+        yield _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", compile_={"backend": backend},
+                            options=one_layer)  # fmt: skip
+
+
+def _meshes() -> Iterator[Scenario]:
+    for mesh in ((2, 2), (4, 1), (1, 4)):
+        for backend in ("eager", "watched"):
+            yield _make.sharded("SPLIT-33", f"cut-{backend}", mesh, compile_={"backend": backend}, options=EACH_ALONE,
+                                num_steps=3)  # fmt: skip
+    yield _make.sharded("SPLIT-33", "whole", (2, 2), compile_={"reduction": "whole", **_AOT}, num_steps=3)
+    yield _make.sharded("SPLIT-33", "inductor", (2, 2), compile_={"backend": "inductor"}, options=EACH_ALONE,
+                        num_steps=3)  # fmt: skip
+    yield _make.sharded("SPLIT-33", "uneven", (2, 2), compile_=_AOT, model="uneven", num_steps=3)
+    yield _make.sharded("SPLIT-33", "checkpoint-to-4x1-from", (2, 2), "sharded_checkpoint",
+                        compile_={"way": "in_place"}, load_mesh=[4, 1])  # fmt: skip

@@ -76,3 +76,16 @@ def _others() -> Iterator[Scenario]:
     for slug, whole in (("", True), ("with-breaks", False)):
         order = {"compiled_autograd": True, "whole_backward": whole}
         yield _make.case("TRACE-19", "plain", slug, compile_=order, options={}, num_steps=3)
+    # Of a mesh with rows of several ranks, the graphs hold the reductions of tensor parallelism too.
+    for mesh, of_rows in (((2, 2), 1), ((4, 1), 0), ((1, 4), 1)):
+        for fusion in ("concat", "coalesced"):
+            yield _make.sharded("TRACE-20", fusion, mesh, compile_={"fusion": fusion}, model="unhooked", num_steps=3,
+                                judged={"num_in_graphs": of_rows + 1})  # fmt: skip
+    yield _make.sharded("TRACE-20", "inductor", (2, 2), compile_={"backend": "inductor"}, model="unhooked", num_steps=3)
+    yield _make.sharded("TRACE-20", "checkpoint-to-4x1-from", (2, 2), "sharded_checkpoint", model="unhooked",
+                        compile_={"way": "in_place"}, load_mesh=[4, 1])  # fmt: skip
+    for fusion in ("concat", "coalesced"):
+        for backend in ("watched", "inductor"):
+            yield _make.written("TRACE-21", f"{fusion}-{backend}", "compiled_overlap",
+                                compile_={"backend": backend, "fusion": fusion},
+                                options={"bucket_cap_mb": 80 / 2**20})  # fmt: skip

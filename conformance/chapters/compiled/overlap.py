@@ -1,0 +1,115 @@
+"""Program `compiled_overlap`: how many reductions a compiled backward has issued when it comes to the last gradient.
+
+Each layer is followed by an operator of our own, opaque to compilers, whose backward notes what has been issued so far.
+The gradients of a layer are computed behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.chapters.compiled.compiling import PRELOAD, compiling
+from conformance.checkers.protocol import is_gradient
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+_NUM_STEPS = 3
+_NUM_LAYERS = 4
+_WIDTH = 4
+
+#: What the backward of a mark calls with the place of its layer.
+_listeners: list[Callable[[int], None]] = []
+
+
+@torch.library.custom_op("ddp_conformance::mark", mutates_args=())
+def _mark(hidden: Tensor, place: int) -> Tensor:
+    return hidden.clone()
+
+
+@torch.library.custom_op("ddp_conformance::mark_backward", mutates_args=())
+def _mark_backward(gradient: Tensor, place: int) -> Tensor:
+    for listener in _listeners:
+        listener(place)
+    return gradient.clone()
+
+
+@_mark.register_fake
+@_mark_backward.register_fake
+def _like(tensor: Tensor, place: int) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.place = inputs[1]
+
+
+_mark.register_autograd(lambda ctx, gradient: (_mark_backward(gradient, ctx.place), None), setup_context=_keep_place)
+
+
+class Marked(nn.Module):
+    """Layers in a row, each followed by a mark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(_NUM_LAYERS))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return rows of `_WIDTH`."""
+        for place, layer in enumerate(self.layers):
+            hidden = _mark(layer(hidden), place)
+        return hidden
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Marked(), scenario.seed)
+
+
+def _step(model: Any, turn: RankStep) -> None:
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(3, _WIDTH))))
+
+
+@program("compiled_overlap", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+def compiled_overlap(ctx: RankContext) -> None:
+    """Train three steps of layers that fill a bucket each.
+
+    Observes gradients, and `begun`: how many reductions the last step had issued when its backward came to the first
+    layer, whose gradients are the last. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    begun: list[int] = []
+    before = 0
+
+    def listen(place: int) -> None:
+        if place == 0:
+            begun.append(sum(map(is_gradient, ctx.collectives()[before:])))
+
+    def step(model: Any, turn: RankStep) -> None:
+        nonlocal before
+        before = len(ctx.collectives())
+        _step(model, turn)
+
+    _listeners.append(listen)
+    try:
+        with compiling(ctx) as (inside, _):
+            observe_run(inside, lambda: run_steps(inside, module, inside.wrap(module), step, _NUM_STEPS))
+    finally:
+        _listeners.remove(listen)
+    ctx.observe("begun", begun[-1])
+
+
+@compiled_overlap.expects
+def _early(scenario: Scenario) -> Mapping[int, Facts]:
+    truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
+    least = _NUM_LAYERS - 1
+    early = Satisfies(f"at least {least} of {_NUM_LAYERS}", lambda got: got >= least)
+    return {rank: {**facts, "begun": early} for rank, facts in truth.items()}
