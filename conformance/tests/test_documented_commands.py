@@ -193,7 +193,8 @@ def environment(here: Path, command: str) -> dict[str, str]:
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"
     if " new " not in command:  # `new backend acme` refuses the name of a module that exists
-        variables["PYTHONPATH"] = f"{here.parent / 'site'}{os.pathsep}{here}"
+        ours = (str(here.parent / "site"), str(here), *filter(None, [variables.get("PYTHONPATH")]))
+        variables["PYTHONPATH"] = os.pathsep.join(ours)
     return variables
 
 
@@ -208,8 +209,8 @@ def run(command: str, here: Path) -> str:
         shutil.copytree(ROOT / "ci", here / "ci", dirs_exist_ok=True)
     before = [f"{first} && " for pattern, first in AFTER.items() if re.search(pattern, command)]
     done = subprocess.run(
-        ["bash", "-c", "".join([*before, narrowed(command)])], cwd=place, env=environment(here, command), capture_output=True, text=True,
-        check=False,
+        ["bash", "-c", "".join([*before, narrowed(command)])], cwd=place, env=environment(here, command),
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     ended = f"{narrowed(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return "" if done.returncode == (1 if FAILS.search(command) else 0) else ended
