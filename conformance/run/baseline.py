@@ -100,9 +100,9 @@ def read_baseline(text: str) -> Baseline:
 
 
 def is_baseline(text: str) -> bool:
-    """Whether a file of known failures is a baseline; what is no TOML is none."""
+    """Whether a file of known failures is a baseline, of nothing perhaps; what is no TOML is none."""
     try:
-        return "requirement" in tomllib.loads(text)
+        return not {"requirement", "backend"}.isdisjoint(tomllib.loads(text))
     except tomllib.TOMLDecodeError:
         return False
 

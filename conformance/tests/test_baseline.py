@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from conformance.cli import main
 from conformance.cli.known_failures import excuses_from, excuses_of
 from conformance.errors import KnownFailureError
+from conformance.report.read import read_report
 from conformance.run.baseline import (
     FOLDER,
     Baseline,
@@ -109,3 +111,28 @@ def test_with_the_baseline_torchs_own_failures_are_expected(tmp_path: Path) -> N
     ids = [*names, "gradients/GRAD-01/mlp-world2"]
     done = CliRunner().invoke(main, ["run", *ids, "--ddp", "torch", "--baseline", "--report", str(tmp_path)])
     assert (done.exit_code, "Nothing failed that was not expected to." in done.output) == (0, True), done.output
+
+
+#: Backend -> how many scenarios of each requirement torch's DDP fails on it beyond what it fails on gloo.
+FAULTS = {
+    "gloo": {},
+    "conformance.mutants.backends:FirstPage": {"GRAD-01": 20, "UNUSED-04": 3, "UNUSED-11": 8},
+    "conformance.mutants.backends:HalfSums": {"GRAD-01": 20, "UNUSED-04": 3, "UNUSED-11": 10},
+    "conformance.mutants.backends:DeafToBroadcast": {"BUFFER-01": 4, "GRAD-01": 2, "UNUSED-11": 1},
+    "conformance.mutants.backends:LocalSparse": {"GRAD-01": 1, "UNUSED-11": 1},
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", FAULTS)
+def test_with_a_baseline_torchs_ddp_shows_the_faults_of_the_backend_and_nothing_else(
+    tmp_path: Path, backend: str
+) -> None:
+    names = ("GRAD-01", "BUFFER-01", "UNUSED-04", "UNUSED-11")
+    narrow = ("--profile", "core", "--world-size", "2", "--report", str(tmp_path))
+    result = CliRunner().invoke(main, ["run", *names, *narrow, "--ddp", "torch", "--baseline", "--backend", backend])
+    assert result.exit_code == (1 if FAULTS[backend] else 0), result.output
+    own = [one for one in read_report(tmp_path).scenarios if one.leading_requirement in names]
+    assert Counter(one.leading_requirement for one in own if one.is_failure) == FAULTS[backend]
+    assert sum(one.is_excused for one in own) == 2  # of UNUSED-04, which torch's DDP breaks on every backend
+    assert ("Nothing failed that was not expected to." in result.output) is not bool(FAULTS[backend])
