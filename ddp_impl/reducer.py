@@ -31,6 +31,7 @@ from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.device_times import DeviceTimes
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
@@ -82,6 +83,8 @@ class Reducer(BucketReduction):
         self.caps = options.caps
         self.has_rebuilt_buckets = False
         has_threads = len({member.parameter.device for member in self.members}) > 1
+        on_one_accelerator = device.type != "cpu" and not has_threads
+        self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
@@ -265,7 +268,10 @@ class Reducer(BucketReduction):
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
         cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
-        ready_s = {index: ns / 1e9 for index, ns in zip(self.order, self.arrivals.ready_ns, strict=True)}
+        if self._device_times is None:
+            ready_s = {index: ns / 1e9 for index, ns in zip(self.order, self.arrivals.ready_ns, strict=True)}
+        else:
+            ready_s = self._device_times.seconds()
         choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
         chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
         first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
@@ -376,6 +382,8 @@ class Reducer(BucketReduction):
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
         ready_ns = time.time_ns() - self.telemetry.current.backward_start_ns
+        if self._device_times is not None and self._learns_order:
+            self._device_times.note(index)
         if self.arrivals.take(index, ready_ns):
             self._bucket_full(self.arrivals.bucket_of[index])
 
@@ -445,6 +453,8 @@ class Reducer(BucketReduction):
         self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
+            if self._device_times is not None and self._learns_order:
+                self._device_times.begin()
 
     def _mark_unused(self) -> None:
         """Take as ready what this iteration will not use, as far as that is known."""

@@ -33,7 +33,11 @@ what only a device can tell that counts and lists is UNSUPPORTED on the others.
 [decisions/devices.md](decisions/devices.md) says how the simulated one works.
 
 How often the host waits for the device in a step, from forward to the end of backward, once the DDP has agreed on its
-buckets; at world size 2. Each wait empties the queue of the device. Made by `ddp-conformance renew --report FOLDER`.
+buckets; at world size 2. Each wait empties the queue of the device. Made from reports of chapter devices, of both DDPs:
+
+    ddp-conformance run --backend sim devices --report ours
+    ddp-conformance run --backend sim devices --ddp torch --report torch
+    ddp-conformance report devices ours torch --out docs/devices.md
 """
 
 _FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block,

@@ -86,6 +86,7 @@ struct Lent {  // pinned memory that the device still reads: as it was when the 
 struct Event {
   Clock clock;
   int agent = -1;
+  uint64_t time = 0;  // in milliseconds, of which every operation takes one
 };
 
 std::recursive_mutex mutex;
@@ -104,6 +105,7 @@ std::vector<Lent> lent;
 std::vector<std::string> races, syncs;
 std::deque<std::pair<std::string, std::string>> trace;
 bool late = false, tracing = false;
+uint64_t num_operations = 0;
 uint64_t rounding_seed = 1;
 int64_t next_stream_id = 1;
 thread_local c10::DeviceIndex current_device = 0;
@@ -182,6 +184,7 @@ void launch(int agent, const std::string& operation, bool delivers = true) {
   join(clocks[agent], clocks[kHost]);
   if (clocks[agent].size() <= size_t(agent)) clocks[agent].resize(agent + 1, 0);
   clocks[agent][agent]++;
+  num_operations++;
   if (delivers) deliver(clocks[agent]);
   if (tracing) trace.emplace_back(agent_names[agent], operation);
 }
@@ -395,6 +398,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     join(clocks[agent], clocks[kHost]);
     static_cast<Event*>(*event)->clock = clocks[agent];
     static_cast<Event*>(*event)->agent = agent;
+    static_cast<Event*>(*event)->time = num_operations;
   }
   void block(void* event, const c10::Stream& stream) const override {
     Lock guard(mutex);
@@ -434,7 +438,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     host_waits(all, "synchronises a device");
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { allocator.recordStream(data, stream); }
-  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 1.0; }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    return double(static_cast<Event*>(to)->time) - double(static_cast<Event*>(from)->time);
+  }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

@@ -32,12 +32,33 @@ install()
 print(ctypes.c_float.from_address(torch.ones(8, device="sim").data_ptr()).value)
 """
 
+#: On this device an operation takes a millisecond: what the host's clock tells would be no whole numbers.
+_AUTO = """
+import sys
+import torch, torch.distributed as dist
+from datetime import timedelta
+from conformance.backends.sim import SIM
+from ddp_impl import DistributedDataParallel, reducer
+store = dist.FileStore(sys.argv[1], 1)
+group = SIM.create(store, 0, 1, timedelta(seconds=30))
+told = []
+choose = reducer.choose_caps
+reducer.choose_caps = lambda specs, ready_s, *rest: told.append(ready_s) or choose(specs, ready_s, *rest)
+module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to("sim:0")
+model = DistributedDataParallel(module, process_group=group, bucket_cap_mb="auto")
+for _ in range(5):
+    model(torch.ones(2, 4, device="sim:0")).sum().backward()
+(ready_s,) = told
+times = sorted(1000 * seconds for seconds in ready_s.values())
+print(len(times), times[0] < times[-1], all(abs(time - round(time)) < 1e-6 for time in times))
+"""
+
 needs_compiler = pytest.mark.skipif(bool(build.why_not()), reason=build.why_not())
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     build.build()
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
 @needs_compiler
@@ -50,6 +71,12 @@ def test_an_access_that_no_event_orders_is_a_race(ordered: bool, races: int) -> 
 @needs_compiler
 def test_the_host_cannot_touch_device_memory() -> None:
     assert run(_TOUCH).returncode < 0
+
+
+@needs_compiler
+def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
+    done = run(_AUTO, str(tmp_path / "store"))
+    assert done.stdout.split() == ["6", "True", "True"], done.stderr
 
 
 def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
