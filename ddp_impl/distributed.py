@@ -495,6 +495,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them
             parameter.requires_grad_(True)
         self.reducer = Reducer(members, self.process_group, self.device, self._options, self._peers)
+        self.reducer.before_backward = self._watch.check_hidden
         for parameter in frozen:
             parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.

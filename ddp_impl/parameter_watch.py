@@ -68,7 +68,10 @@ class ParameterWatch:
         self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
 
     def check_hidden(self) -> None:
-        """Do what `check` does if the last one saw stand-ins only: a copy takes what the module has now for its own."""
+        """Do what `check` does if the last one saw stand-ins only: they are gone now.
+
+        The backward is still to come; and a copy would take what the module has now for its own.
+        """
         if self._is_hidden:
             self.check()
 

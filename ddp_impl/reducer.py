@@ -91,6 +91,8 @@ class Reducer(BucketReduction):
         self._num_watched = 0
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
+        self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
+        self._told_missing = False  # the user has heard that gradients of the last backward are missing
         self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
@@ -166,6 +168,7 @@ class Reducer(BucketReduction):
             return
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
+        self._told_missing = True
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
         raise self._error(
             messages.unfinished(
@@ -188,8 +191,12 @@ class Reducer(BucketReduction):
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
 
         The reducer forgets what it has learnt too, buckets included: ranks that are new in the group know nothing of
-        it. Gradients that wait for their first reduction go on waiting.
+        it. Gradients that wait for their first reduction go on waiting. Raises `ReductionError` where gradients of the
+        last backward are missing and nobody has heard so yet: when it is forgotten, nothing says that those which came
+        are no averages.
         """
+        if self.state.phase is Phase.INCOMPLETE and not self._told_missing:
+            self.check_finished()
         self._handle(Event.RESET)
         self._raised_early = False
         self.group = group
@@ -329,6 +336,7 @@ class Reducer(BucketReduction):
 
     def _begin_backward(self, reached: set[int] | None) -> None:
         """Take the report that a backward has come to an output of the forward that can reach `reached`."""
+        self.before_backward()
         self._refuse_compiled_backward()
         if self.state.phase is Phase.BROKEN:
             self.check_finished()
@@ -392,6 +400,7 @@ class Reducer(BucketReduction):
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
+        self._told_missing = False
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)

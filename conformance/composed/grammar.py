@@ -78,9 +78,10 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
     tame = not must and choose((True, False))
     wanted = dict(feature.split(" ", 1) for feature in must if feature.split(" ", 1)[0] in ("output", "world"))
     blocks = _blocks(choose, must, tame)
+    joins = any(feature.startswith("action join") for feature in must)
     training = Training(
         blocks=blocks,
-        output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame else OUTPUTS),
+        output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame or joins else OUTPUTS),
         actions=tuple(_actions(choose, must, tame, len(blocks))),
         idle=_one_of("idle", IDLE, choose, must),
         comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
@@ -169,8 +170,8 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, .
 def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
     drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
-    if "option static_graph=True" in must:
-        drawn = [action for action in drawn if action.how != "rank_0"]
+    if "option static_graph=True" in must:  # what may not go with it: see `depends_on_rank`
+        drawn = [action for action in drawn if action.how != "rank_0" and action.kind not in ("freeze", "join")]
     for text in wanted:
         kind, _, how = text.partition(":")
         position = choose(range(len(drawn) + 1))

@@ -48,6 +48,10 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
         reasons.append(f"{missing}, without find_unused_parameters")
     if options.get("static_graph") and (changes := _changes_graph(training) or missing):
         reasons.append(f"{changes}, with static_graph")
+    # A reentrant checkpoint brings its parameters no gradient where its inputs need none, as behind a frozen layer.
+    freezes = any(kind == "freeze" for kind, _ in kinds) or any(not block.trainable for block in training.blocks)
+    if not missing and freezes and any(block.checkpoint == "reentrant" for block in training.blocks):
+        missing = "a reentrant checkpoint may have inputs without a gradient"
     # What came into the module after a forward a DDP can find only in the next one.
     comes = any(kind in ("append", "unfreeze") or (kind, how) in _NEW_PARAMETERS for kind, how in kinds)
     return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))

@@ -38,7 +38,6 @@ WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan
 QUESTIONS = {"get_backend", "is_initialized"}
 #: Private names of torch that may be named elsewhere than in `torch_internals`: (file, name) and why.
 PRIVATE_NAMES_ELSEWHERE = {
-    ("distributed", "_join_config"): "torch's Joinable gives it to the classes that derive from it, as ours does",
     ("sync_batch_norm", "_check_input_dim"): "inherited from torch's SyncBatchNorm",
     ("sync_batch_norm", "_check_non_zero_input_channels"): "inherited from torch's SyncBatchNorm",
     ("nested_tensors", "_fields"): "the mark of a named tuple, which is Python's",

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 
@@ -145,6 +146,18 @@ class AveragesWhatIsFrozen(Reducing):
         def _collected(self, bucket: Bucket) -> Tensor:
             with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
                 return super()._collected(bucket)
+
+
+class ForgetsMissingGradients(Reducing):
+    """BUG: with the group's update the reducer forgets that gradients were missing, and nobody was told."""
+
+    class OwnReducer(Reducer):
+        """Resets at once."""
+
+        def reset(self, group: dist.ProcessGroup) -> None:
+            """Say nothing."""
+            self._told_missing = True
+            super().reset(group)
 
 
 class StaysInJoin(DistributedDataParallel):

@@ -70,9 +70,24 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     # A parameter is frozen that has a gradient of the loop's own, and no backward brings it another.
     (
         Training(
-            (Block(),), actions=(Action("forward", "plain"), Action("gradients", "set"), Action("freeze", "every_rank"))
+            (Block(),),
+            actions=(
+                Action("forward", "plain"),
+                Action("gradients", "set"),
+                Action("freeze", "every_rank"),
+                Action("backward", "together"),
+            ),
         ),
         {},
+    ),
+    # Gradients are missing, and the group is updated before a forward could say so.
+    (
+        Training(
+            (Block(),),
+            output="unused_tail",
+            actions=(Action("forward", "plain"), Action("backward", "together"), Action("regroup", "same_ranks")),
+        ),
+        {"find_unused_parameters": False},
     ),
     # After a join context buffers are again those of rank 0, and no filter of warnings is left.
     (Training((Block("counted"), Block("branch")), actions=(Action("join", "rank_0_last"),)), {}),
