@@ -19,10 +19,11 @@ LARGE_NUMEL = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the elements of a gradient are in a bucket: consecutive, each once, in the order that `stride` says."""
+    """How a gradient lies in a bucket: its elements consecutive, each once, in the order that `stride` says."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    dtype: torch.dtype
 
     @staticmethod
     def of(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Layout:
@@ -30,7 +31,7 @@ class Layout:
         wanted = stride if stride and len(stride) == tensor.dim() else tensor.stride()
         if not _addresses_each_once(tensor.shape, wanted):
             wanted = torch.empty(tensor.shape, device="meta").stride()
-        return Layout(tuple(tensor.shape), tuple(wanted))
+        return Layout(tuple(tensor.shape), tuple(wanted), tensor.dtype)
 
     @property
     def numel(self) -> int:
@@ -43,8 +44,8 @@ class ManagedParameter:
     """A parameter that DDP averages: its place, its name in the wrapped module, and whether its gradient is sparse.
 
     `layout` is that of its gradient in buckets, of a DTensor's local shard: as the parameter was laid out when it was
-    wrapped, for ranks have compared that. It stays although the parameter may be given data in another memory format,
-    on one rank perhaps.
+    wrapped, for ranks have compared that. It stays although the parameter may be given data in another memory format or
+    dtype, on one rank perhaps.
     """
 
     index: int
@@ -85,8 +86,8 @@ class Bucket:
     """
 
     __slots__ = (
-        "_layouts", "_length", "distributed", "flat", "gradients", "has_large", "holds_gradients", "homeless", "index",
-        "members", "parameters", "reduces_in_place", "sparse", "views", "warned_about_graph",
+        "_layouts", "_length", "_where", "distributed", "flat", "gradients", "has_large", "holds_gradients", "homeless",
+        "index", "members", "parameters", "reduces_in_place", "sparse", "views", "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +117,7 @@ class Bucket:
         self.reduces_in_place = self.has_large and len(members) == 1 and is_dense_without_overlap(first)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
+        self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []
         if self.reduces_in_place:
             self.release()
 
@@ -128,6 +130,16 @@ class Bucket:
         if self.flat.numel() != self._length:
             self.flat = self.flat.new_empty(self._length)
             self.views = _views_of(self.flat, self._layouts)
+
+    def restore_views(self) -> None:
+        """Make views anew that lie elsewhere: to convert a module, torch gives its gradients other data, too."""
+        if list(map(Tensor.data_ptr, self.views)) == self._where:
+            return
+        in_place = self.views_into(self.flat)
+        self.views = [
+            view if view.data_ptr() == where else anew
+            for view, where, anew in zip(self.views, self._where, in_place, strict=True)
+        ]
 
     def views_into(self, flat: Tensor) -> list[Tensor]:
         """Return one view per member into another flat tensor of the same length."""

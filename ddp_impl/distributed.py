@@ -39,7 +39,7 @@ from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
 from ddp_impl.torch_internals import frame_callback, ignored_names
 from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
-from ddp_impl.wrapped_module import device_type, managed_parameters
+from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expanded
 
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
@@ -160,6 +160,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             releases_delayed=next((m.name for m in members if m.parameter is param_to_hook_all_reduce), ""),
         )
         if init_sync:
+            refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
                 members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
             )

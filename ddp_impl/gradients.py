@@ -46,9 +46,11 @@ def collect(
     """
     bucket.homeless.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
+    if bucket.holds_gradients:
+        bucket.restore_views()
     if left_out:
         _leave_out(bucket, home, left_out)
-    if not bucket.holds_gradients and _are_plain(gradients, bucket.parameters[0].dtype):
+    if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
         if divisor == 1 or bucket.has_large:
             _copy_in(bucket.views, gradients, divisor)
         else:
@@ -61,8 +63,8 @@ def collect(
             absent.append(view)
             bucket.homeless.append(place)
         elif gradient is not view:
-            if gradient.is_sparse or gradient.dtype is not bucket.parameters[place].dtype:
-                raise _wrong_gradient(bucket.members[place], gradient, here)
+            if gradient.is_sparse or gradient.dtype is not bucket.members[place].layout.dtype:
+                _check_gradient(bucket.members[place], gradient, here)
             sources.append(gradient)
             targets.append(view)
             placed.append(place)
@@ -101,7 +103,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     gradient = parameter.grad
     if (
         gradient is None
-        or not _are_plain([gradient], parameter.dtype)
+        or not _are_plain([gradient], bucket.members[0].layout.dtype)
         or gradient.stride() != bucket.members[0].layout.stride
         or not owns_its_memory(gradient)
     ):
@@ -144,7 +146,7 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         for place in bucket.homeless:
             if used is None or used[bucket.members[place].index]:
                 parameter, view = bucket.parameters[place], bucket.views[place]
-                parameter.grad = view if _is_laid_out_as(view, parameter) else _new_gradient(parameter, view)
+                parameter.grad = view if _fits(view, parameter) else _new_gradient(parameter, view)
         return
     if buffer is not bucket.flat:
         return  # the gradient was reduced in place
@@ -180,6 +182,11 @@ def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
     return view.stride() == local.stride() or not is_dense_without_overlap(local)
 
 
+def _fits(view: Tensor, parameter: Tensor) -> bool:
+    """Whether `view` can be the gradient of `parameter`, which may have been converted since it was wrapped."""
+    return view.dtype is parameter.dtype and _is_laid_out_as(view, parameter)
+
+
 def has_values(bucket: Bucket, buffer: Tensor, place: int) -> bool:
     """Whether the part of `buffer`, the average of `bucket`, that belongs to the member in this place is not zero."""
     return bool(num_stored(buffer) if bucket.sparse else bucket.views[place].any())
@@ -213,8 +220,8 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
     """Make the views of members in `placed` their gradients, except where these keep a tensor of their own."""
     parameters, views = bucket.parameters, bucket.views
     for place in placed:
-        # Data in another memory format, given to the parameter since it was wrapped, has gradients in that format.
-        misfit = not _is_laid_out_as(views[place], parameters[place])
+        # A parameter that was converted since it was wrapped has gradients like it.
+        misfit = not _fits(views[place], parameters[place])
         if misfit or bucket.members[place].index in unused:
             bucket.homeless.append(place)
         else:
@@ -226,11 +233,28 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
                 bucket.homeless.append(place)
 
 
-def _wrong_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> ReductionError:
+def _check_gradient(member: ManagedParameter, gradient: Tensor, here: str) -> None:
+    """Raise `ReductionError` for a gradient that a bucket cannot hold without loss.
+
+    A parameter that was converted since it was wrapped has gradients of another dtype. Buckets keep the one that ranks
+    have compared.
+    """
+    dtype = member.layout.dtype
+    is_own = not gradient.is_sparse and gradient.dtype is member.parameter.dtype
+    if is_own and torch.promote_types(gradient.dtype, dtype) is dtype:
+        return
     came = "a sparse one" if gradient.is_sparse else f"one of {gradient.dtype}"
-    return ReductionError(
-        f"{here} a dense gradient of {member.parameter.dtype} was expected for parameter '{member.name}', but {came} "
-        "came; only embeddings created with sparse=True may produce sparse gradients"
+    if gradient.is_sparse:
+        remedy = "only embeddings created with sparse=True may produce sparse gradients"
+    elif is_own:
+        remedy = (
+            f"the parameter was of {dtype} when it was wrapped, and an average would be rounded to that; convert the "
+            "module before wrapping it, or wrap it anew on every rank"
+        )
+    else:
+        remedy = f"gradients are averaged in the dtype of their parameter: leave its grad_dtype at {dtype}"
+    raise ReductionError(
+        f"{here} a dense gradient of {dtype} was expected for parameter '{member.name}', but {came} came; {remedy}"
     )
 
 

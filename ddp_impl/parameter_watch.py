@@ -17,7 +17,7 @@ from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
-from ddp_impl.torch_internals import child_table, ignored_names, parameter_table
+from ddp_impl.torch_internals import child_table, ignored_names, parameter_table, tensor_in_cpp
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -38,6 +38,8 @@ class ParameterWatch:
         self._rank = rank
         self._members = members
         self._averaged = {member.parameter for member in members}
+        self._parameters = [member.parameter for member in members]
+        self._in_cpp = list(map(tensor_in_cpp, self._parameters))
         self._ignored = ignored
         self._warned = False
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
@@ -49,6 +51,8 @@ class ParameterWatch:
         Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
         self._is_hidden = False
+        if list(map(tensor_in_cpp, self._parameters)) != self._in_cpp:
+            raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
             list(map(len, self._tables)) == self._sizes
             and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents))
@@ -66,6 +70,14 @@ class ParameterWatch:
             self._is_hidden = True
             return  # they are there for one call
         self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+
+    def _swapped_names(self) -> list[str]:
+        now = map(tensor_in_cpp, self._parameters)
+        return [
+            member.name
+            for member, before, after in zip(self._members, self._in_cpp, now, strict=True)
+            if before != after
+        ]
 
     def check_hidden(self) -> None:
         """Do what `check` does if the last one saw stand-ins only: they are gone now.
@@ -120,6 +132,15 @@ def _tables(module: nn.Module) -> Iterator[dict[str, Any]]:
         for table in (parameter_table(owner), child_table(owner)):
             if isinstance(table, dict):  # TorchScript has other tables, and modules that it compiled stay as they are
                 yield table
+
+
+def _swapped(names: Sequence[str], rank: int) -> str:
+    """Return the message for parameters whose tensors in C++ are others, without the hooks of before."""
+    return (
+        f"[rank {rank}] parameters were swapped for others after wrapping: {enumerate_names(names)} "
+        "(torch.utils.swap_tensors, or a conversion of the module with set_swap_module_params_on_conversion(True)). "
+        "Their gradients would not come to DDP. Convert the module before wrapping it, or wrap it anew on every rank."
+    )
 
 
 def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +63,9 @@ __all__ = [
     "tracing",
     "tree_map_only",
 ]
+
+#: Which tensor of C++'s a Python tensor is; `torch.utils.swap_tensors` makes it another, with other hooks.
+tensor_in_cpp = attrgetter("_cdata")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _frames = torch._C._dynamo.eval_frame

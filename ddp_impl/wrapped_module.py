@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from ddp_impl.bucket import Layout, ManagedParameter
@@ -55,3 +57,15 @@ def device_type(module: nn.Module, ignored: Collection[str]) -> str:
             f"{', '.join(sorted(types))}"
         )
     return types.pop()
+
+
+def refuse_expanded(module: nn.Module, ignored: Collection[str]) -> None:
+    """Raise `RuntimeError` for tensors with elements that share memory: no rank could be given the first one's."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        layout = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
+        if name not in ignored and any(stride == 0 and extent > 1 for stride, extent in layout):
+            raise RuntimeError(
+                f"'{name}' of shape {list(tensor.shape)} was made by expand(): several of its elements are one place "
+                "in memory, and DDP cannot write the values of rank 0 there. Make it contiguous() before wrapping the "
+                "module"
+            )

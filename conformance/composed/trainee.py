@@ -281,11 +281,12 @@ class Trainee:
         yield from ()
 
     def _relayout(self, action: Action) -> Iterator[Meeting]:
-        """Give parameters the same values in the reverse order of dimensions in memory, as `channels_last` does."""
+        """Give parameters and gradients other memory, with dimensions in reverse order, as `module.to` does."""
         if self._is_meant(action):
             for parameter in self._block(action).parameters():
-                reverse = list(reversed(range(parameter.dim())))
-                parameter.data = parameter.data.permute(reverse).contiguous().permute(reverse)
+                parameter.data = _in_reverse(parameter.data)
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    parameter.grad.data = _in_reverse(parameter.grad.data)
         yield from ()
 
     def _append(self, action: Action) -> Iterator[Meeting]:
@@ -464,6 +465,12 @@ class Trainee:
 def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:
     masked: Tensor = rows + layer.mask.sum().real.to(rows.dtype)
     return masked
+
+
+def _in_reverse(tensor: Tensor) -> Tensor:
+    """Return a copy with its dimensions in the reverse order in memory."""
+    reverse = list(reversed(range(tensor.dim())))
+    return tensor.permute(reverse).clone(memory_format=torch.contiguous_format).permute(reverse)
 
 
 def _doubled(gradient: Tensor | None) -> Tensor | None:

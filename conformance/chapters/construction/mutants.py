@@ -147,6 +147,14 @@ class SaysNothingOfLazyParameters(DistributedDataParallel):
             raise
 
 
+class AcceptsExpanded(DistributedDataParallel):
+    """BUG: the copy of rank 0's values fails on the other ranks alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch.object(distributed, "refuse_expanded"):
+            super().__init__(*args, **kwargs)
+
+
 class MixesDevices(DistributedDataParallel):
     """BUG: parameters on different types of devices are accepted."""
 

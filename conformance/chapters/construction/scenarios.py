@@ -26,6 +26,7 @@ _LOCAL = {
     "CONS-11": ("negative_cap", "negative_cap_in_list", "cap_is_text"),
     "CONS-12": ("function", "class"),
     "CONS-13": ("lazy",),
+    "CONS-29": ("expanded",),
     "CONS-14": ("two_device_types",),
     "CONS-15": ("delay_without_hook", "hook_without_delay"),
     "CONS-24": ("unknown_option",),

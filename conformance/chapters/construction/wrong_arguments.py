@@ -36,6 +36,12 @@ def _layers(ctx: RankContext) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(ctx.device)
 
 
+def _expanded(ctx: RankContext) -> nn.Module:
+    module = _layers(ctx)
+    module[1].weight = nn.Parameter(torch.ones(3, 1, device=ctx.device).expand(3, 3))
+    return module
+
+
 def _is_last(ctx: RankContext) -> bool:
     return ctx.rank == ctx.world_size - 1
 
@@ -138,6 +144,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "cap_is_text": Mistake(_layers, Raises(("ValueError", "TypeError")), _option("bucket_cap_mb", "25")),
     "function": Mistake(lambda _: torch.sin, Raises(("TypeError", "ValueError", "AttributeError"), ("builtin",))),
     "class": Mistake(lambda _: nn.Linear, Raises(("TypeError", "ValueError", "AttributeError"), ("type",))),
+    "expanded": Mistake(_expanded, Raises(("RuntimeError",), ("memory",))),
     "lazy": Mistake(
         lambda ctx: nn.Sequential(nn.Linear(3, 3, device=ctx.device), nn.LazyLinear(2, device=ctx.device)),
         Raises(("RuntimeError",), ("initiali",)),

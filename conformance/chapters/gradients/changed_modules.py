@@ -122,6 +122,11 @@ def _append_parameter(module: Any) -> None:
     module.offsets.append(nn.Parameter(module.offsets[0].detach().clone()))
 
 
+def _swap(module: Any) -> None:
+    old = module.layers[1].weight
+    torch.utils.swap_tensors(old, nn.Parameter(old.detach().clone()))
+
+
 def _grow_leaf(module: Any) -> None:
     module.layers[1].add_module("late", _new_layer(module))
 
@@ -136,6 +141,7 @@ class _Change:
 
 UNKNOWN: Mapping[str, _Change] = {
     "replaced_parameter": _Change(_replace_parameter, "layers.1.weight"),
+    "swapped_parameter": _Change(_swap, "layers.1.weight"),
     "replaced_layer": _Change(_replace_layer, "layers.1.weight"),
     "appended_layer": _Change(_append, "layers.2.weight"),
     "unfrozen_layer": _Change(_unfreeze, "frozen.weight"),
@@ -182,6 +188,12 @@ def _other_hook(module: Any) -> None:
     module.layers[0].register_forward_hook(lambda *_: None)
 
 
+def _convert_and_back(module: Any) -> None:
+    """Give parameters and their gradients other memory twice, as `to` does; the values stay."""
+    module.double()
+    module.float()
+
+
 HARMLESS: Mapping[str, Callable[[Any], None]] = {
     "appended_frozen_layer": _append_frozen,
     "nested_layer": _nest,
@@ -191,6 +203,7 @@ HARMLESS: Mapping[str, Callable[[Any], None]] = {
     "registered_buffer": _buffer,
     "frozen_and_unfrozen": _freeze_and_thaw,
     "forward_hook": _other_hook,
+    "converted_and_back": _convert_and_back,
 }
 
 
@@ -241,23 +254,28 @@ def _named(scenario: Scenario) -> Mapping[int, Facts]:
 
 def _changing(scenario: Scenario) -> Callable[[Any, RankStep], None]:
     def step(model: Any, turn: RankStep) -> None:
-        if turn.step == 1:
+        after = scenario.arguments.get("after")
+        if after is None and turn.step == 1:
             HARMLESS[scenario.arguments["change"]](getattr(model, "module", model))
         _ordinary(model, turn)
+        if turn.step == after:
+            HARMLESS[scenario.arguments["change"]](getattr(model, "module", model))
 
     return step
 
 
 @program("harmless_change", invariants=("leaves_no_trace",))
 def harmless_change(ctx: RankContext) -> None:
-    """Train three steps; before the second make the change that argument `change` names. All ranks run it.
+    """Train four steps and make the change that argument `change` names, in step 1 or after step `after`.
+
+    All ranks run it.
 
     Observes `step<k>/grad/<name>`, under the names that parameters have then.
     """
     module = _module(ctx.scenario).to(ctx.device)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _changing(ctx.scenario), 3))
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _changing(ctx.scenario), 4))
 
 
 @harmless_change.expects
 def _trained(scenario: Scenario) -> Mapping[int, Facts]:
-    return simulate_steps([_module(scenario) for _ in range(scenario.world_size)], _changing(scenario), 3)
+    return simulate_steps([_module(scenario) for _ in range(scenario.world_size)], _changing(scenario), 4)

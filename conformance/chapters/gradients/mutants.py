@@ -315,6 +315,25 @@ class WatchesNoParameters(DistributedDataParallel):
         self._watch = mock.Mock()
 
 
+class NoticesNoSwap(DistributedDataParallel):
+    """BUG: a parameter that is another tensor in C++ now, without our hook, goes unnoticed."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._watch._parameters, self._watch._in_cpp = [], []
+
+
+class KeepsMovedViews(Reducing):
+    """BUG: gradients that live in buckets count as being there, although a conversion has given them other memory."""
+
+    class OwnReducer(Reducer):
+        """Looks at no address."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            with mock.patch.object(Bucket, "restore_views"):
+                return super()._collected(bucket)
+
+
 class WaitsForFrozen(Reducing):
     """BUG: the reducer waits for gradients of parameters that the user has frozen since wrapping."""
 

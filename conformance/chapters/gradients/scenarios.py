@@ -228,6 +228,11 @@ def _changed() -> Iterator[Scenario]:
                 "GRAD-34", f"{harmless.replace('_', '-')}{suffix}", "harmless_change", 2, options=options,
                 arguments={"change": harmless}, deadline_s=8.0,
             )  # fmt: skip
+    for suffix, options in _CHANGE_OPTIONS[:4]:
+        yield _scenario(
+            "GRAD-34", f"converted-later{suffix}", "harmless_change", 2, options=options,
+            arguments={"change": "converted_and_back", "after": 1}, deadline_s=8.0,
+        )  # fmt: skip
 
 
 def _shared_memory() -> Iterator[Scenario]:
