@@ -109,7 +109,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[tuple[str, Any]]:
     yield "shape", list(tensor.shape)
     yield "layout", str(tensor.layout)
     yield "inference", tensor.is_inference()
-    if tensor.layout is torch.strided:
+    if tensor.layout is torch.strided and tensor.numel():  # strides of nothing mean nothing
         yield "strides", list(tensor.stride())
 
 
