@@ -128,8 +128,12 @@ class CopyForgetsLayouts(DistributedDataParallel):
         super().__setstate__({**state, "_averaged": dict.fromkeys(state["_averaged"], ())})
 
 
-class CopyHidesReplacedParameters(DistributedDataParallel):
-    """BUG: a parameter that was replaced behind stand-ins trains locally, and its copy knows no other."""
+class TakesStandInsForAll(DistributedDataParallel):
+    """BUG: a parameter that was replaced behind stand-ins trains locally, and a copy knows no other."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        with mock.patch.object(ParameterWatch, "check_hidden"):
+            super()._attach_reducer(members)
 
     def __getstate__(self) -> dict[str, Any]:
         """Check nothing."""
