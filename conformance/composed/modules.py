@@ -77,11 +77,11 @@ class Composed(nn.Module):
     def _failing(self, hidden: Tensor) -> Tensor:
         if self.fails == "forward":
             raise DeliberateError("in forward")
-        if hidden.requires_grad:
-            # On another tensor than the output: a hook that raises there keeps the backward from anyone's knowledge.
-            hidden.register_hook(_raise)
-            return hidden * 1
-        return hidden
+        if not hidden.requires_grad:  # behind frozen layers, on some ranks perhaps: every rank's backward is to fail
+            hidden = hidden.detach().requires_grad_()
+        # On another tensor than the output: a hook that raises there keeps the backward from anyone's knowledge.
+        hidden.register_hook(_raise)
+        return hidden * 1
 
     def _returned(self, hidden: Tensor, idle: str = "") -> Any:
         match self.output:
