@@ -45,7 +45,7 @@ def refused(*arguments: str | Path) -> str:
     """Call with a mistake: one paragraph on stderr, exit code 2, no traceback. Returns the paragraph."""
     result = call(*arguments)
     assert result.exit_code == 2, result.output
-    stderr = re.sub(r"\ATesting .* \.\.\.\n", "", result.stderr)  # what `run` says at once
+    stderr = re.sub(r"\A(Testing|Running) .* \.\.\.\n", "", result.stderr)  # what `run` and `replay` say at once
     assert stderr.startswith("Error: ")
     assert "\n\n" not in result.stderr.strip()
     assert "Traceback" not in result.output

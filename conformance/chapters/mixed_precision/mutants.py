@@ -145,6 +145,11 @@ class CastsNoParameters(_Casting):
     class OwnCaster(PrecisionCaster):
         """Leaves parameters as they are."""
 
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            if self._casts is not None:
+                self._casts.read = self._cast  # type: ignore[method-assign]
+
         def _cast(self, parameter: Tensor) -> Tensor:
             return parameter
 
