@@ -110,6 +110,9 @@ class Reducer(BucketReduction):
         All ranks must call it. Raises `ReductionError` when gradients of the last iteration are missing.
         """
         self.check_finished()
+        if self.state.phase is Phase.PROBED and self.state.is_repeated:
+            # torch.autograd.grad, perhaps on this rank alone: others would rebuild buckets now without it.
+            self._handle(Event.RESET)
         self.telemetry.begin()
         self.rebuild_buckets()
 

@@ -164,6 +164,7 @@ class ReducerState:
         self.num_iterations = 0
         self.buckets = [BucketPhase.FILLING] * num_buckets
         self.num_launched = 0
+        self.is_repeated = False  # no forward opened the iteration, but a backward from outputs of an earlier one
 
     @property
     def is_unfinished(self) -> bool:
@@ -187,6 +188,8 @@ class ReducerState:
         elif event is Event.LAST_LAUNCHED and self.num_launched != len(self.buckets):
             raise self._illegal(event, f"{len(self.buckets) - self.num_launched} buckets not launched")
         self.phase, actions = entry
+        if event is Event.FORWARD or Action.ARM in actions:
+            self.is_repeated = event is Event.BACKWARD
         if Action.ARM in actions:
             self.num_iterations += 1
         if self.phase is Phase.IDLE or Action.ARM in actions:

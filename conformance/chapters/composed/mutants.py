@@ -164,6 +164,18 @@ class ForgetsMissingGradients(Reducing):
             super().reset(group)
 
 
+class RebuildsAlone(Reducing):
+    """BUG: a rank that torch.autograd.grad led back to an earlier forward rebuilds no buckets with the others."""
+
+    class OwnReducer(Reducer):
+        """Takes what was asked again for an iteration that a forward has opened."""
+
+        def prepare_for_forward(self) -> None:
+            """Leave the phase as it is."""
+            self.state.is_repeated = False
+            super().prepare_for_forward()
+
+
 class StaysInJoin(DistributedDataParallel):
     """BUG: after a join context every forward asks who still has data, and takes the buffers of the last rank."""
 

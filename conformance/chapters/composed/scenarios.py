@@ -89,6 +89,19 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         ),
         {"find_unused_parameters": False},
     ),
+    # torch.autograd.grad comes back to an earlier forward, in which only some ranks used parameters.
+    (
+        Training(
+            (Block(),),
+            actions=(
+                Action("forward", "plain"),
+                Action("no_sync", "backward_only"),
+                Action("autograd_grad", "first_order"),
+            ),
+            idle="by_turns",
+        ),
+        {},
+    ),
     # After a join context buffers are again those of rank 0, and no filter of warnings is left.
     (Training((Block("counted"), Block("branch")), actions=(Action("join", "rank_0_last"),)), {}),
     # A parameter is another one, behind tensors that stand in for it, and then a copy takes it for its own.
