@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,10 @@ def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     (directory / "pipe").read_text()
-    ours = processes_under(directory)
+    # A process that has just begun another program shows no environment for a moment.
+    deadline = time.monotonic() + 10
+    while len(ours := processes_under(directory)) < 4 and time.monotonic() < deadline:
+        pass
     assert len(ours) == 4, "a zygote, two ranks, and the child of one"
     return controller, ours
 
