@@ -166,6 +166,7 @@ def _peak_bytes(ctx: RankContext, make: Callable[[], TimedStep]) -> int:
         step = make()
         for _ in range(_NUM_MEMORY_STEPS - 1):
             step()
+        gc.collect()  # what the collector frees by chance in the middle of a step would count in it
         with torch.profiler.record_function(_LAST_STEP):
             step()
     events = profile.profiler.kineto_results.events()
