@@ -16,7 +16,7 @@ from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
-from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, NO_HOME, GradientHome, autograd_context
+from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.optimizer_in_backward import step_parameters
@@ -103,9 +103,9 @@ class BucketReduction:
         self.usage.unused.update(frozen)
         left_out = set() if self._will_exchange_usage else frozen
         if bucket.sparse:
-            is_missing = bool(left_out) or home.get(bucket.parameters[0]) is None
-            missing = [0] if is_missing else []
-            buffer = collect_sparse(bucket.members[0], NO_HOME if is_missing else home, self._here())
+            member = bucket.members[0]
+            missing = [0] if left_out or home.get(member.parameter) is None else []
+            buffer = empty_sparse(member.parameter) if left_out else collect_sparse(member, home, self._here())
             if divisor != 1:
                 buffer.div_(divisor)
         else:
@@ -168,7 +168,7 @@ class BucketReduction:
 
         They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
         """
-        if self.options.static_graph or not self.options.find_unused_parameters:
+        if not self._will_exchange_usage:
             raise error
         if self._refusal is None:
             self._refusal = error

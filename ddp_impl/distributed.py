@@ -23,7 +23,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
-from ddp_impl.groups import backend_of, size_of
+from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.join import DDPJoinHook, UnevenInputs, agree_on_rank, agree_on_sync
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
@@ -490,7 +490,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     # -- construction -------------------------------------------------------------------------------------------------
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, self.process_group.rank())
+        self._watch = ParameterWatch(self.module, members, self.parameters_to_ignore, rank_in(self.process_group))
         self._averaged = {member.name: member.layout.stride for member in members}
         frozen = [member.parameter for member in members if not member.parameter.requires_grad]
         for parameter in frozen:  # of a copy; autograd lets nobody listen to them

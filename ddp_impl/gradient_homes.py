@@ -29,8 +29,6 @@ def _set_grad(parameter: Tensor, gradient: Tensor) -> None:
 
 
 GRAD_ATTRIBUTE = GradientHome(attrgetter("grad"), _set_grad, movable=True)
-#: Of parameters whose gradients are not to be averaged, whatever they are.
-NO_HOME = GradientHome(lambda _: None, lambda *_: None, movable=False)
 LOCAL_SHARD = GradientHome(local_gradient, set_local_gradient, movable=False)
 
 

@@ -426,10 +426,10 @@ class Reducer(BucketReduction):
     @property
     def _waits_for_outputs(self) -> bool:
         """Whether full buckets wait until the backward reaches an output: unused parameters are not known before."""
-        options = self.options
-        if options.static_graph or not options.find_unused_parameters:
+        if not self._will_exchange_usage:
             return False
-        return self.reach.is_announced and (self.reach.reached is not None or options.skip_all_reduce_unused_params)
+        skips = self.options.skip_all_reduce_unused_params
+        return self.reach.is_announced and (self.reach.reached is not None or skips)
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
