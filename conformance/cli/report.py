@@ -13,7 +13,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
-from conformance.report.folder import report_text
+from conformance.report.folder import plain_text, report_text
 from conformance.report.read import read_report
 
 _EXISTING = click.Path(path_type=Path)
@@ -33,6 +33,7 @@ def command() -> None:
     ddp-conformance report junit report -o junit.xml       for a CI system
     ddp-conformance report markdown report                 for a pull request comment
     ddp-conformance report trace report -o trace.json      collectives of failures, for ui.perfetto.dev
+    ddp-conformance report plain report | jq .scenarios    for programs: JSON in which nothing is shared
     ddp-conformance report merge a/report.json b/report.json -o report.json
     ddp-conformance report diff last-night report
     ddp-conformance report scoreboard a b --into README.md
@@ -104,6 +105,18 @@ def trace(report: Path, out: Path | None) -> None:
     from conformance.report.trace import trace_of
 
     _write(json.dumps(trace_of(read_report(report))) + "\n", out)
+
+
+@command.command()
+@_REPORT
+@_OUT
+def plain(report: Path, out: Path | None) -> None:
+    """Write a report as plain JSON, for other programs.
+
+    In report.json, findings, stacks and collectives that repeat are written once and referred to by number. Here each
+    stands where it belongs, as conformance/report/report.schema.json says.
+    """
+    _write(plain_text(read_report(report)), out)
 
 
 @command.command()

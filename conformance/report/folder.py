@@ -22,6 +22,7 @@ from typing import Any
 from conformance.codec import encode
 from conformance.errors import ReportError
 from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.packed import packed
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
@@ -156,8 +157,16 @@ def strange_files(folder: Path) -> tuple[str, ...]:
 
 def report_text(report: Report) -> str:
     """Return the text of `report.json`, a line for each scenario; `parse_report` gives back an equal report."""
-    fields = [f"{json.dumps(name)}: {_lines(value)}" for name, value in encode(report).items()]
-    return "{\n" + ",\n".join(fields) + "\n}\n"
+    return _text(packed(encode(report)))
+
+
+def plain_text(report: Report) -> str:
+    """Return the text of a report in which nothing is shared, for other programs; `parse_report` reads it as well."""
+    return _text(encode(report))
+
+
+def _text(data: dict[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in data.items()) + "\n}\n"
 
 
 def _lines(value: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from conformance.codec import MismatchError, decode, parse_object
 from conformance.errors import ReportError
 from conformance.own_mistake import instance
+from conformance.report.packed import unpacked
 from conformance.report.plain_file import read_plain
 from conformance.run.report import SCHEMA_VERSION, Report
 
@@ -46,6 +47,6 @@ def parse_report(text: str) -> Report:
             f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
         )
     try:
-        return instance(decode(data, Report), Report)
+        return instance(decode(unpacked(data), Report), Report)
     except MismatchError as error:
         raise ReportError(str(error)) from error

@@ -1,0 +1,82 @@
+"""Packed reports: what repeats is written once, all of it comes back, and a forged number is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.cli.report import command
+from conformance.codec import MismatchError, encode
+from conformance.report import packed as packed_form
+from conformance.report.folder import plain_text, report_text
+from conformance.report.packed import packed, unpacked
+from conformance.report.read import parse_report
+from conformance.tests.reports_by_hand import INTERRUPTED, MIXED, RATIOS, run_report
+
+REPORTS = [run_report(*MIXED, performance=RATIOS), INTERRUPTED]
+DATA: dict[str, Any] = encode(REPORTS[0])
+
+
+def forged(shared: Any, finding: Any = 0) -> dict[str, Any]:
+    data = packed(DATA)
+    data["scenarios"][0]["subject"]["findings"] = [finding]
+    return {**data, "shared": shared}
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=["mixed", "interrupted"])
+def test_packed_and_plain_reports_are_read_as_the_same(report: Any) -> None:
+    read = parse_report(report_text(report))
+    assert read == parse_report(plain_text(report))
+    assert plain_text(read) == plain_text(report)
+    assert unpacked(packed(encode(report))) == encode(report)
+
+
+def test_nothing_is_written_twice() -> None:
+    shared = [json.dumps(entry) for entry in packed(DATA)["shared"]]
+    assert len(shared) == len(set(shared))
+    assert len(report_text(REPORTS[0])) < len(plain_text(REPORTS[0]))
+    collectives = packed(DATA)["scenarios"][3]["subject"]["ranks"][0]["collectives"]
+    assert collectives
+    assert all(len(row) == 3 and all(type(number) is int for number in row) for row in collectives)
+
+
+def test_a_packed_report_without_its_shared_values_is_refused() -> None:
+    data = packed(DATA)
+    del data["shared"]
+    with pytest.raises(Exception, match=r"scenarios\[0\].subject.findings\[0\]: must be an object, got an integer"):
+        parse_report(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (forged("x"), "shared: must be a list"),
+        (forged({"0": 1}), "shared: must be a list"),
+        (forged([], 0), "shared: refers to entry 0 of 0"),
+        (forged([{}], -1), "shared: refers to entry -1 of 1"),
+        (forged([{}], 10**30), "shared: refers to entry"),
+    ],
+)
+def test_a_forged_number_is_named(data: Any, message: str) -> None:
+    with pytest.raises(MismatchError) as caught:
+        unpacked(data)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_small_report_does_not_become_a_huge_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_form, "_MOST_CHARACTERS", 10_000)
+    data = forged(["x" * 1000], 0)
+    data["scenarios"][0]["subject"]["findings"] = [0] * 11
+    with pytest.raises(MismatchError, match=r"shared: the report would have more than 10,000 characters unpacked"):
+        unpacked(data)
+
+
+def test_report_plain_writes_what_other_programs_read(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(report_text(REPORTS[0]))
+    printed = CliRunner().invoke(command, ["plain", str(tmp_path)])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout) == DATA
