@@ -3,7 +3,8 @@
 A packed report has one more field, `shared`, a list. A finding and what a rank said (its stack, say) are numbers of
 entries of that list, and a collective is such a number with its `started_ns` and `duration_ns` behind it, such as
 `[12, 28917866248038, 220451]`.
-Entries refer to nothing themselves. `ddp-conformance report plain` unpacks a report; `report.schema.json` is about that.
+Entries refer to nothing themselves. `ddp-conformance report plain` unpacks a report, and `report.schema.json` is about
+what it writes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def unpacked(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data of a report as the values that it is read into have it; data that is not packed, unchanged.
 
     Raises:
-        MismatchError: a number in it is that of no entry, or entries are used so often that no memory would hold the report.
+        MismatchError: a number in it is that of no entry, or entries are used so often that memory would not hold them.
 
     """
     if "shared" not in data:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.checkers.checker import harness_error
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
@@ -18,6 +19,7 @@ from conformance.run.judge import authority_of, judge
 from conformance.run.known_failures import Excuses
 from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.run.patience import hangs_after, hurried
+from conformance.run.shortage import denials, shortage_since
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import KNOWN, Subject, capabilities_of
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
@@ -41,7 +43,10 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One subject's try at one scenario: what the ranks observed, or why there is nothing to observe."""
+    """One subject's try at one scenario: what the ranks observed, or why there is nothing to observe.
+
+    `shortage` says what the machine denied the ranks meanwhile.
+    """
 
     scenario: Scenario
     subject: Subject
@@ -49,6 +54,7 @@ class Attempt:
     duration_ms: float = 0.0
     unsupported: str = ""
     error: str = ""
+    shortage: str = ""
 
     @property
     def after(self) -> str:
@@ -120,9 +126,14 @@ def judged(
     error = attempt.error or (truth.error if returned else "")
     if not error:
         try:
-            return attempt.result(*judge(attempt.scenario, program, attempt.observations, truth.facts, authority))
+            verdict, findings = judge(attempt.scenario, program, attempt.observations, truth.facts, authority)
         except Exception:
             error = traceback.format_exc()
+        else:
+            if not (verdict.is_failure and attempt.shortage):
+                return attempt.result(verdict, findings)
+            summary = f"the verdict would be {verdict.value}, but {attempt.shortage}"
+            return attempt.result(Verdict.HARNESS_ERROR, (harness_error("runner", summary), *findings))
     summary = f"the harness itself failed: {error.strip().splitlines()[-1]}"
     return attempt.result(Verdict.HARNESS_ERROR, (Finding("runner", Verdict.HARNESS_ERROR, summary, error.strip()),))
 
@@ -195,12 +206,13 @@ class ScenarioRunner:
             return Attempt(scenario, subject, unsupported=reason)
         if subject is self.subject:
             scenario = hurried(scenario, self._num_hangs)
-        started = time.perf_counter()
+        before, started = denials(), time.perf_counter()
         try:
             attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject, fresh=fresh))
         except Exception:
             attempt = Attempt(scenario, subject, error=traceback.format_exc())
-        return replace(attempt, duration_ms=round((time.perf_counter() - started) * 1000, 3))
+        duration_ms = round((time.perf_counter() - started) * 1000, 3)
+        return replace(attempt, duration_ms=duration_ms, shortage=shortage_since(before))
 
     def _why_unsupported(self, scenario: Scenario, subject: Subject) -> str:
         limit = self.backend.max_world_size()

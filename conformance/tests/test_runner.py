@@ -169,6 +169,20 @@ def test_silent_ranks_are_the_subjects_fault_only_when_they_are_wrong(answer: in
     assert verdicts(scenario("a", 2), ranks=ranks) == [verdict]
 
 
+@pytest.mark.parametrize(("answer", "verdict"), [(42, Verdict.PASS), (41, Verdict.HARNESS_ERROR)])
+def test_what_the_machine_denies_is_not_the_subjects_fault(
+    answer: int, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conformance.run.scenario_runner, "shortage_since", lambda before: "the kernel refused a thread")
+    ranks = PretendedRanks(lambda scenario, subject: {"answer": answer})
+    report = runner.run([scenario("a", 2)], MINE, GLOO, native=False, controller=ranks)
+    result = report.scenarios[0].subject
+    assert result.verdict is verdict
+    if verdict is not Verdict.PASS:
+        assert result.findings[0].summary == "the verdict would be FAIL, but the kernel refused a thread"
+        assert any(finding.checker == "facts" for finding in result.findings)
+
+
 def test_a_single_rank_may_be_silent() -> None:
     class SilentRanks(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
