@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
+from conformance.models.catalogue import moved
 from conformance.models.integers import integers
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
@@ -54,7 +55,7 @@ def initial_state(ctx: RankContext) -> None:
     Observes `start/parameter/<name>` and `start/buffer/<name>` after construction, and `num_collectives`, how many
     collectives the constructor issued. All ranks run it.
     """
-    module = Stateful(ctx.rank).to(ctx.device)
+    module = moved(Stateful(ctx.rank), ctx.device)
     if ignored := ctx.arguments.get("ignored"):
         module._ddp_params_and_buffers_to_ignore = list(ignored)  # type: ignore[assignment]
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
+from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts
@@ -115,7 +116,7 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     after the trigger's; `step<k>/before_next` are the elements of each collective that was issued before. All ranks
     run it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
+    module = moved(_build(ctx.scenario), ctx.device)
     if ctx.arguments.get("different_weights") and ctx.rank:
         with_small_weights(module, "different", ctx.rank)
     early: list[int] = []

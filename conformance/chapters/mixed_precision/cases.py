@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from conformance.chapters.mixed_precision.oracle import LowPrecisionReplicas
 from conformance.checkers.protocol import is_gradient
 from conformance.models import watched_layers as layers
+from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
@@ -192,7 +193,7 @@ def mixed_precision_case(ctx: RankContext) -> None:
     the case, `wire` (dtypes of reduced gradients) and `bucket_dtypes` (what the hook saw). All ranks run it.
     """
     case = CASES[ctx.arguments["case"]]
-    module = _build(ctx.scenario).to(ctx.device)
+    module = moved(_build(ctx.scenario), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(case.ignored)  # type: ignore[assignment]
     model: Any = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
     in_buckets: set[str] = set()
