@@ -78,7 +78,12 @@ def hooked_parameters(ctx: RankContext) -> None:
     """Train with the hooks that argument `hook` names on every parameter, put there `order` wrapping. All ranks run it.
 
     Observes `answers`, the texts of the warnings about hooks, and, if the hooks step nothing, `step<k>/grad/<name>`.
+    Does not apply on devices where the hooks come after the DDP's and find a bucket's memory in `.grad`: on the stream
+    that they run on nothing waits for the collective, which is the user's race and no DDP's.
     """
+    in_flight = ctx.arguments["order"] == "after" and ctx.scenario.options.get("gradient_as_bucket_view")
+    if in_flight and ctx.device.type != "cpu":
+        ctx.unsupported("hooks that come after the DDP's would read buckets in flight")
     module = _module(ctx.scenario).to(ctx.device)
     make = HOOKS[ctx.arguments["hook"]]
 

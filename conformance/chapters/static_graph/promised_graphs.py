@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.checkers.protocol import is_gradient
+from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.oracles.expected import AnyOf, Raises, Satisfies
@@ -163,7 +164,7 @@ def static_use(ctx: RankContext) -> None:
     `step<k>/grad/<name>` and the use's own facts; where a DDP may raise instead, all as one fact `outcome`.
     """
     use = USES[ctx.arguments["use"]]
-    module = with_integer_weights(use.build(), ctx.scenario.seed).to(ctx.device)
+    module = moved(with_integer_weights(use.build(), ctx.scenario.seed), ctx.device)
 
     def wrap(part: nn.Module) -> Any:
         model: Any = ctx.wrap(part)
