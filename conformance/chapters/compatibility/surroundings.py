@@ -93,7 +93,7 @@ def compatible_training(ctx: RankContext) -> None:
     buffer. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
-    group = {"process_group": bare_group(ctx.process_group, ctx.device)} if ctx.arguments.get("bare_group") else {}
+    group = {"process_group": bare_group(ctx, ctx.process_group)} if ctx.arguments.get("bare_group") else {}
     with _without_results() if ctx.arguments.get("no_results") else nullcontext():
         model = ctx.wrap(module, **group)
         observe_run(ctx, lambda: run_steps(ctx, module, model, lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS))

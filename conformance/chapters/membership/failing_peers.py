@@ -54,7 +54,7 @@ def _impatient_group(ctx: RankContext) -> Iterator[dist.ProcessGroup]:
         ctx.unsupported("a wait for an accelerator's collective does not raise on the host")
     group = instance(dist.new_group(timeout=_TIMEOUT), dist.ProcessGroup)
     try:
-        yield bare_group(group, ctx.device) if ctx.arguments.get("no_store") else group
+        yield bare_group(ctx, group) if ctx.arguments.get("no_store") else group
     finally:
         dist.barrier(group=ctx.process_group)  # nobody leaves before all have failed
         dist.destroy_process_group(group)
