@@ -43,11 +43,15 @@ from ddp_impl.torch_internals import (
     WhenBackwardEnds,
     current_distributed_context_id,
     get_debug_level,
+    in_backward,
     in_compiled_backward,
 )
 from ddp_impl.unused_parameters import Reach
 
 _Arguments = ParamSpec("_Arguments")
+
+#: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
+_DROPPED_WITHIN_S = 10.0
 
 
 def _one_thread_at_a_time(
@@ -89,6 +93,10 @@ class Reducer(BucketReduction):
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._num_watched = 0
+        # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
+        # the exception; `_is_over` is set when they have.
+        self._drops_late = device.type != "cpu" or has_threads
+        self._is_over: threading.Event | None = None
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
@@ -101,6 +109,7 @@ class Reducer(BucketReduction):
 
     def check_local_forward(self) -> None:
         """Before a forward under `no_sync`, whose backward could not go on either: raise if the last one raised."""
+        self._await_backward()
         if self._raised_early or self.state.phase is Phase.BROKEN:
             self.check_finished()
 
@@ -158,6 +167,7 @@ class Reducer(BucketReduction):
         Also when this rank's backward raised before its first gradient came and another's after: only that one cannot
         go on, and this one would wait for it.
         """
+        self._await_backward()
         rank = self.state.rank
         if not self.state.is_unfinished:
             if self.state.phase in (Phase.IDLE, Phase.ARMED) and self.usage.refused_before():
@@ -361,7 +371,7 @@ class Reducer(BucketReduction):
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
             self._refuse_compiled_backward()
             self._came_locally = []
-            WhenBackwardEnds(self._local_backward_ended, lambda *_: self._local_backward_ended())
+            self._call_at_end(self._local_backward_ended, lambda *_: self._local_backward_ended())
 
     def _local_backward_ended(self) -> None:
         self.usage.used_locally.update(self._came_locally or ())
@@ -459,9 +469,29 @@ class Reducer(BucketReduction):
         self.arrivals.arm(static=self.options.static_graph)
         self.user_hooks.iteration_begins(search=self._learns_order)
 
+    def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
+        """Have one of the two called when the backward that runs now is over, which `_await_backward` waits for."""
+        if not self._drops_late:
+            WhenBackwardEnds(ended, raised)
+            return
+        self._is_over = over = threading.Event()
+
+        def report(call: Callable[..., None], *arguments: Any) -> None:
+            try:
+                call(*arguments)
+            finally:
+                over.set()
+
+        WhenBackwardEnds(partial(report, ended), partial(report, raised))
+
+    def _await_backward(self) -> None:
+        """Wait until the reducer knows how the last backward ended, outside of a backward."""
+        if self._is_over is not None and not in_backward():
+            self._is_over.wait(_DROPPED_WITHIN_S)
+
     def _watch_backward(self) -> None:
         self._num_watched += 1
-        WhenBackwardEnds(self._backward_ended, partial(self._backward_raised, self._num_watched))
+        self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()

@@ -104,6 +104,11 @@ def _features(world_size: int) -> Iterator[Scenario]:
             "DEV-23", slug, "uneven_training", world_size, model="mlp", needs=("streams", "join"),
             arguments={"num_inputs": [1, 3, 2][:world_size], **arguments},
         )  # fmt: skip
+    for slug, options in (("plain", {}), ("unused", _UNUSED)):
+        yield _of_chapter(
+            "DEV-51", slug, "dropped_backward", world_size, options=options, needs=_needs(options, {}),
+            min_collectives=0, deadline_s=5.0,
+        )  # fmt: skip
     for slug, side in (("plain", False), ("side", True)):
         yield _of_chapter("DEV-31", slug, "synchronised_norm", world_size, needs=("streams",), arguments={"side": side})
         yield _of_chapter(
