@@ -111,15 +111,20 @@ class WhenBackwardEnds:
 
     @keep_out_of_graphs
     def __call__(self) -> None:
-        """Take the report that the backward is over."""
-        self._is_over = True
-        self._ended()
+        """Take the report that the backward is over; threads of autograd may keep this object for a moment longer."""
+        ended, self._is_over = self._ended, True
+        self._ended = self._broke_off = _nothing
+        ended()
 
     @keep_out_of_graphs
     def __del__(self) -> None:
         """Take it that the backward raised, unless it is over."""
         if not self._is_over and not sys.is_finalizing():
             self._broke_off(*_raised_below(sys._getframe().f_back))
+
+
+def _nothing(*_: object) -> None:
+    """Take any report and do nothing: holds nobody."""
 
 
 def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, TracebackType | None]:

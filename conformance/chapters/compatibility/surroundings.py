@@ -112,6 +112,8 @@ def dropped_wrapper(ctx: RankContext) -> None:
     All ranks run it.
     """
     parameters = [weakref.ref(parameter) for parameter in _trained_parameters(ctx)]
+    # A thread of autograd's own, which a device has, lets go of a backward at the latest when it runs another one.
+    torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
     gc.collect()
     ctx.observe("alive", sum(parameter() is not None for parameter in parameters))
 
