@@ -76,7 +76,7 @@ def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
         chosen = _chosen(request)
         check(chosen, backend)
         with Controller(backend, preload=preloads_of(chosen)) as controller:
-            probe(subject, 1, controller)
+            probe(subject, 1, controller, backend.source or backend.name)
             native = not request.config.getoption("--ddp-no-native")
             yield ScenarioRunner(subject, backend, controller, native=native, excuses=excuses)
     except ConformanceError as error:

@@ -145,23 +145,23 @@ def _swapped(names: Sequence[str], rank: int) -> str:
 
 def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:
     """Return the message for parameters that the module has lost, and for those that DDP does not know."""
-    sentences = []
+    lines = []
     if gone:
-        sentences.append(f"parameters were replaced or removed after wrapping: {enumerate_names(gone)}.")
+        lines.append(f"parameters were replaced or removed after wrapping: {enumerate_names(gone)}.")
     if strangers:
-        sentences.append(
-            f"parameters that DDP does not average require a gradient: {enumerate_names(strangers)}. They came into "
-            "the module, or were unfrozen, after wrapping."
+        lines.append(
+            f"DDP does not average parameters that require a gradient: {enumerate_names(strangers)}. They came into "
+            "the module, or were unfrozen, after wrapping, and would train on local gradients."
         )
-    sentences.append(
-        "DDP averages the gradients of the parameters that it was given; others would train on local gradients. Change "
-        "the module before wrapping it, change values in place (parameter.data.copy_), or wrap the module anew on "
-        "every rank."
+    lines.append(
+        "- Change the module before wrapping it, or wrap it anew on every rank; or change values in place "
+        "(parameter.data.copy_)."
     )
     if strangers:
-        sentences.append(
-            "Parameters that are to be trained later may be wrapped while they require a gradient and frozen then. For "
-            "those that are not to be trained call requires_grad_(False); those that each rank is to train alone name "
-            "in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)."
-        )
-    return f"[rank {rank}] {' '.join(sentences)}"
+        lines += [
+            "- Parameters that are to be trained later: wrap them while they require a gradient, and freeze them then.",
+            "- Parameters that are not to be trained: call requires_grad_(False).",
+            "- Parameters that each rank is to train alone: name them, before wrapping, in "
+            "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names).",
+        ]
+    return f"[rank {rank}] " + "\n".join(lines)

@@ -91,7 +91,7 @@ def command(
 
     console.print(f"seed {seed}", highlight=False)
     with interrupted_once(), Controller(backend_value) as controller, console.status("starting ranks") as status:
-        runner.probe(subject, probed.world_size, controller)
+        runner.probe(subject, probed.world_size, controller, source)
         ranks = ScenarioRunner(subject, backend_value, controller, native=not no_native)
         found = explore(
             ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds,

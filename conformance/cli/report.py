@@ -170,12 +170,18 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
     """Put the reports of a run's shards together.
 
     A scenario in two reports is an error. Scenarios in none of them are listed; the merged report is then incomplete,
-    and the exit code 1.
+    and the exit code 1. With `--out FOLDER/report.json` the folder gets the scenarios that failed too, for `replay`.
     """
+    from conformance.report.folder import write_report
     from conformance.report.merge import merge as merge_reports
+    from conformance.spec.catalogue import load_catalogue
 
     merged = merge_reports([read_report(path) for path in reports])
-    _write(report_text(merged.report), out)
+    if out is not None and out.name == "report.json":
+        _make_folder(out.parent)
+        write_report(merged.report, load_catalogue(), out.parent)
+    else:
+        _write(report_text(merged.report), out)
     for scenario_id in merged.missing:
         click.echo(f"missing  {scenario_id}", err=True)
     if merged.missing:
@@ -293,3 +299,10 @@ def _write(text: str, out: Path | None) -> None:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot create the folder {folder}: {error.strerror}") from error

@@ -67,8 +67,12 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
     if footing.status is Status.BROKEN:
         _print_breakage(console, footing.asks, present(footing.breakage))
         click.get_current_context().exit(EXIT_FAILED)
-    next_command = "ddp-conformance run --profile core" + _options(backend, ddp)
-    console.print(f"Every rung holds. Next: {next_command}", highlight=False)
+    options = _options(backend, ddp)
+    console.print(
+        "Every rung holds. Next, in half a minute: ddp-conformance run GRAD-01 --world-size 2" + options
+        + "\nand, in some minutes, every basic requirement: ddp-conformance run --profile core" + options,
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _options(backend: str, ddp: str) -> str:

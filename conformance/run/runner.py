@@ -24,7 +24,7 @@ from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import Ranks, ScenarioRunner
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import KNOWN, Subject
 from conformance.workers.controller import Controller
 
 OnEvent = Callable[[Progress], None]
@@ -90,8 +90,8 @@ def check_world_sizes(world_sizes: Iterable[int], backend: Backend) -> None:
             )
 
 
-def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
-    """Construct `subject` around a small MLP and take one step, before any requirement is judged.
+def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "gloo") -> None:
+    """Construct `subject` around a small MLP and take one step over `backend`, before any requirement is judged.
 
     Raises `BackendError` when ranks cannot connect to each other, and `SubjectError` when every rank fails in the
     constructor: then nothing can be said about any requirement.
@@ -109,9 +109,14 @@ def probe(subject: Subject, world_size: int, controller: Ranks) -> None:
     remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
     if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
         remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."
+    if subject in KNOWN.values() and backend != "gloo":
+        remedy = (
+            f"{subject.name} works over gloo, so look at the backend first:"
+            f" `ddp-conformance smoke --backend {backend}` tries it step by step."
+        )
     raise SubjectError(
         f"{subject.name} cannot be constructed around a small MLP at world size {world_size};"
-        f" rank {first.rank}: {first.raised or first.fate}. {remedy}"
+        f" rank {first.rank}: {str(first.raised or first.fate).rstrip('.')}. {remedy}"
     )
 
 
@@ -132,7 +137,7 @@ def _run(
     outcomes: list[Outcome] = []
     interrupted = False
     try:
-        probe(subject, scenarios[0].world_size, ranks)
+        probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
         for scenario in scenarios:
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
             outcomes.append(runner.run(scenario))

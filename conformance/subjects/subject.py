@@ -91,6 +91,13 @@ class Subject:
     capabilities: frozenset[str] = CAPABILITIES
     source: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise `SubjectError` for a capability that there is not: it would hide what a scenario needs."""
+        for unknown in sorted(self.capabilities - CAPABILITIES):
+            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(sorted(CAPABILITIES))}"
+            raise SubjectError(f"DDP {self.name!r}: unknown capability {unknown!r}; {hint}")
+
     @property
     def typed(self) -> str:
         """What `--ddp` takes to name this subject."""

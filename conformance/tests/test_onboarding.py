@@ -15,6 +15,7 @@ import conformance
 from conformance import starters
 from conformance.errors import ConformanceError
 from conformance.starters.starter import KINDS, Starter, StarterError
+from conformance.subjects.subject import CAPABILITIES
 
 DEVICES = "\n## If you have a device\n"
 PAGE = Path(conformance.__file__).parent.parent / "docs" / "onboarding.md"
@@ -116,3 +117,9 @@ def test_only_commands_of_the_page_are_run() -> None:
         "Text `ddp-conformance doctor`.\n\n    ddp-conformance new backend x\n    cd x\n\n    BROKEN      something\n\n"
     )
     assert commands_of(page) == ["ddp-conformance new backend x", "cd x"]
+
+
+def test_the_page_lists_every_capability_of_a_ddp() -> None:
+    table = PAGE.read_text().partition("\n| capability | what the DDP can do |\n")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(CAPABILITIES)

@@ -190,3 +190,14 @@ def test_every_page_can_be_made_at_the_command_line(tmp_path: Path, kind: str) -
     missing = call(kind, tmp_path / "nowhere.json")
     assert (missing.exit_code, "cannot read" in missing.stderr) == (2, True)
     assert "cannot write" in call(kind, tmp_path, "-o", tmp_path / "no" / "folder").stderr
+
+
+def test_a_merged_report_holds_the_failures_that_its_summary_names(tmp_path: Path) -> None:
+    for n in range(2):
+        stored(tmp_path / str(n), *MIXED[n::2], selected=IDS)
+    merged = tmp_path / "new" / "merged"
+    assert call("merge", tmp_path / "0", tmp_path / "1", "--out", merged / "report.json").exit_code == 0
+    failed = {path.name for n in range(2) for path in (tmp_path / str(n) / "failures").iterdir()}
+    assert {path.name for path in (merged / "failures").iterdir()} == failed != set()
+    printed = call("summary", merged).stdout
+    assert f"replay {merged}/failures/" in printed.replace("\n", "")

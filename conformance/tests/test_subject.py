@@ -56,6 +56,15 @@ def test_what_is_no_subject(text: str, says: str, tmp_path: Path, monkeypatch: p
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("nosync", "did you mean 'no_sync'?"), ("x" * 30, "expected some of auto_buckets, ")]
+)
+def test_a_capability_that_there_is_not_is_named(name: str, hint: str) -> None:
+    with pytest.raises(SubjectError) as caught:
+        Subject("mine", "my_pkg:MyDDP", frozenset({"join", name}))
+    assert f"DDP 'mine': unknown capability {name!r}; {hint}" in str(caught.value)
+
+
 @pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: subject.name)
 def test_a_subject_of_another_project_is_described_by_a_value(subject: Subject) -> None:
     (name,) = [name for name, value in vars(others).items() if value is subject]
