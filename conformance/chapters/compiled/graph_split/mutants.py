@@ -16,6 +16,7 @@ from ddp_impl import DistributedDataParallel
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile.who_averages import Reduction
+from ddp_impl.options import BucketCaps
 
 
 class NeverCuts(TorchDDP):
@@ -33,6 +34,14 @@ class CompilesWhole(DistributedDataParallel):
         super()._attach_reducer(members)
         if self._compiled_calls.reduction is Reduction.SPLIT:
             self._compiled_calls.reduction = Reduction.WHOLE
+
+
+class ReducesOtherBuckets(DistributedDataParallel):
+    """BUG: graphs are cut where `bucket_cap_mb` says, but the reducer's buckets span the parts from step 2 on."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.caps = BucketCaps(1 << 40, 1 << 40)
 
 
 class CompilesItsHooks(DistributedDataParallel):
