@@ -39,8 +39,9 @@ COMMAND = re.compile(
 
 #: Pattern -> why a command that matches it does not run here.
 NOT_HERE = {
-    r"\.\.\.(\s|$)|NAME|FOLDER|\bREPORT\b|key FILE": "it has a blank to fill in",
+    r"\.\.\.(\s|$)|NAME|<\w+>|FOLDER|\bREPORT\b|key FILE": "it has a blank to fill in",
     r"^bash ci/test\.sh": "it runs these tests",
+    r"^bash ci/environment\.sh": "these tests run in what it makes",
     r"^bash ci/conformance\.sh": "it takes a quarter of an hour; every push runs it, in .github/workflows/gloo.yml",
     r"^bash ci/clients\.sh": "it fetches libraries; .github/workflows/clients.yml runs it every night",
     r"^bash ci/scoreboard\.sh": "it needs other projects' DDPs",
