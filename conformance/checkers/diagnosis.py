@@ -246,8 +246,10 @@ def _rounded_to_half(case: _Case) -> str:
     if not case.came.is_floating_point() and not case.came.is_complex():
         return ""
     gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
+    wrong = case.came[~equal_values(case.wanted, case.came)]
+    parts = torch.view_as_real(wrong) if wrong.is_complex() else wrong
     for dtype in (torch.float16, torch.bfloat16):
-        if gap <= torch.finfo(dtype).eps > precision:
+        if gap <= torch.finfo(dtype).eps > precision and _same(parts, parts.to(dtype)):
             name = str(dtype).removeprefix("torch.")
             return f"off by {gap:.2g} of the largest value, what rounding to {name} would do"
     return ""

@@ -73,9 +73,9 @@ def shorten(text: str, width: int = 160) -> str:
     return first if len(first) <= width else f"{first[: width - 4].rstrip()} ..."
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, ending: str = "s") -> str:
     """Return e.g. `1 scenario` or `3 scenarios`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
 def ranks(numbers: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ class Raises:
     def mismatch(self, got: Any) -> Difference | None:
         """Return None if `got` is such an exception, else why not."""
         if got is None:
-            return Difference(f"is None: nothing was raised, expected {self}")
+            return Difference(f"raised nothing, expected {self}")
         if not isinstance(got, Raised):
             return Difference(f"is {show(got)}, expected {self}")
         if not set(self.types) & {got.type, *got.bases}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,10 @@ from conformance.own_mistake import certain
 from conformance.report.blame import blamed
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
+from conformance.subjects.subject import METHODS
 from conformance.verdict import Finding, ScenarioResult, telling
+
+_MISSING = re.compile(r"AttributeError: (?!'NoneType').* has no attribute '(\w+)'")
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
@@ -39,9 +43,23 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
+    if advice := advice_on(result):
+        lines.append(advice)
     if replay:
         lines.append(f"Replay  {replay}")
     return "\n".join(lines)
+
+
+def advice_on(result: ScenarioResult) -> str:
+    """Return what to do about a method that the subject declares and lacks; empty where none is missing."""
+    found = (_MISSING.search(f"{one.summary}\n{one.explanation}") for one in result.findings_that_tell)
+    method = next((match[1] for match in found if match and match[1] in METHODS), "")
+    if not method:
+        return ""
+    return (
+        f"{result.subject} declares {METHODS[method]} and has no {method}: leave it out of its capabilities,"
+        f' Subject(..., capabilities=CAPABILITIES - {{"{METHODS[method]}"}})'
+    )
 
 
 def failure_path(folder: Path, scenario_id: str) -> Path:

@@ -28,11 +28,14 @@ _BADGE = """\
 
 def headline(report: Report) -> str:
     """Return the answer in a few words; it claims conformance at a level only for a certified run of it."""
-    failed, total = len(report.failures), len(report.scenarios)
+    failed, total = len(report.failures) - report.num_unexpected_passes, len(report.scenarios)
     if not report.is_complete:
         return f"incomplete, {report.num_not_run} of {counted(report.totals.selected, 'scenario')} did not run"
-    if failed:
-        return f"{failed} of {total} failed"
+    if report.failures:
+        unexpected = counted(report.num_unexpected_passes, "unexpected pass", "es")
+        return ", ".join(
+            [f"{failed} of {total} failed"] * bool(failed) + [unexpected] * bool(report.num_unexpected_passes)
+        )
     if report.contaminated:
         return f"{len(report.contaminated)} of {total} contaminated"
     if not report.is_green:

@@ -50,7 +50,7 @@ def _add_case(suite: ElementTree.Element, scenario: Outcome) -> None:
     message = result.summary
     if scenario.expectation is not None:
         known = scenario.expectation
-        message = f"{known.status}: {known.verdict.value} was expected ({known.reason}; {known.issue}). {message}"
+        message = f"{known.status}: {known.describe(scenario.subject.verdict)}. {message}".rstrip()
     if scenario.is_failure:
         kind = "error" if result.verdict is Verdict.HARNESS_ERROR else "failure"
         problem = ElementTree.SubElement(case, kind, type=result.verdict.value, message=_legal(message))

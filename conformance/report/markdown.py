@@ -90,15 +90,12 @@ def _failure(failed: Failed) -> str:
         evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
     parts = [
         "\n<details><summary>",
-        f"{result.verdict.value} {as_text(failed.requirement)}, {failed.count}: {as_code(shorten(result.summary))}",
+        f"{result.verdict.value} {as_text(failed.requirement)}, {failed.count}: {as_code(shorten(scenario.why))}",
         "</summary>\n",
     ]
     if scenario.expectation is not None:
         known = scenario.expectation
-        parts.append(
-            f"\n{as_text(known.status)}: {known.verdict.value} was expected:"
-            f" {as_text(known.reason)} ({as_text(known.issue)})\n"
-        )
+        parts.append(f"\n{as_text(known.status)}: {as_text(known.describe(scenario.subject.verdict))}\n")
     parts.append(f"\n{as_code(scenario.id)}\n")
     names = ", ".join(as_code(other.id) for other in others[:_MAX_OTHERS])
     more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""

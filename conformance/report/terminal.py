@@ -18,7 +18,16 @@ from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
 from conformance.report.failure import failure_path, failure_text, replay_command
-from conformance.run.outcome import Outcome, Progress, combine, combined_text, counts_text, subjects_text, verdicts_of
+from conformance.run.outcome import (
+    Outcome,
+    Progress,
+    combine,
+    combined_text,
+    counts_text,
+    reasons_unsupported,
+    subjects_text,
+    verdicts_of,
+)
 from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_after
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -39,6 +48,9 @@ STYLES = {
 #: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
 NUM_WHOLE = 3
 _EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
+#: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
+_WIDTH_OF_LOGS = 100
+_NUM_REASONS = 5  # why scenarios were UNSUPPORTED
 _IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
@@ -109,10 +121,10 @@ class ProgressBar:
     def _note_failure(self, outcome: Outcome) -> None:
         self._hangs, before = hangs_after(outcome, self._hangs), self._hangs
         if self._hangs == HANGS_IN_A_ROW != before:
-            (self._lines or self._progress.console).print(
+            print_evidence(
+                self._lines or self._progress.console,
                 f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
                 " until one does not hang. --fail-fast ends a run at the first failure.",
-                highlight=False,
             )
         if not outcome.is_failure:
             return
@@ -257,38 +269,50 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
         console.print()
     if not failed[whole:]:
         return
-    console.print(f"{counted(len(failed) - whole, 'more requirement')} failed:", style="bold", highlight=False)
+    passed = any(one.outcomes[0].is_unexpected_pass for one in failed[whole:])
+    title = f"{counted(len(failed) - whole, 'more requirement')} failed{' or passed unexpectedly' * passed}:"
+    console.print(title, style="bold", highlight=False)
     width = max(len(each.requirement) for each in failed)
     for one in failed[whole:]:
-        console.print(_line_of(one, width), no_wrap=True, overflow="ellipsis")
+        console.print(_line_of(one, width, _width(console)), soft_wrap=True)
     console.print(f"Why: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
 
 
 def print_evidence(console: Console, text: str) -> None:
-    """Print the text of a failure; on a terminal its lines are broken between words, below their beginning.
+    """Print the text of a failure; its lines are broken between words, below their beginning.
 
-    A command stays one line, however long: it is there to be copied.
+    A command stays one line, however long, and so does a place in a file: they are there to be copied.
     """
     for line in text.splitlines():
-        if not console.is_terminal or line.startswith("Replay") or len(line) <= console.width:
-            console.print(Text(line), soft_wrap=True)
-            continue
-        indent = " " * (len(line) - len(line.lstrip()) or _EVIDENCE_INDENT)
-        whole = textwrap.wrap(line, console.width, subsequent_indent=indent, break_on_hyphens=False)
-        console.print(Text("\n".join(whole)), soft_wrap=True)
+        indent = len(line) - len(line.lstrip()) or _EVIDENCE_INDENT
+        copied = line.lstrip().startswith(("Replay", 'File "'))
+        console.print(Text(line if copied else _broken(line, _width(console), indent)), soft_wrap=True)
 
 
-def _line_of(failed: Failed, width: int) -> Text:
-    why = failed.outcomes[0].failed_result.summary
-    style = STYLES[failed.verdict]
-    return Text.assemble(
-        (f"{failed.verdict.value:<6}", style), f"{failed.requirement:<{width}}  ", (f"{failed.count:<9}", "dim"), why
-    )
+def _width(console: Console) -> int:
+    return console.width if console.is_terminal else min(console.width, _WIDTH_OF_LOGS)
+
+
+def _broken(line: str, width: int, indent: int) -> str:
+    """Return `line` broken between words after `width` columns; what follows the first break is indented."""
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _line_of(failed: Failed, width: int, console_width: int) -> Text:
+    """Return verdict, requirement (in `width` columns), how often and why, the last broken to be below itself."""
+    style = STYLES[Verdict.FAIL if failed.verdict is Verdict.PASS else failed.verdict]
+    start = f"{failed.verdict.value:<6}{failed.requirement:<{width}}  {failed.count:<9}"
+    text = Text(_broken(start + shorten(failed.outcomes[0].why), console_width, len(start)))
+    text.stylize(style, 0, len(failed.verdict.value))
+    text.stylize("dim", len(start) - 9, len(start))
+    return text
 
 
 def _one_line(outcome: Outcome) -> str:
     result = outcome.failed_result
-    return f"{result.verdict.value}  {outcome.id}: {shorten(result.summary)}"
+    return f"{result.verdict.value}  {outcome.id}: {shorten(outcome.why)}"
 
 
 def print_totals(console: Console, report: Report, *, notes: bool = False) -> None:
@@ -299,14 +323,16 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     for world_size, ms in report.median_warm_scenario_ms.items():
         console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
     totals = report.totals
+    several = any(len(outcome.requirements) > 1 for outcome in report.scenarios)
     console.print(
-        f"{counted(totals.scenarios, 'scenario')} for {counted(totals.requirements, 'requirement')}"
-        f" in {report.duration_s:.1f} s",
+        f"{counted(totals.scenarios, 'scenario')} in {report.duration_s:.1f} s, evidence for"
+        f" {counted(totals.requirements, 'requirement')}{' (one scenario may serve several)' * several}",
         highlight=False,
     )
     console.print(f"{_short(report)}: {report.counts}", highlight=False)
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
+    _print_unsupported(console, report)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
@@ -324,7 +350,37 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
-        console.print(f"{counted(len(report.failures), 'scenario')} failed.", style="bold red", highlight=False)
+        console.print(f"{_failed(report)}.", style="bold red", highlight=False)
+
+
+def _failed(report: Report) -> str:
+    """Return e.g. `2 scenarios failed, 1 passed that was expected to fail`."""
+    passed = report.num_unexpected_passes
+    failed = len(report.failures) - passed
+    if not passed:
+        return f"{counted(failed, 'scenario')} failed"
+    unexpected = "passed that were known failures"
+    return (
+        f"{counted(failed, 'scenario')} failed, {passed} {unexpected}"
+        if failed
+        else (f"{counted(passed, 'scenario')} {unexpected}")
+    )
+
+
+def _print_unsupported(console: Console, report: Report) -> None:
+    """Print why scenarios were UNSUPPORTED, a line for each reason, and what to do where something is undeclared."""
+    reasons = reasons_unsupported(report.scenarios)
+    if not reasons:
+        return
+    console.print("UNSUPPORTED, and so not judged:", highlight=False)
+    for reason, count in reasons[:_NUM_REASONS]:
+        console.print(Text(_broken(f"{count:>6}  {shorten(reason)}", _width(console), 8)), soft_wrap=True)
+    if others := reasons[_NUM_REASONS:]:
+        rest = counted(len(others), "other reason")
+        console.print(f"{sum(count for _, count in others):>6}  for {rest}; the page has them", highlight=False)
+    if any(" declares no " in reason for reason, _ in reasons):
+        advice = "What exists all the same is judged once the Subject's or the Backend's `capabilities` declare it."
+        console.print(advice, highlight=False)
 
 
 def _short(report: Report) -> str:

@@ -109,7 +109,7 @@ class Excuse:
                 f"{because} until {self.expires}, which is past; {verdict.value} came: fix it, or argue for more time"
             )
         if self.status == UNEXPECTED_PASS:
-            return f"{because}, but it passed: remove the expectation, or narrow it down"
+            return f"it passed, but {because}: remove its entry from the known failures, or narrow it down"
         return f"{because}, but {verdict.value} came"
 
 

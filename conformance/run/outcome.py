@@ -91,6 +91,19 @@ class Outcome:
         return self.expectation is not None and self.expectation.holds and self.subject.verdict.is_failure
 
     @property
+    def is_unexpected_pass(self) -> bool:
+        """Whether it fails only because it passed, where a failure was known."""
+        return self.is_failure and self.failed_result.verdict is Verdict.PASS
+
+    @property
+    def why(self) -> str:
+        """Why it came to its verdict, in one line; of a failure that was known otherwise, what was known of it too."""
+        known, summary = self.expectation, self.failed_result.summary
+        if known is None or known.holds:
+            return summary
+        return "; ".join(filter(None, (summary, known.describe(self.subject.verdict))))
+
+    @property
     def failed_result(self) -> ScenarioResult:
         """The column that failed, the subject's unless it is torch's own that shows an error of the harness."""
         native = self.native
@@ -125,17 +138,29 @@ def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
 
 
 def combined_text(verdicts: Mapping[Verdict, int]) -> str:
-    """Return e.g. `PASS`, or when not all scenarios agree `FAIL 2/3`, with every verdict that is a failure named.
+    """Return e.g. `PASS`, or when not all scenarios agree `FAIL 2 of 3`, with every verdict that is a failure named.
 
-    Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`.
+    Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`. What was not judged is
+    counted apart, lest it look as if it had passed: `FAIL 4 of 12, 40 unsupported`.
     """
-    verdict, total = combine(verdicts), sum(verdicts.values())
-    if verdicts[verdict] == total:
-        return verdict.value
-    failures = [one for one in reversed(Verdict) if one.is_failure and verdicts.get(one)]
-    if len(failures) < 2:
-        return f"{verdict.value} {verdicts[verdict]}/{total}"
-    return f"{', '.join(f'{one.value} {verdicts[one]}' for one in failures)} of {total}"
+    judged = {one: number for one, number in verdicts.items() if number and one is not Verdict.UNSUPPORTED}
+    if not judged:
+        return Verdict.UNSUPPORTED.value
+    text = combine(judged).value
+    if len(judged) > 1:
+        told = [one for one in reversed(Verdict) if one.is_failure and one in judged] or [combine(judged)]
+        text = f"{', '.join(f'{one.value} {judged[one]}' for one in told)} of {sum(judged.values())}"
+    skipped = verdicts.get(Verdict.UNSUPPORTED, 0)
+    return f"{text}, {skipped} unsupported" if skipped else text
+
+
+def reasons_unsupported(outcomes: Iterable[Outcome]) -> tuple[tuple[str, int], ...]:
+    """Return why scenarios did not apply to the subject, and to how many of them each reason did, the commonest first.
+
+    A `Finding` says the reason: the runner's, which compares what is needed with what is declared, or the program's.
+    """
+    skipped = (one.subject for one in outcomes if one.subject.verdict is Verdict.UNSUPPORTED)
+    return tuple(Counter(result.summary or "no reason was given" for result in skipped).most_common())
 
 
 def subjects_text(outcomes: Iterable[Outcome]) -> str:

@@ -180,6 +180,11 @@ class Report:
         return sum(one.is_excused for one in self.scenarios)
 
     @property
+    def num_unexpected_passes(self) -> int:
+        """How many scenarios passed that were known to fail; a report that has any is not green."""
+        return sum(one.is_unexpected_pass for one in self.scenarios)
+
+    @property
     def counts(self) -> str:
         """How many scenarios came to what, for the subject, such as `203 PASS, 14 FAIL, 2 expected failures`."""
         others = counts_text(verdicts_of(one.subject for one in self.scenarios if not one.is_excused))

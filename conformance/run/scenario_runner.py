@@ -21,6 +21,7 @@ from conformance.run.outcome import NATIVE, Note, Outcome
 from conformance.run.patience import hangs_after, hurried
 from conformance.run.shortage import denials, shortage_since
 from conformance.scenario import DTYPES, Scenario
+from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, Subject, capabilities_of
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
@@ -219,7 +220,10 @@ class ScenarioRunner:
         if limit is not None and scenario.world_size > limit:
             return f"backend {self.backend.name} serves at most {limit} rank(s) here"
         if missing := sorted(needs_of(scenario) - self.backend.capabilities - subject.capabilities):
-            return f"neither {self.backend.name} nor {subject.name} declares {', '.join(missing)}"
+            theirs = [name for name in missing if name in OF_SUBJECTS]
+            others = [name for name in missing if name not in OF_SUBJECTS]
+            lacks = ((subject.name, theirs), (self.backend.name, others))
+            return " and ".join(f"{who} declares no {', '.join(names)}" for who, names in lacks if names)
         return ""
 
 

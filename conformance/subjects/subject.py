@@ -78,6 +78,23 @@ OPTIONS = frozenset(
 )
 
 
+#: Methods and class attributes of a DDP that come with a capability, and which one that is.
+METHODS = {
+    "_get_ddp_logging_data": "logging_data",
+    "_register_buffer_comm_hook": "comm_hook",
+    "_register_builtin_comm_hook": "comm_hook",
+    "_register_fused_optim": "optimizer_in_backward",
+    "_set_ddp_runtime_logging_sample_rate": "logging_data",
+    "_set_params_and_buffers_to_ignore_for_model": "ignored_parameters",
+    "_set_static_graph": "static_graph",
+    "_update_process_group": "update_process_group",
+    "join": "join",
+    "join_hook": "join",
+    "no_sync": "no_sync",
+    "register_comm_hook": "comm_hook",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A DDP under test: `target` is `module:attr`, `capabilities` what it claims to support.

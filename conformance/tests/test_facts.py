@@ -141,6 +141,20 @@ def test_recognises_low_precision() -> None:
     wanted = torch.tensor([1.0, 1.0 + 2**-9, 3.0])
     came = wanted.bfloat16().float()
     assert _diagnose(wanted, came, came) == "off by 0.00065 of the largest value, what rounding to float16 would do"
+    wanted = torch.tensor([1.0 + 2**-8 + 2**-12, 1.5])
+    came = wanted.bfloat16().float()
+    assert _diagnose(wanted, came, came) == "off by 0.0024 of the largest value, what rounding to bfloat16 would do"
+    wanted = torch.tensor([complex(1.0 + 2**-8, 3.0), 1.0, 7.0])
+    came = torch.tensor([complex(1.0 + 2**-7, 3.0), 1.0, 7.0])
+    assert _diagnose(wanted, came, came) == "off by 0.00056 of the largest value, what rounding to float16 would do"
+
+
+@pytest.mark.parametrize("off", [2**-12 + 2**-20, 2**-9 + 2**-20])  # as near as float16, as bfloat16 to what it rounds
+def test_what_no_low_precision_holds_was_not_rounded_to_one(off: float) -> None:
+    """A buffer that forward's own update moved a little, and nobody broadcast, has all its digits."""
+    wanted = torch.tensor([1.0, 2.0, 3.0])
+    came = wanted + torch.tensor([off, 0.0, off])
+    assert _diagnose(wanted, came, came) == ""
 
 
 def test_recognises_a_buffer_that_was_not_broadcast() -> None:

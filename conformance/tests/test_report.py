@@ -16,7 +16,7 @@ from conformance.cli import main
 from conformance.cli.run import failed_in
 from conformance.errors import ReportError
 from conformance.report.blame import failed_requirements
-from conformance.report.failure import failure_text, replay_command, result_text, run_command
+from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
     prepare_folder,
@@ -25,7 +25,8 @@ from conformance.report.folder import (
     write_report,
 )
 from conformance.report.packed import unpacked
-from conformance.report.terminal import ProgressBar, print_report
+from conformance.report.terminal import ProgressBar, print_evidence, print_failures, print_report, print_totals
+from conformance.run.known_failures import UNEXPECTED_PASS
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
@@ -243,7 +244,11 @@ def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
 
 def test_two_crashes_do_not_hide_eleven_failures() -> None:
     assert combined_text({PASS: 101, FAIL: 11, CRASH: 2}) == "CRASH 2, FAIL 11 of 114"
-    assert combined_text({PASS: 1, FAIL: 2}) == "FAIL 2/3"
+    assert combined_text({PASS: 1, FAIL: 2}) == "FAIL 2 of 3"
+    assert combined_text({PASS: 8, FAIL: 4, UNSUPPORTED: 40}) == "FAIL 4 of 12, 40 unsupported"
+    assert combined_text({PASS: 239, UNSUPPORTED: 6}) == "PASS, 6 unsupported"
+    assert combined_text({PASS: 3, UNKNOWN: 2}) == "UNKNOWN 2 of 5"
+    assert combined_text({PASS: 0, UNSUPPORTED: 6}) == "UNSUPPORTED"
 
 
 def test_what_ranks_issued_differently_is_told_before_what_came_of_it() -> None:
@@ -286,13 +291,15 @@ Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
       and 1 more of GRAD-02 in report/failures
 
 chapter    scenarios  ddp_impl              torch's DDP
-gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1/4
-buckets            2  PASS 1/2              PASS 1/2
+gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1 of 3, 1 unsupported
+buckets            2  PASS, 1 unsupported   PASS, 1 unsupported
 
 median warm scenario at world size 2: 12.0 ms
-6 scenarios for 3 requirements in 12.5 s
+6 scenarios in 12.5 s, evidence for 3 requirements (one scenario may serve several)
 ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
 torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
+UNSUPPORTED, and so not judged:
+     1  it was UNSUPPORTED
 2 scenarios failed.""",
         )
 
@@ -305,9 +312,96 @@ chapter    scenarios  ddp_impl
 gradients          1  PASS
 buckets            1  PASS
 
-2 scenarios for 2 requirements in 12.5 s
+2 scenarios in 12.5 s, evidence for 2 requirements
 ddp_impl: 2 PASS
 ddp_impl keeps every requirement that was exercised.""",
+        )
+
+    def test_what_was_not_judged_is_counted_apart_and_explained(self) -> None:
+        skipped = [
+            (by_hand.scenario(f"buckets/BUCKET-01/{number}"), f"mine declares no {needed}")
+            for number, needed in enumerate(
+                ["join", "join", "join", "no_sync", "no_sync", "pickling", "comm_hook", "static_graph", "logging_data"]
+            )
+        ]
+        outcomes = [by_hand.outcome(of, UNSUPPORTED, PASS, summary=why) for of, why in skipped]
+        passed = [outcome(f"{name}/a", PASS, PASS) for name in ("gradients/GRAD-01", "buckets/BUCKET-01")]
+        self.assertExpectedInline(
+            shown(run_report(*passed, *outcomes)),
+            """\
+chapter    scenarios  ddp_impl             torch's DDP
+gradients          1  PASS                 PASS
+buckets           10  PASS, 9 unsupported  PASS
+
+median warm scenario at world size 2: 12.5 ms
+11 scenarios in 12.5 s, evidence for 2 requirements
+ddp_impl: 2 PASS, 9 UNSUPPORTED
+torch's DDP: 11 PASS
+UNSUPPORTED, and so not judged:
+     3  mine declares no join
+     2  mine declares no no_sync
+     1  mine declares no pickling
+     1  mine declares no comm_hook
+     1  mine declares no static_graph
+     1  for 1 other reason; the page has them
+What exists all the same is judged once the Subject's or the Backend's `capabilities` declare it.
+ddp_impl keeps every requirement that was exercised.""",
+        )
+
+    def test_passes_that_were_not_expected(self) -> None:
+        known = [
+            by_hand.outcome(f"gradients/{name}/a", PASS, excuse=by_hand.excuse(UNEXPECTED_PASS))
+            for name in ("GRAD-01", "GRAD-02")
+        ]
+        console = Console(file=io.StringIO(), width=110)
+        report = run_report(outcome("buckets/BUCKET-01/a", FAIL), *known)
+        print_failures(console, report, CATALOGUE, Path("report"), whole=2)
+        print_totals(console, report)
+        assert isinstance(console.file, io.StringIO)
+        self.assertExpectedInline(
+            console.file.getvalue(),
+            """\
+FAIL  BUCKET-01  Ranks MUST reduce the same buckets.
+      buckets/BUCKET-01/a
+      subject=ddp_impl backend=gloo world=2 seed=7
+      it was FAIL
+Let   A = it was FAIL
+Then  A is not 2.
+Replay  ddp-conformance replay report/failures/buckets.BUCKET-01.a.json
+
+PASS  GRAD-01  Every rank MUST hold the mean of the gradients.
+      gradients/GRAD-01/a
+      subject=ddp_impl backend=gloo world=2 seed=7
+      it passed, but FAIL was expected (a known defect; https://example.org/1): remove its entry
+      from the known failures, or narrow it down
+Replay  ddp-conformance replay report/failures/gradients.GRAD-01.a.json
+
+1 more requirement failed or passed unexpectedly:
+PASS  GRAD-02    1 of 1   it passed, but FAIL was expected (a known defect; https://example.org/1):
+                          remove its entry from the known failures, or narrow it down
+Why: report/failures/*.txt, or run with --verbose.
+
+median warm scenario at world size 2: 12.5 ms
+3 scenarios in 12.5 s, evidence for 3 requirements
+ddp_impl: 2 PASS, 1 FAIL
+1 scenario failed, 2 passed that were known failures.
+""",
+        )
+
+    def test_a_method_that_is_declared_and_missing(self) -> None:
+        raised = "every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'"
+        failed = by_hand.outcome("gradients/GRAD-02/a", FAIL, summary=raised)
+        self.assertExpectedInline(
+            failure_text(failed, "gloo", CATALOGUE, "the command"),
+            """\
+FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      gradients/GRAD-02/a
+      subject=ddp_impl backend=gloo world=2 seed=7
+      every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
+Let   A = every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
+Then  A is not 2.
+ddp_impl declares static_graph and has no _set_static_graph: leave it out of its capabilities, Subject(..., capabilities=CAPABILITIES - {"static_graph"})
+Replay  the command""",
         )
 
     def test_an_interrupted_run(self) -> None:
@@ -315,7 +409,7 @@ ddp_impl keeps every requirement that was exercised.""",
         self.assertExpectedInline(
             shown(report).partition("\n\n")[2],
             """\
-1 scenario for 1 requirement in 12.5 s
+1 scenario in 12.5 s, evidence for 1 requirement
 ddp_impl: 1 PASS
 Incomplete: 3 of 4 scenarios did not run.""",
         )
@@ -332,6 +426,35 @@ Let   A = it was FAIL
 Then  A is not 2.
 Replay  the command""",
         )
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "every rank raised AttributeError: 'NaiveDDP' object has no attribute 'weight'",
+        "every rank raised AttributeError: 'NoneType' object has no attribute 'join'",
+        "every rank raised RuntimeError: no_sync",
+    ],
+)
+def test_other_errors_are_not_put_down_to_a_capability(summary: str) -> None:
+    assert advice_on(by_hand.result(FAIL, summary=summary)) == ""
+
+
+def test_off_a_terminal_sentences_are_broken_and_what_is_to_be_copied_is_not() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    path = "/a/long/path" * 12
+    lines = [
+        "FAIL  " + "some words " * 20,
+        f"Replay  ddp-conformance replay {path} --ddp mine",
+        f'  File "{path}", line 3',
+    ]
+    print_evidence(console, "\n".join(lines))
+    assert isinstance(console.file, io.StringIO)
+    first, *others, replay, place = console.file.getvalue().splitlines()
+    assert [replay, place] == lines[1:]
+    assert len(others) == 2
+    assert all(len(line) <= 100 and line.startswith(" " * 6) for line in others)
+    assert " ".join([first, *others]).split() == lines[0].split()
 
 
 def test_off_a_terminal_a_line_now_and_then_says_how_far_a_run_is(
