@@ -63,7 +63,8 @@ def html(reports: tuple[Path, ...], out: Path | None) -> None:
     """
     from conformance.report.html import html_page
 
-    _write(html_page([read_report(report) for report in reports]), out)
+    folders = [report if report.is_dir() else report.parent for report in reports]
+    _write(html_page([read_report(report) for report in reports], folders), out)
 
 
 @command.command()

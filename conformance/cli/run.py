@@ -337,7 +337,7 @@ def _judge(
         if report.failures and backend.name != "gloo":
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
             console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
-        page = write_page(html_page([report]), folder)
+        page = write_page(html_page([report], [folder]), folder)
         if request.certified:
             write_checksums(folder)
         written = read_report(folder)  # what a reader will find, not what this process believes to have written

@@ -51,17 +51,20 @@ def gravity(outcome: Outcome) -> int:
 
 
 def failed_requirements(report: Report) -> tuple[Failed, ...]:
-    """Return the requirements that failed, in the order in which a reader should look at them."""
+    """Return the requirements that failed, in the order in which a reader should look at them.
+
+    Unexpected passes are apart: a requirement that has failures too is there twice.
+    """
     ran: dict[str, int] = {}
     for outcome in report.scenarios:
         if outcome.subject.verdict is Verdict.UNSUPPORTED and not outcome.is_failure:
             continue
         requirement = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
         ran[requirement] = ran.get(requirement, 0) + 1
-    failed: dict[str, list[Outcome]] = {}
+    failed: dict[tuple[str, bool], list[Outcome]] = {}
     for outcome in report.failures:
-        failed.setdefault(blamed(outcome), []).append(outcome)
-    found = [Failed(each, _gravest_first(outcomes), ran[each]) for each, outcomes in failed.items()]
+        failed.setdefault((blamed(outcome), outcome.is_unexpected_pass), []).append(outcome)
+    found = [Failed(each, _gravest_first(outcomes), ran[each]) for (each, _), outcomes in failed.items()]
     return tuple(
         sorted(found, key=lambda one: (-gravity(one.outcomes[0]), -len(one.outcomes) / one.total, -len(one.outcomes)))
     )

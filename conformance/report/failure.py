@@ -57,8 +57,8 @@ def advice_on(result: ScenarioResult) -> str:
     if not method:
         return ""
     return (
-        f"{result.subject} declares {METHODS[method]} and has no {method}: leave it out of its capabilities,"
-        f' Subject(..., capabilities=CAPABILITIES - {{"{METHODS[method]}"}})'
+        f"{result.subject} declares {METHODS[method]} and has no method {method}: leave it out of its capabilities,"
+        f'\n      Subject(..., capabilities=CAPABILITIES - {{"{METHODS[method]}"}})'
     )
 
 

@@ -19,9 +19,10 @@ from markupsafe import Markup
 
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
+from conformance.checkers.registry import demands
 from conformance.errors import ReportError
 from conformance.report.blame import blamed, failed_requirements
-from conformance.report.failure import run_command
+from conformance.report.failure import advice_on, replay_command, run_command
 from conformance.report.headline import headline
 from conformance.report.timeline import Timeline, timeline
 from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
@@ -37,11 +38,12 @@ _NUM_WHOLE, _MOST_WHOLE = 3, 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One subject of the matrix: a report's own, or torch's DDP that ran beside it."""
+    """One subject of the matrix: a report's own, or torch's DDP that ran beside it; `folder` is the report's."""
 
     name: str
     report: Report
     is_native: bool
+    folder: Path | None = None
 
     def result(self, scenario: Outcome) -> ScenarioResult | None:
         """Return this column's result in `scenario`."""
@@ -60,6 +62,27 @@ class Entry:
     scenario: Outcome
     result: ScenarioResult
     alike: list[str] = field(default_factory=list)
+
+    @property
+    def requirement(self) -> str:
+        """The id of the requirement that is to blame, or that the scenario is about."""
+        return blamed(self.scenario) if self.is_failure else self.scenario.leading_requirement
+
+    @property
+    def statement(self) -> str:
+        """The requirement as a sentence; empty where the report does not hold it."""
+        found = (one.statement for one in self.column.report.requirements if one.id == self.requirement)
+        return next(found, "")
+
+    @property
+    def why(self) -> str:
+        """Why it came to that, in one sentence."""
+        return self.scenario.why if self.is_failure else self.result.summary
+
+    @property
+    def advice(self) -> str:
+        """What to do about a method that the subject declares and lacks."""
+        return advice_on(self.result)
 
     @property
     def ranks(self) -> tuple[RankFate, ...]:
@@ -92,9 +115,12 @@ class Entry:
 
     @property
     def again(self) -> str:
-        """The command that runs the scenario again."""
-        subject = NATIVE if self.column.is_native else self.column.report.subject.typed
-        return run_command(self.scenario.id, subject, self.column.report.backend)
+        """The command that runs the scenario again: that of the terminal where the report keeps the scenario."""
+        report, folder = self.column.report, self.column.folder
+        if self.is_failure and folder is not None:
+            return replay_command(self.scenario.id, report.subject.typed, report.backend, folder)
+        subject = NATIVE if self.column.is_native else report.subject.typed
+        return run_command(self.scenario.id, subject, report.backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +146,15 @@ class MatrixRow:
         return " ".join(sorted({cell.verdict.value for cell in self.cells if cell.verdict is not None}))
 
 
-def html_page(reports: Sequence[Report]) -> str:
+def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
     """Return the page; every report gives a column, and torch's DDP one where the first report has it.
 
-    Raises `ReportError` for no report at all.
+    `folders` are where the reports are kept, for the commands that replay failures. Raises `ReportError` for no report
+    at all.
     """
     if not reports:
         raise ReportError("a page needs at least one report")
-    columns = _columns(reports)
+    columns = _columns(reports, folders or [None] * len(reports))
     entries = tuple(_entries(columns))
     script, style = _asset("report.js"), _asset("report.css")
     return (
@@ -141,6 +168,8 @@ def html_page(reports: Sequence[Report]) -> str:
             others=[entry for entry in entries if not entry.is_failure],
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
             totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
+            told={finding.checker for entry in entries for finding in entry.result.findings_that_tell},
+            checkers=demands(),
             script=Markup(script),  # our own files, not data
             style=Markup(style),
             script_hash=_hash(script),
@@ -149,8 +178,11 @@ def html_page(reports: Sequence[Report]) -> str:
     )
 
 
-def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
-    columns = [Column(report.subject.name, report, is_native=False) for report in reports]
+def _columns(reports: Sequence[Report], folders: Sequence[Path | None]) -> tuple[Column, ...]:
+    columns = [
+        Column(report.subject.name, report, is_native=False, folder=folder)
+        for report, folder in zip(reports, folders, strict=True)
+    ]
     if all(column.name != NATIVE for column in columns):
         columns += [Column("torch's DDP", report, is_native=True) for report in reports[:1] if report.native_verdicts]
     return tuple(columns)
@@ -169,20 +201,19 @@ def _entries(columns: Sequence[Column]) -> list[Entry]:
             if result is None or (result.verdict is Verdict.PASS and (column.is_native or not scenario.is_failure)):
                 continue
             entry = Entry(f"entry-{len(entries) + 1}", column, scenario, result)
-            requirement = blamed(scenario) if entry.is_failure else scenario.leading_requirement
-            several = whole.setdefault((requirement, result.verdict, entry.is_failure, entry.is_expected), [])
+            several = whole.setdefault((entry.requirement, result.verdict, entry.is_failure, entry.is_expected), [])
             if len(several) < (1 if column.is_native or len(entries) >= _MOST_WHOLE else _NUM_WHOLE):
                 several.append(entry)
                 entries.append(entry)
             else:
-                several[-1].alike.append(f"{scenario.id}: {shorten(result.summary)}")
+                several[-1].alike.append(f"{scenario.id}: {shorten(entry.why)}")
     order = list(Verdict)
     place = _places(columns)
     return sorted(
         entries,
         key=lambda one: (
             one.column.is_native, one.is_expected, -order.index(one.result.verdict),
-            place.get((id(one.column.report), blamed(one.scenario) if one.is_failure else ""), 0),
+            place.get((id(one.column.report), one.requirement if one.is_failure else ""), 0),
         ),
     )  # fmt: skip
 
@@ -193,7 +224,7 @@ def _places(columns: Sequence[Column]) -> Mapping[tuple[int, str], int]:
     return {
         (key, one.requirement): number
         for key, report in reports.items()
-        for number, one in enumerate(failed_requirements(report))
+        for number, one in reversed([*enumerate(failed_requirements(report))])  # its failures before unexpected passes
     }
 
 
@@ -226,7 +257,7 @@ def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell
         return Cell(None)
     verdicts = _verdicts(column, [one for one in relevant if not (excused and one.is_excused)] or excused)
     verdict = combine(verdicts)
-    count = f"{verdicts[verdict]}/{total}" + (f", {len(excused)} expected to fail" if excused else "")
+    count = _count(verdicts) + (f", {len(excused)} expected to fail" if excused else "")
     for entry in entries:
         if (
             entry.column is column and requirement_id in entry.scenario.requirements
@@ -234,6 +265,15 @@ def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell
         ):  # fmt: skip
             return Cell(verdict, count, entry.anchor, is_expected=len(excused) == total)
     return Cell(verdict, count)
+
+
+def _count(verdicts: Mapping[Verdict, int]) -> str:
+    """Return how many scenarios came to the verdict that is shown: `4 of 12, 40 unsupported`."""
+    verdict, skipped = combine(verdicts), verdicts.get(Verdict.UNSUPPORTED, 0)
+    if verdict is Verdict.UNSUPPORTED:
+        return str(skipped)
+    count = f"{verdicts[verdict]} of {sum(verdicts.values()) - skipped}"
+    return f"{count}, {skipped} unsupported" if skipped else count
 
 
 def _verdicts(column: Column, scenarios: Sequence[Outcome]) -> Counter[Verdict]:

@@ -354,17 +354,11 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
 
 
 def _failed(report: Report) -> str:
-    """Return e.g. `2 scenarios failed, 1 passed that was expected to fail`."""
+    """Return e.g. `2 scenarios failed, 1 scenario passed that was known to fail`."""
     passed = report.num_unexpected_passes
     failed = len(report.failures) - passed
-    if not passed:
-        return f"{counted(failed, 'scenario')} failed"
-    unexpected = "passed that were known failures"
-    return (
-        f"{counted(failed, 'scenario')} failed, {passed} {unexpected}"
-        if failed
-        else (f"{counted(passed, 'scenario')} {unexpected}")
-    )
+    known = f"{counted(passed, 'scenario')} passed that {'was' if passed == 1 else 'were'} known to fail"
+    return ", ".join([f"{counted(failed, 'scenario')} failed"] * bool(failed) + [known] * bool(passed))
 
 
 def _print_unsupported(console: Console, report: Report) -> None:

@@ -143,7 +143,9 @@ def combined_text(verdicts: Mapping[Verdict, int]) -> str:
     Two crashes must not hide that eleven other scenarios failed: `CRASH 2, FAIL 11 of 114`. What was not judged is
     counted apart, lest it look as if it had passed: `FAIL 4 of 12, 40 unsupported`.
     """
-    judged = {one: number for one, number in verdicts.items() if number and one is not Verdict.UNSUPPORTED}
+    judged: dict[Verdict, int] = {
+        one: number for one, number in verdicts.items() if number and one is not Verdict.UNSUPPORTED
+    }
     if not judged:
         return Verdict.UNSUPPORTED.value
     text = combine(judged).value

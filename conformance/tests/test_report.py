@@ -384,7 +384,7 @@ Why: report/failures/*.txt, or run with --verbose.
 median warm scenario at world size 2: 12.5 ms
 3 scenarios in 12.5 s, evidence for 3 requirements
 ddp_impl: 2 PASS, 1 FAIL
-1 scenario failed, 2 passed that were known failures.
+1 scenario failed, 2 scenarios passed that were known to fail.
 """,
         )
 
@@ -400,7 +400,8 @@ FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Let   A = every rank raised AttributeError: 'NaiveDDP' object has no attribute '_set_static_graph'
 Then  A is not 2.
-ddp_impl declares static_graph and has no _set_static_graph: leave it out of its capabilities, Subject(..., capabilities=CAPABILITIES - {"static_graph"})
+ddp_impl declares static_graph and has no method _set_static_graph: leave it out of its capabilities,
+      Subject(..., capabilities=CAPABILITIES - {"static_graph"})
 Replay  the command""",
         )
 

@@ -17,13 +17,14 @@ from xml.etree import ElementTree
 import pytest
 
 from conformance.bench.ratio import Ratio
+from conformance.report.blame import failed_requirements
 from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
-from conformance.run.known_failures import Excuse
+from conformance.run.known_failures import UNEXPECTED_PASS, Excuse
 from conformance.run.report import Report
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
@@ -39,6 +40,7 @@ from conformance.tests.reports_by_hand import (
     UNPRINTABLE,
     UNSUPPORTED,
     collective,
+    excuse,
     outcome,
     run_report,
     stored,
@@ -243,6 +245,47 @@ def test_failures_come_first_the_one_to_look_at_open_and_the_matrix_after_them(m
     assert places == sorted(places)
     opened = re.findall(r'<details class="item entry" open .*?<code>(.*?)</code>', page, re.S)
     assert opened == ["buckets/BUCKET-01/rnn"]  # the gravest
+
+
+def test_a_failure_on_the_page_says_what_the_terminal_says(tmp_path: Path) -> None:
+    raised = "every rank raised AttributeError: 'NaiveDDP' object has no attribute 'no_sync'"
+    report = stored(tmp_path, outcome("gradients/GRAD-02/mlp", FAIL, FAIL, summary=raised), backend="acme")
+    page = Tags(html_page([report], [tmp_path])).text
+    assert "ddp_impl over acme: 1 of 1 failed" in page
+    assert "GRAD-02 A gradient MUST NOT depend on the bucket cap." in page
+    assert "leave it out of its capabilities" in page
+    replay = f"ddp-conformance replay {tmp_path}/failures/gradients.GRAD-02.mlp.json --backend acme"
+    assert replay in (tmp_path / "failures" / "gradients.GRAD-02.mlp.txt").read_text()
+    assert [text.partition("\n")[0] for text in page.split("Run it again: ")[1:]] == [
+        replay, "ddp-conformance run gradients/GRAD-02/mlp --ddp torch --backend acme",
+    ]  # fmt: skip
+    assert "Run it again: ddp-conformance run gradients/GRAD-02/mlp --backend acme" in Tags(html_page([report])).text
+
+
+def test_the_page_counts_over_what_was_judged_and_explains_its_words(mixed: Report) -> None:
+    page = html_page([mixed])
+    counts = re.findall(r'<td class="cell">.*?>([A-Z_]+)</.*?<small>(.*?)</small></td>', page, re.S)
+    assert counts[-2:] == [("HARNESS_ERROR", "1 of 2, 1 unsupported"), ("PASS", "2 of 2, 1 unsupported")]
+    legend = page.partition('<details class="legend">')[2].partition("</details>")[0]
+    assert "<code>facts</code>" in legend
+    assert "no_hang" not in legend  # no finding here is of that checker
+    assert '<small title="Every fact required of a rank was observed there, as required.">facts</small>' in page
+
+
+def test_an_unexpected_pass_says_what_it_is_everywhere(tmp_path: Path) -> None:
+    mended = outcome("gradients/GRAD-02/mlp", PASS, excuse=excuse(UNEXPECTED_PASS))
+    report = stored(tmp_path, mended, outcome("gradients/GRAD-02/cnn", FAIL))
+    says = (
+        "it passed, but FAIL was expected (a known defect; https://example.org/1): remove its entry from the known"
+        " failures, or narrow it down"
+    )
+    assert headline(report) == "1 of 2 failed, 1 unexpected pass"
+    assert [(one.verdict, one.count) for one in failed_requirements(report)] == [(FAIL, "1 of 2"), (PASS, "1 of 2")]
+    failure = ElementTree.fromstring(junit_xml(report)).find(".//failure")
+    assert failure is not None
+    assert failure.get("message") == f"unexpected pass: {says}."
+    assert says in html.unescape(markdown(report))
+    assert Tags(html_page([report])).text.count(says) == 2
 
 
 def test_the_page_of_a_full_run_stays_small() -> None:

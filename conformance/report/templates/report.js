@@ -34,7 +34,7 @@ function apply() {
   }
   const requirements = document.querySelectorAll(".requirement:not([hidden])").length;
   const entries = document.querySelectorAll(".entry:not([hidden])").length;
-  document.getElementById("shown").textContent = `${counted(requirements, "requirement")}, ${counted(entries, "result")}`;
+  document.getElementById("shown").textContent = `${counted(requirements, "requirement")}, ${counted(entries, "result")} explained`;
 }
 
 function openTarget() {
