@@ -270,7 +270,8 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     if not failed[whole:]:
         return
     passed = any(one.outcomes[0].is_unexpected_pass for one in failed[whole:])
-    title = f"{counted(len(failed) - whole, 'more requirement')} failed{' or passed unexpectedly' * passed}:"
+    number = len({one.requirement for one in failed[whole:]})
+    title = f"{counted(number, 'more requirement')} failed{' or passed unexpectedly' * passed}:"
     console.print(title, style="bold", highlight=False)
     width = max(len(each.requirement) for each in failed)
     for one in failed[whole:]:
@@ -373,7 +374,7 @@ def _print_unsupported(console: Console, report: Report) -> None:
         rest = counted(len(others), "other reason")
         console.print(f"{sum(count for _, count in others):>6}  for {rest}; the page has them", highlight=False)
     if any(" declares no " in reason for reason, _ in reasons):
-        advice = "What exists all the same is judged once the Subject's or the Backend's `capabilities` declare it."
+        advice = "To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend."
         console.print(advice, highlight=False)
 
 

@@ -344,7 +344,7 @@ UNSUPPORTED, and so not judged:
      1  mine declares no comm_hook
      1  mine declares no static_graph
      1  for 1 other reason; the page has them
-What exists all the same is judged once the Subject's or the Backend's `capabilities` declare it.
+To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend.
 ddp_impl keeps every requirement that was exercised.""",
         )
 
