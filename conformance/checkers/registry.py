@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 
 from conformance.checkers import agreement, exercised, facts, fate, protocol, refusal
 from conformance.checkers.checker import CHECKERS, Checker
@@ -19,8 +18,3 @@ def get_checker(name: str) -> Checker:
         near = difflib.get_close_matches(name, CHECKERS, n=3) or sorted(CHECKERS)
         raise SpecificationError(f"unknown checker {name!r}; known are {', '.join(near)}")
     return CHECKERS[name]
-
-
-def demands() -> dict[str, str]:
-    """Return what every checker demands, by its name: the first sentence of its documentation."""
-    return {name: (inspect.getdoc(check) or "").partition("\n")[0] for name, check in sorted(CHECKERS.items())}

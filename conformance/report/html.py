@@ -19,12 +19,12 @@ from markupsafe import Markup
 
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
-from conformance.checkers.registry import demands
 from conformance.errors import ReportError
 from conformance.report.blame import blamed, failed_requirements
 from conformance.report.failure import advice_on, replay_command, run_command
 from conformance.report.headline import headline
 from conformance.report.timeline import Timeline, timeline
+from conformance.report.words import CHECKERS
 from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
 from conformance.run.report import Report, RequirementSummary
 from conformance.verdict import RankFate, ScenarioResult, Verdict
@@ -169,7 +169,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
             totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
             told={finding.checker for entry in entries for finding in entry.result.findings_that_tell},
-            checkers=demands(),
+            checkers=CHECKERS,
             script=Markup(script),  # our own files, not data
             style=Markup(style),
             script_hash=_hash(script),

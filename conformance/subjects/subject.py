@@ -13,12 +13,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from conformance import plugins
 from conformance.errors import SubjectError
+
+if TYPE_CHECKING:  # commands that print a finished report need no torch
+    from torch import nn
 
 #: What a subject may declare, and scenarios may list under `needs`, beyond what every DDP must do.
 CAPABILITIES = frozenset(

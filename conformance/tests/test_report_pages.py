@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,6 +18,8 @@ from xml.etree import ElementTree
 import pytest
 
 from conformance.bench.ratio import Ratio
+from conformance.checkers import checker, registry
+from conformance.report import words
 from conformance.report.blame import failed_requirements
 from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
@@ -269,7 +272,13 @@ def test_the_page_counts_over_what_was_judged_and_explains_its_words(mixed: Repo
     legend = page.partition('<details class="legend">')[2].partition("</details>")[0]
     assert "<code>facts</code>" in legend
     assert "no_hang" not in legend  # no finding here is of that checker
-    assert '<small title="Every fact required of a rank was observed there, as required.">facts</small>' in page
+    assert f'<small title="{html.escape(words.CHECKERS["facts"])}">facts</small>' in page
+
+
+def test_every_checker_is_explained_and_a_page_needs_no_torch() -> None:
+    assert {name: registry.get_checker(name) for name in words.CHECKERS} == checker.CHECKERS
+    code = "import sys, conformance.report.html; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unexpected_pass_says_what_it_is_everywhere(tmp_path: Path) -> None:
