@@ -87,7 +87,7 @@ AFTER = {
 }
 
 #: What ends with 1, as its page says: torch's own DDP breaks something.
-FAILS = re.compile(r"explore --ddp torch")
+FAILS = re.compile(r"explore --ddp torch|--backend sim devices --ddp torch")
 
 #: Commands that need no rank and little time run on every push.
 CHEAP = re.compile(r"^ddp-conformance (list|new|doctor|report)")

@@ -50,7 +50,7 @@ def test_the_section_about_devices_followed_word_for_word_ends_in_a_passing_run(
     folder, ended = followed([*commands, "pytest -q -p no:cacheprovider"], tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Every rung holds." in ended.stdout
-    assert '"backend": "volta"' in (folder / "volta" / "report" / "report.json").read_text()
+    assert '"backend": "volta.adapter:BACKEND"' in (folder / "volta" / "report" / "report.json").read_text()
     assert "ddp_impl keeps every requirement that was exercised." in ended.stdout
     assert "2 passed" in ended.stdout
 
