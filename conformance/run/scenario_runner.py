@@ -28,6 +28,9 @@ from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
 NUM_KEPT_COLLECTIVES = 40
 
+#: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
+_MOST_SAID = 3000
+
 #: What a scenario needs of a backend that names one of these in its arguments.
 _DECLARED = (frozenset(DTYPES) & CAPABILITIES) | {"sparse"}
 
@@ -253,7 +256,9 @@ def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str) -> Scen
         f"contaminated by {by}: {after.verdict.value} on ranks that had run it, {alone.verdict.value} on fresh ones;"
         " it left something behind that ranks could not notice, or the verdict is not stable"
     )
-    finding = Finding("runner", alone.verdict, summary, "\n".join(one.summary for one in after.findings_that_tell))
+    told = [one.summary for one in after.findings_that_tell]
+    told += [f"rank {one.rank} said:\n{one.stderr[-_MOST_SAID:]}" for one in after.ranks if one.stderr]
+    finding = Finding("runner", alone.verdict, summary, "\n".join(told))
     return replace(alone, findings=(finding, *alone.findings))
 
 
