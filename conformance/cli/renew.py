@@ -48,10 +48,12 @@ def command(check: bool, folders: tuple[Path, ...]) -> None:
             click.echo(page.explanation, err=True)
         if page.made.note:
             click.echo(f"{page.path} {page.made.note}.")
+    click.echo("Made elsewhere, and owed by no change of a requirement:")
     for page_name, how in ELSEWHERE.items():
-        click.echo(f"not looked at: {page_name}; {how}")
+        click.echo(f"    {page_name}; {how}")
     stale = [page for page in pages if page.state is State.LACKING or (check and page.state is not State.FRESH)]
-    verb = "are stale" if check else "still lack what only a run can tell"
-    click.echo(f"{len(pages)} generated pages, {len(stale)} of which {verb}.")
+    verb = "stale" if check else "not to be had without a run, see above"
+    what = f"{len(stale)} of them {verb}" if stale else "all of them up to date"
+    click.echo(f"{len(pages)} generated pages, {what}.")
     if stale:
         click.get_current_context().exit(EXIT_FAILED)
