@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it
     assert read_baseline(baseline_to_toml(made)) == made
     changed = baseline_of([beside], load_catalogue(), {**digests, BROKEN.id: "another scenario"})
     assert changed.broken == ()
+
+
+def test_a_baseline_holds_what_torch_breaks_now_and_then() -> None:
+    unstable = dataclasses.replace(outcome(OTHER, PASS, None), contaminated_by=BROKEN.id)
+    made = baseline_of([run_report(unstable, subject="torch")], load_catalogue(), {OTHER.id: OTHER.digest})
+    assert [one.scenarios for one in made.broken] == [(OTHER.id,)]
 
 
 def test_a_baseline_made_onto_another_keeps_what_that_has_and_still_exists() -> None:
