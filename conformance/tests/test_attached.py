@@ -22,7 +22,9 @@ from torch._C._distributed_c10d import HashStore
 from conformance.backends.gloo import GLOO
 from conformance.checkers.registry import get_checker
 from conformance.errors import ConformanceError
+from conformance.own_mistake import present
 from conformance.recorder.flight_record import LastSeen
+from conformance.report.read import read_report
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of
@@ -308,10 +310,10 @@ def test_torchrun(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
-    verdicts = {one["id"]: (one["subject"]["verdict"], one["native"]["verdict"]) for one in report["scenarios"]}
+    report = read_report(tmp_path)
+    verdicts = {one.id: (one.subject.verdict.value, present(one.native).verdict.value) for one in report.scenarios}
     assert verdicts == {
         "gradients/GRAD-01/mlp-world2": ("PASS", "PASS"),
         "gradients/GRAD-01/mlp-world3": ("UNSUPPORTED", "UNSUPPORTED"),
     }
-    assert "serves at most 2 rank(s) here" in report["scenarios"][1]["subject"]["findings"][0]["summary"]
+    assert "serves at most 2 rank(s) here" in report.scenarios[1].subject.findings[0].summary
