@@ -100,26 +100,26 @@ class WhenBackwardEnds:
     gets the exception and its traceback, as far as `_raised_below` finds them.
     """
 
-    __slots__ = ("_broke_off", "_ended", "_is_over")
+    __slots__ = ("_broke_off", "_ended")
 
     def __init__(
         self, ended: Callable[[], None], broke_off: Callable[[BaseException | None, TracebackType | None], None]
     ) -> None:
         """Have autograd call this once."""
-        self._ended, self._broke_off, self._is_over = ended, broke_off, False
+        self._ended, self._broke_off = ended, broke_off
         call_when_backward_ends(self)
 
     @keep_out_of_graphs
     def __call__(self) -> None:
         """Take the report that the backward is over; threads of autograd may keep this object for a moment longer."""
-        ended, self._is_over = self._ended, True
+        ended = self._ended
         self._ended = self._broke_off = _nothing
         ended()
 
     @keep_out_of_graphs
     def __del__(self) -> None:
         """Take it that the backward raised, unless it is over."""
-        if not self._is_over and not sys.is_finalizing():
+        if self._broke_off is not _nothing and not sys.is_finalizing():
             self._broke_off(*_raised_below(sys._getframe().f_back))
 
 

@@ -179,7 +179,6 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
 
     merged = merge_reports([read_report(path) for path in reports])
     if out is not None and out.name == "report.json":
-        _make_folder(out.parent)
         write_report(merged.report, load_catalogue(), out.parent)
     else:
         _write(report_text(merged.report), out)
@@ -300,10 +299,3 @@ def _write(text: str, out: Path | None) -> None:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot create the folder {folder}: {error.strerror}") from error
