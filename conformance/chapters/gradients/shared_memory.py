@@ -21,17 +21,22 @@ WIDTH = 182
 
 
 class Summed(nn.Module):
-    """Adds its parameters through views of them: autograd hands each a view of the gradient of the sum."""
+    """Adds its parameters through views of them: autograd hands each a view of the gradient of the sum.
+
+    `scaled` is added first, so that its gradient is the last to be computed, from the memory that the others share: a
+    gradient that was reduced where it is has changed that memory by then, however fast the reduction was.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.scaled = nn.Parameter(torch.empty(WIDTH, WIDTH))
         self.first = nn.Parameter(torch.empty(WIDTH, WIDTH))
         self.second = nn.Parameter(torch.empty(WIDTH, WIDTH))
         self.third = nn.Parameter(torch.empty(WIDTH, WIDTH))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return as many elements as a parameter has."""
-        total = self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
+        total = self.scaled.view(-1) * inputs + self.first.view(-1) + self.second.view(-1) + self.third.view(-1)
         return (total * inputs).view(WIDTH, WIDTH)
 
 
