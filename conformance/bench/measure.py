@@ -32,8 +32,8 @@ REDUCTIONS = ("ddp_optimizer", "python_reducer")
 _AUTO = "auto buckets"
 #: What the program `step_time` takes for the subject that trains without a DDP.
 NO_DDP = "floor"
-_WARM_UP_ROUNDS = 5
-_DEADLINE_S = 600.0
+WARM_UP_ROUNDS = 5
+_DEADLINE_S = 1_800.0
 
 
 def measure(
@@ -55,7 +55,7 @@ def measure(
     if chooses_caps := "auto_buckets" in subject.capabilities:
         contestants.append([_AUTO, subject.target, {"bucket_cap_mb": "auto"}])
     arguments = {"contestants": contestants, "clock": clock}
-    facts = _run("step_time", subject, backend, workload, world_size, rounds, arguments)
+    facts = run_program("step_time", subject, backend, workload, world_size, rounds, arguments)
     steps = _Steps.of(workload, facts, contestants)
     ratios = []
     for variant, options in VARIANTS.items():
@@ -77,7 +77,7 @@ def measure_memory(subject: Subject, backend: Backend, workload: str, *, world_s
     for variant in ("default", "bucket view"):
         contestants.append([f"torch {variant}", "torch", dict(VARIANTS[variant])])
         contestants.append([variant, subject.target, dict(VARIANTS[variant])])
-    facts = _run("peak_memory", subject, backend, workload, world_size, 1, {"contestants": contestants})
+    facts = run_program("peak_memory", subject, backend, workload, world_size, 1, {"contestants": contestants})
     return {label: facts[0][label] for label, *_ in contestants}
 
 
@@ -88,7 +88,7 @@ def measure_profile(
 
     Raises `ConformanceError` when a rank does not finish.
     """
-    facts = _run("step_profile", subject, backend, workload, world_size, rounds, {})[0]
+    facts = run_program("step_profile", subject, backend, workload, world_size, rounds, {})[0]
     return facts["step_ms"], tuple((name, calls, num_ms) for name, calls, num_ms in facts["functions"])
 
 
@@ -109,7 +109,7 @@ def measure_compiled(
     default = f"torch {REDUCTIONS[0]}"
     contestants.append(["torch again", "torch", REDUCTIONS[0]])
     arguments = {"contestants": contestants, "compiler": compiler}
-    facts = _run("compiled_step_time", subject, backend, workload, world_size, rounds, arguments)
+    facts = run_program("compiled_step_time", subject, backend, workload, world_size, rounds, arguments)
     for rank, seen in facts.items():
         if seen[f"graphs/{default}"] < 2:
             raise ConformanceError(
@@ -125,7 +125,7 @@ def measure_compiled(
     return (*ratios, steps.ratio("torch itself", f"torch's {REDUCTIONS[0]}", "torch again", default))
 
 
-def _run(
+def run_program(
     program: str,
     subject: Subject,
     backend: Backend,
@@ -134,13 +134,16 @@ def _run(
     rounds: int,
     arguments: Mapping[str, Any],
 ) -> dict[int, Mapping[str, Any]]:
-    """Return every rank's facts."""
+    """Return every rank's facts after `rounds` rounds of a program of the bench, and those that warm the machine up.
+
+    Raises `ConformanceError` when a rank does not finish.
+    """
     scenario = Scenario(
         id=f"bench/{workload}",
         requirements=("BENCH",),
         program=program,
         world_size=world_size,
-        arguments={"workload": workload, "rounds": rounds + _WARM_UP_ROUNDS, **arguments},
+        arguments={"workload": workload, "rounds": rounds + WARM_UP_ROUNDS, **arguments},
         deadline_s=_DEADLINE_S,
         recorded=False,
         min_collectives=0,
@@ -172,7 +175,7 @@ class _Steps:
 
     def ratio(self, variant: str, reference: str, ours: str, theirs: str) -> Ratio:
         """Return the ratio of contestant `ours` to contestant `theirs`, without the warm-up rounds."""
-        pairs = zip(self.seconds[ours][_WARM_UP_ROUNDS:], self.seconds[theirs][_WARM_UP_ROUNDS:], strict=True)
+        pairs = zip(self.seconds[ours][WARM_UP_ROUNDS:], self.seconds[theirs][WARM_UP_ROUNDS:], strict=True)
         values = [a / b for a, b in pairs]
         lower, median, upper = statistics.quantiles(values, n=4)
         return Ratio(self.workload, variant, reference, self.world_size, median, lower, upper, len(values))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,34 +14,46 @@ from conformance.bench.ratio import slower_than_torch
 from conformance.cli.console import make_console
 from conformance.errors import ReportError
 
+if TYPE_CHECKING:
+    from conformance.backends.backend import Backend
+    from conformance.subjects.subject import Subject
+
+_ROUNDS = 60
 _MAX_FUNCTIONS = 10
+_GROWTH_ROUNDS = 6
 
 
 @click.command("bench", short_help="Compare step times with torch's DDP.")
 @click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
 @click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, an installed name, or module:attr.")
 @click.option("--world-size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
-@click.option("--rounds", type=click.IntRange(min=4), default=60, show_default=True, help="Measured steps per DDP.")
+@click.option("--rounds", type=click.IntRange(min=4), help="Measured steps per DDP: 60, or 6 with --growth.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the ratios to this JSON file.")
+@click.option(
+    "--plots", type=click.Path(path_type=Path, file_okay=False), help="Also draw SVG figures into this folder."
+)
 @click.option("--compiled", is_flag=True, help="Compile both DDPs with torch.compile.")
 @click.option("--compiler", default="inductor", show_default=True, help="Backend of torch.compile, with --compiled.")
 @click.option("--workload", "workloads", multiple=True, help="Measure this one; may be repeated. `all` for all.")
 @click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True, help="What is timed.")
 @click.option("--memory", is_flag=True, help="Also measure the most memory that tensors take in a step.")
 @click.option("--profile", is_flag=True, help="Only show in which of the DDP's functions a step's time goes.")
+@click.option("--growth", is_flag=True, help="Only show how costs grow with tensors and with ranks.")
 @click.option("--gate", is_flag=True, help="Exit with 1 where a variant is slower than torch's default, beyond noise.")
 def command(
     ddp: str,
     backend: str,
     world_size: int,
-    rounds: int,
+    rounds: int | None,
     out: Path | None,
+    plots: Path | None,
     compiled: bool,
     compiler: str,
     workloads: tuple[str, ...],
     clock: str,
     memory: bool,
     profile: bool,
+    growth: bool,
     gate: bool,
 ) -> None:
     """Compare the DDP's step time with that of torch's own DDP, on the same ranks in one run.
@@ -55,6 +69,10 @@ def command(
     CNN with buffers, experts, 5,000 tensors (or any other number), accumulation, fp16 hook, bf16 hook, join. On a
     busy machine `--clock cpu` shows more than the clock on the wall: the time that the processes computed.
 
+    `--growth` compares costs at growing sizes: a step of 100 to 100,000 tensors, a step on 2 to 32 ranks, and wrapping
+    and the first two steps of one rank that 4,096 simulated ones answer. With `--gate` it exits with 1 where the DDP's
+    cost grows faster than linearly, beyond noise.
+
     `--profile` measures no ratio. It runs the DDP alone under Python's profiler, which makes calls of Python dearer
     than they are, and prints CPU time per step of its functions, with what they call in torch.
 
@@ -66,58 +84,126 @@ def command(
     ddp-conformance bench
     ddp-conformance bench --compiled
     ddp-conformance bench --workload all --memory --out ratios.json
+    ddp-conformance bench --growth --plots figures
     ddp-conformance bench --ddp my_pkg:MyDDP --world-size 4 --rounds 200
 
     `ddp-conformance run --bench` writes these ratios into the run's report.
     """
-    from conformance.bench import measure as bench
     from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
-    from conformance.bench.programs.workloads import QUICK, WORKLOADS, is_workload
-    from conformance.report.terminal import ratios_table
+    from conformance.bench.programs.workloads import WORKLOADS, is_workload
     from conformance.workers.finder import find_backend, find_subject
 
-    console = make_console()
     names = tuple(WORKLOADS) if "all" in workloads else workloads
     for name in names:
         if compiled and name not in COMPILED_WORKLOADS:
             raise click.UsageError(f"unknown compiled workload {name!r}; known: {', '.join(COMPILED_WORKLOADS)}")
         if not compiled and not is_workload(name):
             raise click.UsageError(f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}")
-    how = f", both compiled with {compiler}" if compiled else ""
-    if not profile:
+    chosen = [flag for flag, given in (("--compiled", compiled), ("--profile", profile), ("--growth", growth)) if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"choose one of {' and '.join(chosen)}")
+    if growth and (names or memory):
+        raise click.UsageError("--growth has sizes of its own: leave --workload and --memory out")
+    subject, of_ranks = find_subject(ddp), find_backend(backend)
+    if growth:
+        _grow(subject, of_ranks, rounds or _GROWTH_ROUNDS, out, plots, gate=gate)
+    elif profile:
+        _profile(subject, of_ranks, names, world_size, rounds or _ROUNDS)
+    else:
+        measured = _Measurement(subject, of_ranks, names, world_size, rounds or _ROUNDS, clock)
+        measured.compare(compiler if compiled else None, out, plots, memory=memory, gate=gate)
+
+
+def _profile(subject: Subject, backend: Backend, names: Sequence[str], world_size: int, rounds: int) -> None:
+    from conformance.bench.measure import measure_profile
+    from conformance.bench.programs.workloads import QUICK
+
+    console = make_console()
+    for name in names or QUICK:
+        step_ms, functions = measure_profile(subject, backend, name, world_size=world_size, rounds=rounds)
+        own_ms = sum(num_ms for _, _, num_ms in functions)
         console.print(
-            f"{ddp} beside torch's DDP{how}, {world_size} ranks on {backend}, {rounds} rounds, ratios of step time"
+            f"{name}: of {step_ms:.1f} ms per step, {own_ms:.1f} in {subject.name} and what it calls in torch"
         )
-    if profile:
-        for name in names or QUICK:
-            step_ms, functions = bench.measure_profile(
-                find_subject(ddp), find_backend(backend), name, world_size=world_size, rounds=rounds
-            )
-            own_ms = sum(num_ms for _, _, num_ms in functions)
-            console.print(f"{name}: of {step_ms:.1f} ms per step, {own_ms:.1f} in {ddp} and what it calls in torch")
-            for function, calls, num_ms in functions[:_MAX_FUNCTIONS]:
-                console.print(f"  {num_ms:7.2f} ms {calls:8.1f} calls  {function}", highlight=False)
-        return
-    ratios = bench.run(
-        find_subject(ddp),
-        find_backend(backend),
-        world_size=world_size,
-        rounds=rounds,
-        compiler=compiler if compiled else None,
-        workloads=names,
-        clock=clock,
-        progress=lambda workload: console.print(f"measuring {workload} ..."),
+        for function, calls, num_ms in functions[:_MAX_FUNCTIONS]:
+            console.print(f"  {num_ms:7.2f} ms {calls:8.1f} calls  {function}", highlight=False)
+
+
+def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plots: Path | None, *, gate: bool) -> None:
+    from conformance.bench.curve import steeper_than_linear
+    from conformance.bench.growth import measure_growth
+    from conformance.report.terminal import growth_table
+
+    console = make_console()
+    console.print(f"{subject.name} beside torch's DDP on {backend.name}, {rounds} rounds, costs as ratios")
+    curves = measure_growth(
+        subject, backend, rounds=rounds, progress=lambda text: console.print(f"measuring {text} ...", highlight=False)
     )
-    console.print(ratios_table(ratios))
-    for name in (names or QUICK) if memory and not compiled else ():
-        peaks = bench.measure_memory(find_subject(ddp), find_backend(backend), name, world_size=world_size)
-        told = ", ".join(f"{label} {num_bytes / 1e6:.2f}" for label, num_bytes in peaks.items())
-        console.print(f"peak memory of {name} on rank 0, in MB: {told}")
+    console.print(growth_table(curves))
+    _write(out, [asdict(curve) for curve in curves])
+    if plots is not None:
+        from conformance.report.plots import draw_growth
+
+        for path in draw_growth(curves, plots):
+            console.print(f"drawn: {path}", highlight=False)
+    steeper = steeper_than_linear(curve for curve in curves if curve.contestant == subject.name)
+    for sentence in steeper or ("Nothing grows faster than linearly, beyond noise.",):
+        console.print(sentence, highlight=False)
+    if gate and steeper:
+        click.get_current_context().exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """What is compared with torch's DDP, and where."""
+
+    subject: Subject
+    backend: Backend
+    names: Sequence[str]
+    world_size: int
+    rounds: int
+    clock: str
+
+    def compare(self, compiler: str | None, out: Path | None, plots: Path | None, *, memory: bool, gate: bool) -> None:
+        """Print the ratios of step times; with `gate`, exit with 1 where the DDP is slower."""
+        from conformance.bench.measure import measure_memory, run
+        from conformance.bench.programs.workloads import QUICK
+        from conformance.report.terminal import ratios_table
+
+        console = make_console()
+        how = "" if compiler is None else f", both compiled with {compiler}"
+        console.print(
+            f"{self.subject.name} beside torch's DDP{how}, {self.world_size} ranks on {self.backend.name}, "
+            f"{self.rounds} rounds, ratios of step time"
+        )
+        ratios = run(
+            self.subject,
+            self.backend,
+            world_size=self.world_size,
+            rounds=self.rounds,
+            compiler=compiler,
+            workloads=self.names,
+            clock=self.clock,
+            progress=lambda workload: console.print(f"measuring {workload} ..."),
+        )
+        console.print(ratios_table(ratios))
+        for name in (self.names or QUICK) if memory and compiler is None else ():
+            peaks = measure_memory(self.subject, self.backend, name, world_size=self.world_size)
+            told = ", ".join(f"{label} {num_bytes / 1e6:.2f}" for label, num_bytes in peaks.items())
+            console.print(f"peak memory of {name} on rank 0, in MB: {told}")
+        _write(out, [asdict(ratio) for ratio in ratios])
+        if plots is not None:
+            from conformance.report.plots import draw_ratios
+
+            console.print(f"drawn: {draw_ratios(ratios, plots)}", highlight=False)
+        if gate and (slower := slower_than_torch(ratios)):
+            click.echo("\n".join(["Slower than torch's DDP:", *slower]), err=True)
+            click.get_current_context().exit(1)
+
+
+def _write(out: Path | None, data: list[dict[str, Any]]) -> None:
     if out is not None:
         try:
-            out.write_text(json.dumps([asdict(ratio) for ratio in ratios], indent=2) + "\n")
+            out.write_text(json.dumps(data, indent=2) + "\n")
         except OSError as error:
             raise ReportError(f"cannot write {out}: {error.strerror}") from error
-    if gate and (slower := slower_than_torch(ratios)):
-        click.echo("\n".join(["Slower than torch's DDP:", *slower]), err=True)
-        click.get_current_context().exit(1)

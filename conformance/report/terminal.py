@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import Failed, blamed, failed_requirements
@@ -250,6 +251,23 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
             one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles, share,
             str(one.rounds),
         )  # fmt: skip
+    return table
+
+
+def growth_table(curves: Iterable[Curve]) -> Table:
+    """Return the table of costs by size; the last column says with which power of the size they grew at the end."""
+    table = Table("what costs", "contestant", "size", "cost: median and quartiles", "grows as")
+    for curve in curves:
+        for point in curve.points:
+            is_first, is_last = point is curve.points[0], point is curve.points[-1]
+            table.add_row(
+                f"{curve.plot.title}, over {curve.plot.reference}" if is_first else "",
+                curve.contestant if is_first else "",
+                f"{point.size:,}",
+                str(point),
+                f"size^{curve.exponent:.2f}" if is_last else "",
+                end_section=is_last,
+            )
     return table
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.backends.backend import get_backend
 from conformance.bench import measure as bench
+from conformance.bench.curve import Curve, Plot, Point, steeper_than_linear
+from conformance.bench.growth import BY_SIMULATED, BY_TENSORS, TORCH, Sizes, measure_growth
 from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_torch
 from conformance.errors import ConformanceError
+from conformance.report.plots import draw_growth, draw_ratios
 from conformance.subjects.subject import get_subject
 
 OURS = get_subject("ddp_impl")
@@ -34,7 +38,7 @@ def test_every_reduction_is_compared_with_both_of_torch(monkeypatch: pytest.Monk
         "torch python_reducer": 8.0,
         "torch again": 4.0,
     }
-    monkeypatch.setattr(bench, "_run", lambda *_: facts_with(step_s))
+    monkeypatch.setattr(bench, "run_program", lambda *_: facts_with(step_s))
     ratios = bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
     assert all((one.world_size, one.rounds, one.is_sound) == (2, 5, True) for one in ratios)
     assert [(one.variant, one.reference, one.median) for one in ratios] == [
@@ -48,14 +52,14 @@ def test_every_reduction_is_compared_with_both_of_torch(monkeypatch: pytest.Monk
 
 def test_a_reference_that_was_not_split_is_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = ["ddp_optimizer", "python_reducer", "torch ddp_optimizer", "torch python_reducer", "torch again"]
-    monkeypatch.setattr(bench, "_run", lambda *_: facts_with(dict.fromkeys(labels, 1.0), graphs=1))
+    monkeypatch.setattr(bench, "run_program", lambda *_: facts_with(dict.fromkeys(labels, 1.0), graphs=1))
     with pytest.raises(ConformanceError, match=r"torch's optimiser must split .*, but on rank 0 it compiled 1"):
         bench.measure_compiled(OURS, GLOO, "GPT", rounds=5, compiler="aot_eager")
 
 
 @pytest.mark.nightly
 def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_WARM_UP_ROUNDS", 0)
+    monkeypatch.setattr(bench, "WARM_UP_ROUNDS", 0)
     contestants = [
         ["torch whole", "torch", "python_reducer"],  # this one first: it makes Dynamo inline torch's class for good
         ["torch split", "torch", "ddp_optimizer"],
@@ -63,7 +67,7 @@ def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.Mo
         ["in graph", OURS.target, "python_reducer"],
     ]
     arguments = {"contestants": contestants, "compiler": "aot_eager"}
-    facts = bench._run("compiled_step_time", OURS, GLOO, "24 layers", 1, 1, arguments)
+    facts = bench.run_program("compiled_step_time", OURS, GLOO, "24 layers", 1, 1, arguments)
     assert {label: facts[0][f"graphs/{label}"] for label, *_ in contestants} == {
         "torch whole": 2,  # compiled autograd captures the backward as another one
         "torch split": 6,
@@ -105,3 +109,40 @@ def test_memory_of_gradients_that_live_in_buckets_is_less() -> None:
     peaks = bench.measure_memory(OURS, GLOO, "100 tensors", world_size=1)
     assert set(peaks) == {FLOOR, "torch default", "default", "torch bucket view", "bucket view"}
     assert 0 < peaks["torch bucket view"] < peaks["torch default"]
+
+
+def curve(*points: tuple[int, float, float, float]) -> Curve:
+    return Curve(Plot("a step", "number of tensors", "one"), "some", tuple(Point(*point) for point in points))
+
+
+def test_a_curve_knows_how_it_grows() -> None:
+    assert curve((10, 1, 1, 1), (100, 20, 19, 21), (1000, 200, 190, 210)).exponent == 1.0
+    assert curve((10, 1, 1, 1), (100, 4, 4, 4)).exponent == pytest.approx(0.602, abs=0.001)
+
+
+def test_only_what_grows_faster_than_linearly_beyond_noise_is_told() -> None:
+    assert steeper_than_linear([curve((10, 1.0, 0.9, 1.1), (100, 10.5, 9.9, 12.0))]) == ()
+    (told,) = steeper_than_linear([curve((10, 1.0, 0.9, 1.1), (100, 12.0, 11.1, 13.0))])
+    assert told == ("a step: some grows faster than the number of tensors (10: 1 (0.9 - 1.1), 100: 12 (11.1 - 13))")
+
+
+@pytest.mark.nightly
+def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
+    sizes = Sizes(tensors=(20, 200), ranks=(2,), simulated=(2, 4096), tensors_simulated=(20, 40))
+    curves = measure_growth(OURS, GLOO, sizes=sizes, rounds=2)
+    assert [(one.plot, one.contestant) for one in curves if one.plot in (BY_TENSORS, BY_SIMULATED)] == [
+        (BY_TENSORS, "ddp_impl"),
+        (BY_TENSORS, TORCH),
+        (BY_TENSORS, FLOOR),
+        (BY_SIMULATED, "ddp_impl"),
+        (BY_SIMULATED, TORCH),
+    ]
+    assert {tuple(point.size for point in one.points) for one in curves} == {(20, 200), (2,), (2, 4096), (20, 40)}
+    drawn = draw_growth([one for one in curves if len(one.points) > 1], tmp_path)
+    assert len(drawn) == 3
+    assert all("number of" in path.read_text() for path in drawn)
+
+
+def test_ratios_are_drawn(tmp_path: Path) -> None:
+    ratios = [Ratio("small", variant, DEFAULT, 2, 0.9, 0.8, 1.0, 10) for variant in ("default", FLOOR, "torch itself")]
+    assert "small, 2 ranks" in draw_ratios(ratios, tmp_path).read_text()

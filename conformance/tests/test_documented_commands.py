@@ -50,6 +50,7 @@ NOT_HERE = {
     r"--nnodes|^MASTER_ADDR=|^mpirun ": "it needs several hosts; ci/two_hosts.sh runs the like in two namespaces",
     r"ci/nightly\.sh": "it is the nightly job, which runs these tests",
     r"--certified": "it cannot be narrowed; `sign`, which needs it, runs it",
+    r"bench --growth": "it takes minutes; BENCH=1 bash ci/nightly.sh measures",
     r"bench --workload": "it takes a quarter of an hour and more; BENCH=1 bash ci/nightly.sh measures",
     r"report devices ours torch": "it needs whole reports of chapter devices, which take minutes",
     r"^EXPECTTEST_ACCEPT": "it rewrites a page",

@@ -26,15 +26,16 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 def step_time(ctx: RankContext) -> None:
     """Observe `<label>`: the seconds of each step of each of `arguments["contestants"]`, in the same order.
 
-    A contestant is [label, subject, options]; subject `NO_DDP` trains without a DDP. In each round every contestant
-    takes one step (forward, backward, optimiser, zero_grad), in turn (`take_turns`). Times are from a barrier to the
-    end of the step, on the `arguments["clock"]`: of the wall, or of this process's CPU.
+    A contestant is [label, subject, options], with a fourth item where its workload is not `arguments["workload"]`;
+    subject `NO_DDP` trains without a DDP. In each round every contestant takes one step (forward, backward, optimiser,
+    zero_grad), in turn (`take_turns`). Times are from a barrier to the end of the step, on the `arguments["clock"]`: of
+    the wall, or of this process's CPU.
     """
-    workload = workload_named(str(ctx.arguments["workload"]))
     clock = CLOCKS[str(ctx.arguments.get("clock", "wall"))]
-    batch = workload.inputs(torch.Generator().manual_seed(ctx.rank)).to(ctx.device)
     contestants: list[tuple[str, Callable[[], float]]] = []
-    for label, subject, options in ctx.arguments["contestants"]:
+    for label, subject, options, *own in ctx.arguments["contestants"]:
+        workload = workload_named(str(own[0] if own else ctx.arguments["workload"]))
+        batch = workload.inputs(torch.Generator().manual_seed(ctx.rank)).to(ctx.device)
         contestants.append((label, _contestant(ctx, workload, batch, subject, options, clock)))
     take_turns(ctx, contestants)
 
