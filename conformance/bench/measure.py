@@ -47,8 +47,12 @@ def measure(
 
     Raises `ConformanceError` when a rank does not finish.
     """
+    from conformance.bench.programs.workloads import workload_named
+
     contestants: list[list[Any]] = [["torch", "torch", {}], ["torch again", "torch", {}], [FLOOR, NO_DDP, {}]]
-    for variant, options in VARIANTS.items():
+    is_static = workload_named(workload).is_static
+    variants = {name: options for name, options in VARIANTS.items() if is_static or "static_graph" not in options}
+    for variant, options in variants.items():
         contestants.append([variant, subject.target, dict(options)])
         if options:
             contestants.append([f"torch {variant}", "torch", dict(options)])
@@ -58,7 +62,7 @@ def measure(
     facts = run_program("step_time", subject, backend, workload, world_size, rounds, arguments)
     steps = _Steps.of(workload, facts, contestants)
     ratios = []
-    for variant, options in VARIANTS.items():
+    for variant, options in variants.items():
         if options:
             ratios.append(steps.ratio(variant, "torch, same options", variant, f"torch {variant}"))
         ratios.append(steps.ratio(variant, DEFAULT, variant, "torch"))

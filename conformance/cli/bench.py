@@ -16,6 +16,7 @@ from conformance.errors import ReportError
 
 if TYPE_CHECKING:
     from conformance.backends.backend import Backend
+    from conformance.bench.ratio import Ratio
     from conformance.subjects.subject import Subject
 
 _ROUNDS = 60
@@ -167,6 +168,7 @@ class _Measurement:
     def compare(self, compiler: str | None, out: Path | None, plots: Path | None, *, memory: bool, gate: bool) -> None:
         """Print the ratios of step times; with `gate`, exit with 1 where the DDP is slower."""
         from conformance.bench.measure import measure_memory, run
+        from conformance.bench.programs.compiled_step_time import COMPILED_WORKLOADS
         from conformance.bench.programs.workloads import QUICK
         from conformance.report.terminal import ratios_table
 
@@ -176,17 +178,22 @@ class _Measurement:
             f"{self.subject.name} beside torch's DDP{how}, {self.world_size} ranks on {self.backend.name}, "
             f"{self.rounds} rounds, ratios of step time"
         )
-        ratios = run(
-            self.subject,
-            self.backend,
-            world_size=self.world_size,
-            rounds=self.rounds,
-            compiler=compiler,
-            workloads=self.names,
-            clock=self.clock,
-            progress=lambda workload: console.print(f"measuring {workload} ..."),
-        )
-        console.print(ratios_table(ratios))
+        ratios: list[Ratio] = []
+        try:
+            for name in self.names or (QUICK if compiler is None else tuple(COMPILED_WORKLOADS)):
+                console.print(f"measuring {name} ...", highlight=False)
+                ratios += run(
+                    self.subject,
+                    self.backend,
+                    world_size=self.world_size,
+                    rounds=self.rounds,
+                    compiler=compiler,
+                    workloads=[name],
+                    clock=self.clock,
+                )
+        finally:  # also when a rank does not finish in one of the workloads
+            if ratios:
+                console.print(ratios_table(ratios))
         for name in (self.names or QUICK) if memory and compiler is None else ():
             peaks = measure_memory(self.subject, self.backend, name, world_size=self.world_size)
             told = ", ".join(f"{label} {num_bytes / 1e6:.2f}" for label, num_bytes in peaks.items())

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from conformance.cli.report import command
 from conformance.codec import MismatchError, encode
+from conformance.errors import ReportError
 from conformance.report import packed as packed_form
 from conformance.report.folder import plain_text, report_text
 from conformance.report.packed import packed, unpacked
@@ -21,10 +22,10 @@ REPORTS = [run_report(*MIXED, performance=RATIOS), INTERRUPTED]
 DATA: dict[str, Any] = encode(REPORTS[0])
 
 
-def forged(shared: Any, finding: Any = 0) -> dict[str, Any]:
+def forged(shared: Any, finding: Any = 0, **others: Any) -> dict[str, Any]:
     data = packed(DATA)
-    data["scenarios"][0]["subject"]["findings"] = [finding]
-    return {**data, "shared": shared}
+    data["scenarios"][0]["subject"] = {"findings": [finding]}
+    return {**data, "shared": shared, **others}
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=["mixed", "interrupted"])
@@ -39,15 +40,31 @@ def test_nothing_is_written_twice() -> None:
     shared = [json.dumps(entry) for entry in packed(DATA)["shared"]]
     assert len(shared) == len(set(shared))
     assert len(report_text(REPORTS[0])) < len(plain_text(REPORTS[0]))
-    collectives = packed(DATA)["scenarios"][3]["subject"]["ranks"][0]["collectives"]
+    data = packed(DATA)
+    ranks = [rank for one in data["scenarios"] for rank in one.get("subject", {}).get("ranks", [])]
+    collectives = [row for rank in [data["usual"]["rank"], *ranks] for row in rank.get("collectives", [])]
     assert collectives
     assert all(len(row) == 3 and all(type(number) is int for number in row) for row in collectives)
 
 
-def test_a_packed_report_without_its_shared_values_is_refused() -> None:
+def test_what_is_usual_is_left_out() -> None:
     data = packed(DATA)
-    del data["shared"]
-    with pytest.raises(Exception, match=r"scenarios\[0\].subject.findings\[0\]: must be an object, got an integer"):
+    usual = data["usual"]["scenario"]
+    assert usual["world_size"] == 2
+    assert all(
+        one.get("world_size", 2) == whole["world_size"]
+        for one, whole in zip(data["scenarios"], DATA["scenarios"], strict=True)
+    )
+    assert all(
+        one.get(name, None) != value for one in data["scenarios"] for name, value in usual.items() if value is not None
+    )
+
+
+@pytest.mark.parametrize("field", ["usual", "lines", "shared"])
+def test_a_packed_report_without_a_part_of_it_is_refused(field: str) -> None:
+    data = packed(DATA)
+    del data[field]
+    with pytest.raises(ReportError, match=f"{field}: must be"):
         parse_report(json.dumps(data))
 
 
@@ -59,6 +76,10 @@ def test_a_packed_report_without_its_shared_values_is_refused() -> None:
         (forged([], 0), "shared: refers to entry 0 of 0"),
         (forged([{}], -1), "shared: refers to entry -1 of 1"),
         (forged([{}], 10**30), "shared: refers to entry"),
+        (forged([{"explanation": [3]}], lines=["one"]), "lines: refers to entry 3 of 1"),
+        (forged([], lines="one"), "lines: must be a list"),
+        (forged([], usual=["one"]), "usual: must be an object of objects"),
+        (forged([], usual={"rank": 1}), "usual: must be an object of objects"),
     ],
 )
 def test_a_forged_number_is_named(data: Any, message: str) -> None:
@@ -72,6 +93,9 @@ def test_a_small_report_does_not_become_a_huge_one(monkeypatch: pytest.MonkeyPat
     data = forged(["x" * 1000], 0)
     data["scenarios"][0]["subject"]["findings"] = [0] * 11
     with pytest.raises(MismatchError, match=r"shared: the report would have more than 10,000 characters unpacked"):
+        unpacked(data)
+    data = {**packed(DATA), "usual": {"scenario": {"notes": ["x" * 10_000]}}}
+    with pytest.raises(MismatchError, match=r"more than 10,000 characters"):
         unpacked(data)
 
 

@@ -24,7 +24,8 @@ class Workload:
 
     `make` builds the module, `inputs` one rank's batch. `options` are given to every DDP of the row, torch's too.
     `num_micro`: backwards per step, all but the last under `no_sync`. `hook`: the name of one of torch's ready-made
-    comm hooks, which every DDP of the row uses. `joins`: steps run inside a join context.
+    comm hooks, which every DDP of the row uses. `joins`: steps run inside a join context. `is_static`: every step uses
+    the same parameters.
     """
 
     make: Callable[[], nn.Module]
@@ -33,6 +34,7 @@ class Workload:
     num_micro: int = 1
     hook: str = ""
     joins: bool = False
+    is_static: bool = True
 
 
 class _ResidualCnn(nn.Module):
@@ -107,7 +109,9 @@ WORKLOADS: Mapping[str, Workload] = {
     "CNN with buffers": Workload(
         lambda: _ResidualCnn(32, 6), lambda generator: torch.randn(4, 3, 16, 16, generator=generator)
     ),
-    "experts": Workload(lambda: _Experts(16, 64), _rows(16, 64), options={"find_unused_parameters": True}),
+    "experts": Workload(
+        lambda: _Experts(16, 64), _rows(16, 64), options={"find_unused_parameters": True}, is_static=False
+    ),
     "5,000 tensors": Workload(layers(2500, 8), _rows(4, 8)),
     "accumulation": Workload(_gpt(64, 4), _text, num_micro=4),
     "fp16 hook": Workload(layers(24, 512), _rows(16, 512), hook="fp16_compress_hook"),
