@@ -23,6 +23,7 @@ from conformance.errors import ReportError
 from conformance.report.blame import blamed, failed_requirements
 from conformance.report.failure import advice_on, replay_command, run_command
 from conformance.report.headline import headline
+from conformance.report.ratio_chart import ratio_chart
 from conformance.report.timeline import Timeline, timeline
 from conformance.report.words import CHECKERS
 from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
@@ -170,6 +171,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             totals=[(column, _verdicts(column, column.report.scenarios)) for column in columns],
             told={finding.checker for entry in entries for finding in entry.result.findings_that_tell},
             checkers=CHECKERS,
+            ratio_chart=ratio_chart,
             script=Markup(script),  # our own files, not data
             style=Markup(style),
             script_hash=_hash(script),

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conformance.bench.ratio import Ratio
+from conformance.bench.ratio import DEFAULT, Ratio
 from conformance.checkers import checker, registry
 from conformance.report import words
 from conformance.report.blame import failed_requirements
@@ -25,6 +25,7 @@ from conformance.report.headline import badge_svg, headline
 from conformance.report.html import html_page
 from conformance.report.junit import junit_xml
 from conformance.report.markdown import MAX_CHARACTERS, markdown
+from conformance.report.ratio_chart import LEFT, WIDTH, ratio_chart
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
 from conformance.run.known_failures import UNEXPECTED_PASS, Excuse
@@ -321,6 +322,29 @@ def test_step_times_are_shown_where_they_were_compared(tmp_path: Path, mixed: Re
     for nothing in (html_page([mixed]), markdown(mixed)):
         assert "Step time" not in nothing
     assert html_page([measured, mixed, measured]).count('<details class="speed">') == 2
+
+
+def test_step_times_are_drawn_on_one_axis() -> None:
+    def ratio(variant: str, lower: float, median: float, upper: float, reference: str = DEFAULT) -> Ratio:
+        return Ratio("a model", variant, reference, 2, median, lower, upper, 60)
+
+    drawn = ratio_chart(
+        [
+            ratio("default", 0.5, 0.75, 1.0),
+            ratio("view", 0.9, 1.0, 1.25, "torch, same options"),
+            ratio("static graph", 1.0, 2.0, 9.0),
+            ratio("torch itself", 0.99, 1.0, 1.01),
+        ]
+    )
+    assert drawn is not None
+    default, static, noise = drawn.rows
+    assert [row.label for row in drawn.rows] == ["a model, default", "a model, static graph", "a model, torch itself"]
+    assert default.lower == LEFT  # what is fastest begins the axis
+    assert default.upper == static.lower == noise.median == drawn.one
+    assert static.upper == WIDTH - 12  # and nothing is drawn beyond it
+    assert default.median - default.lower == pytest.approx(default.upper - default.median, abs=0.1)
+    assert (default.kind, noise.kind) == ("measured", "noise")
+    assert ratio_chart([ratio("view", 0.9, 1.0, 1.1, "torch, same options")]) is None
 
 
 def test_the_page_needs_no_network(mixed: Report) -> None:
