@@ -24,8 +24,8 @@ class Workload:
 
     `make` builds the module, `inputs` one rank's batch. `options` are given to every DDP of the row, torch's too.
     `num_micro`: backwards per step, all but the last under `no_sync`. `hook`: the name of one of torch's ready-made
-    comm hooks, which every DDP of the row uses. `joins`: steps run inside a join context. `is_static`: every step uses
-    the same parameters.
+    comm hooks, which every DDP of the row uses. `joins`: steps run inside a join context. `is_static`: every step has
+    the same graph, and none is local.
     """
 
     make: Callable[[], nn.Module]
@@ -113,7 +113,7 @@ WORKLOADS: Mapping[str, Workload] = {
         lambda: _Experts(16, 64), _rows(16, 64), options={"find_unused_parameters": True}, is_static=False
     ),
     "5,000 tensors": Workload(layers(2500, 8), _rows(4, 8)),
-    "accumulation": Workload(_gpt(64, 4), _text, num_micro=4),
+    "accumulation": Workload(_gpt(64, 4), _text, num_micro=4, is_static=False),
     "fp16 hook": Workload(layers(24, 512), _rows(16, 512), hook="fp16_compress_hook"),
     "bf16 hook": Workload(layers(24, 512), _rows(16, 512), hook="bf16_compress_hook"),
     "join": Workload(_gpt(64, 4), _text, joins=True),
