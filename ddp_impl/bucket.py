@@ -113,8 +113,9 @@ class Bucket:
         self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
-        self.has_large = alike and not self.holds_gradients and any(layout.numel >= LARGE_NUMEL for layout in layouts)
-        self.reduces_in_place = self.has_large and len(members) == 1 and is_dense_without_overlap(first)
+        self.has_large = alike and any(layout.numel >= LARGE_NUMEL for layout in layouts)
+        is_alone = self.has_large and not self.holds_gradients and len(members) == 1
+        self.reduces_in_place = is_alone and is_dense_without_overlap(first)
         self._layouts = layouts
         self.views: list[Tensor] = [] if self.sparse else _views_of(self.flat, layouts)
         self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []

@@ -172,11 +172,18 @@ class _Watched:
         self._controller = controller
         self.seen: tuple[object, ...] = ()
 
-    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
-        """Run the scenario and remember facts, collectives and ends."""
-        observations = self._controller.run(scenario, subject, fresh=fresh)
-        self.seen = tuple(map(_seen_by, observations.values()))
-        return observations
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation] | None]:
+        """Start the scenario; whoever waits for it has facts, collectives and ends remembered."""
+        wait = self._controller.start(scenario, subject, fresh=fresh)
+
+        def remembered(timeout_s: float) -> dict[int, Observation] | None:
+            observations = wait(timeout_s)
+            self.seen = tuple(map(_seen_by, (observations or {}).values()))
+            return observations
+
+        return remembered
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Start to compute what the ranks must observe."""

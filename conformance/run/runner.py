@@ -6,6 +6,7 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
+from conformance.own_mistake import present
 from conformance.programs.registry import get_program, preloads_of
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
@@ -28,6 +30,13 @@ from conformance.subjects.subject import KNOWN, Subject
 from conformance.workers.controller import Controller
 
 OnEvent = Callable[[Progress], None]
+_Waiting = tuple[int, Callable[[float], Outcome | None]]
+
+#: So long torch's DDP may take longer than the subject before the next scenario begins: it often hangs, and ranks that
+#: hang until their deadline leave the processors idle.
+_PATIENCE_S = 0.5
+#: Of so many scenarios at most torch's DDP is still waited for.
+_MOST_WAITING = 8
 
 
 def run(
@@ -97,7 +106,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     constructor: then nothing can be said about any requirement.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
-    observations = controller.run(scenario, subject).values()
+    observations = present(controller.start(scenario, subject)(math.inf)).values()
     if apart := [one for one in observations if one.phase == "rendezvous" and one.fate.kind != "returned"]:
         raise BackendError(
             f"the ranks cannot connect to each other, with no DDP yet; rank {apart[0].rank}: "
@@ -134,22 +143,39 @@ def _run(
 ) -> Report:
     started = time.monotonic()
     subject, backend = runner.subject, runner.backend
-    outcomes: list[Outcome] = []
+    outcomes: dict[int, Outcome] = {}  # by the scenario's place
+    waiting: list[_Waiting] = []  # for torch's DDP
     interrupted = False
+
+    def has_ended(place: int, wait: Callable[[float], Outcome | None], timeout_s: float) -> bool:
+        outcome = wait(timeout_s)
+        if outcome is not None:
+            outcomes[place] = outcome
+            on_event(Progress(scenarios[place], len(outcomes), len(scenarios), outcome))
+        return outcome is not None
+
+    def goes_on() -> bool:
+        if fail_fast and any(one.is_failure for one in outcomes.values()):
+            return False
+        return most_hangs is None or nothing_but_hangs(outcomes.values()) < most_hangs
+
     try:
         probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
-        for scenario in scenarios:
+        for place, scenario in enumerate(scenarios):
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
-            outcomes.append(runner.run(scenario))
-            on_event(Progress(scenario, len(outcomes), len(scenarios), outcomes[-1]))
-            if fail_fast and outcomes[-1].is_failure:
+            waiting.append((place, runner.start(scenario)))
+            waiting = [one for one in waiting if not has_ended(*one, _PATIENCE_S if one[0] == place else 0.0)]
+            if len(waiting) > _MOST_WAITING:
+                has_ended(*waiting.pop(0), math.inf)
+            if not goes_on():
                 break
-            if most_hangs is not None and nothing_but_hangs(outcomes) >= most_hangs:
-                break
+        for one in waiting:
+            if goes_on():
+                has_ended(*one, math.inf)
     except KeyboardInterrupt:
         interrupted = True  # what is known so far is worth a report
     return Report.of(
-        outcomes,
+        [outcomes[place] for place in sorted(outcomes)],
         load_catalogue(),
         subject=JudgedSubject(subject.name, subject.target, subject.source),
         backend=backend.source or backend.name,  # by which it is found again

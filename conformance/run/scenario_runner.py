@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from conformance.checkers.checker import harness_error
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Facts, Observation
 from conformance.oracles.expected import Satisfies
+from conformance.own_mistake import present
 from conformance.programs.registry import Program, get_program
 from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of, judge
@@ -38,8 +40,14 @@ _DECLARED = (frozenset(DTYPES) & CAPABILITIES) | {"sparse"}
 class Ranks(Protocol):
     """What runs a scenario on ranks: a `Controller`, or a stand-in in tests."""
 
-    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
-        """Return what every rank observed; with `fresh` on ranks that have run nothing yet."""
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation] | None]:
+        """Start to run the scenario; with `fresh` on ranks that have run nothing yet.
+
+        Returns a function that waits at most so many seconds for what every rank observed, None if that was too short.
+        Other ranks may run other scenarios meanwhile.
+        """
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Start to compute the facts that every rank must show; returns a function that waits for them, or raises."""
@@ -169,13 +177,41 @@ class ScenarioRunner:
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run `scenario` in both columns. Only Ctrl-C escapes; whatever else happens is a verdict."""
+        return present(self.start(scenario)(math.inf))
+
+    def start(self, scenario: Scenario) -> Callable[[float], Outcome | None]:
+        """Run `scenario` on the subject; returns a function that waits at most so many seconds for torch's DDP.
+
+        That one returns the outcome, None while torch's DDP has not ended. Other scenarios may be started meanwhile.
+        """
         program = get_program(scenario.program)
         subjects = [self.subject] if self._native is None else [self.subject, self._native]
         runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
         wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
-        attempt = self._attempt(scenario, self.subject)
-        native = self._attempt(scenario, self._native) if self._native is not None else None
+        wait_for_attempt = self._start(scenario, self.subject)
+        if (
+            self.backend.device_type != "cpu"
+        ):  # the memory of a device may not hold two DDPs, nor may it run one that hangs
+            attempt = present(wait_for_attempt(math.inf))
+            native = present(self._start(scenario, self._native)(math.inf)) if self._native is not None else None
+            truth = wait_for_truth()
+            return lambda timeout_s: self._judged(scenario, program, truth, attempt, native)
+        wait_for_native = self._start(scenario, self._native) if self._native is not None else None
+        attempt = present(wait_for_attempt(math.inf))
         truth = wait_for_truth()
+
+        def wait(timeout_s: float) -> Outcome | None:
+            if wait_for_native is None:
+                return self._judged(scenario, program, truth, attempt, None)
+            native = wait_for_native(timeout_s)
+            return None if native is None else self._judged(scenario, program, truth, attempt, native)
+
+        return wait
+
+    def _judged(
+        self, scenario: Scenario, program: Program, truth: Truth, attempt: Attempt, native: Attempt | None
+    ) -> Outcome:
+        """Return the outcome of both columns' attempts, after another attempt of a subject that failed when warm."""
         beside, authority = None, None
         if native is not None:
             beside = judged(native, program, truth)
@@ -183,7 +219,7 @@ class ScenarioRunner:
         result = judged(attempt, program, truth, authority)
         contaminated_by = ""
         if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
-            again = self._attempt(scenario, self.subject, fresh=True)
+            again = present(self._start(scenario, self.subject, fresh=True)(math.inf))
             alone = judged(again, program, truth, authority)
             if alone.verdict is not result.verdict:
                 contaminated_by = attempt.after
@@ -205,18 +241,31 @@ class ScenarioRunner:
         excuse = self._excuses(scenario, verdict)
         return excuse is not None and excuse.holds
 
-    def _attempt(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Attempt:
+    def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Callable[[float], Attempt | None]:
+        """Start an attempt; returns a function that waits at most so many seconds for its end."""
         if reason := self._why_unsupported(scenario, subject):
-            return Attempt(scenario, subject, unsupported=reason)
+            return lambda timeout_s: Attempt(scenario, subject, unsupported=reason)
         if subject is self.subject:
             scenario = hurried(scenario, self._num_hangs)
         before, started = denials(), time.perf_counter()
         try:
-            attempt = Attempt(scenario, subject, self._ranks.run(scenario, subject, fresh=fresh))
+            wait = self._ranks.start(scenario, subject, fresh=fresh)
         except Exception:
-            attempt = Attempt(scenario, subject, error=traceback.format_exc())
-        duration_ms = round((time.perf_counter() - started) * 1000, 3)
-        return replace(attempt, duration_ms=duration_ms, shortage=shortage_since(before))
+            error = traceback.format_exc()
+            return lambda timeout_s: Attempt(scenario, subject, error=error)
+
+        def ended(timeout_s: float) -> Attempt | None:
+            try:
+                observations = wait(timeout_s)
+                if observations is None:
+                    return None
+                attempt = Attempt(scenario, subject, observations)
+            except Exception:
+                attempt = Attempt(scenario, subject, error=traceback.format_exc())
+            duration_ms = round((time.perf_counter() - started) * 1000, 3)
+            return replace(attempt, duration_ms=duration_ms, shortage=shortage_since(before))
+
+        return ended
 
     def _why_unsupported(self, scenario: Scenario, subject: Subject) -> str:
         limit = self.backend.max_world_size()

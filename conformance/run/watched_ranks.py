@@ -20,12 +20,19 @@ class WatchedRanks:
         self._ranks = ranks
         self._subject = subject
 
-    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
-        """Run and keep, as `Ranks.run`."""
-        observations = self._ranks.run(scenario, subject, fresh=fresh)
-        if subject == self._subject:
-            self.observations = observations
-        return observations
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation] | None]:
+        """Start, and keep what comes of it, as `Ranks.start`."""
+        wait = self._ranks.start(scenario, subject, fresh=fresh)
+
+        def kept(timeout_s: float) -> dict[int, Observation] | None:
+            observations = wait(timeout_s)
+            if observations is not None and subject == self._subject:
+                self.observations = observations
+            return observations
+
+        return kept
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Start to compute the facts and keep them, as `Ranks.expect`."""

@@ -232,7 +232,7 @@ def test_a_rank_s_silence_is_of_its_own_job(tmp_path: Any) -> None:
     """An answer to another job is an error of that rank; the answers after it count for the right jobs."""
     ours, theirs = pair(FromRank, Job)
     theirs.send(Answer(1, ENDED))
-    from conformance.workers.pool import answer
+    from conformance.workers.hearing import answer
 
     with pytest.raises(MessageError, match="an answer of rank 0 to job 1"):
         answer(ours, 0, 2)

@@ -19,11 +19,12 @@ from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
-from conformance.workers import pool as pool_module
+from conformance.workers import hearing as hearing_module
 from conformance.workers.channel import Channel, wait
 from conformance.workers.controller import Controller
+from conformance.workers.hearing import RAISE_GRACE_S, answer
 from conformance.workers.messages import FromRank
-from conformance.workers.pool import RAISE_GRACE_S, Pool, answer
+from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")
@@ -300,8 +301,8 @@ def test_ranks_may_find_at_different_times_that_it_is_unsupported(
             os.write(pipe, b"now\n")
         return wait(sources, timeout_s)
 
-    monkeypatch.setattr(pool_module, "answer", note)
-    monkeypatch.setattr(pool_module, "wait", wait_on_a_clock_of_ours)
+    monkeypatch.setattr(hearing_module, "answer", note)
+    monkeypatch.setattr(hearing_module, "wait", wait_on_a_clock_of_ours)
     observations = run(controller, scenario("half_unsupported", arguments={"pipe": str(tmp_path / "pipe")}))
     os.close(pipe)
     assert answered == [0, 1]

@@ -54,6 +54,11 @@ class PretendedRanks:
             for rank in range(scenario.world_size)
         }
 
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation] | None]:
+        return lambda timeout_s: self.run(scenario, subject, fresh=fresh)
+
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
         return partial(expectation, scenario)
@@ -287,12 +292,12 @@ def test_ranks_that_do_not_meet_are_refused_before_anything_is_judged() -> None:
     """Without a loopback interface, every DDP would fail every requirement."""
     apart = Observation(0, Ending("raised"), phase="rendezvous", raised=Raised("RuntimeError", (), "no address"))
 
-    class Apart:
+    class Apart(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             return {0: apart}
 
     with pytest.raises(BackendError, match=r"cannot connect to each other, with no DDP yet; rank 0: .*no address"):
-        runner.probe(get_subject("torch"), 1, Apart())  # type: ignore[arg-type]
+        runner.probe(get_subject("torch"), 1, Apart())
 
 
 def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:

@@ -33,8 +33,9 @@ from conformance.workers.attached_messages import (
 from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.hearing import EOF_GRACE_S, LOST, answer, not_an_answer, prolonged
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
-from conformance.workers.pool import EOF_GRACE_S, LOST, START_TIMEOUT_S, answer, not_an_answer, prolonged
+from conformance.workers.pool import START_TIMEOUT_S
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 

@@ -36,14 +36,9 @@ from conformance.workers.attached_messages import (
     ToAgent,
 )
 from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.hearing import DEATH_GRACE_S, MOST_DEADLINES, RAISE_GRACE_S
 from conformance.workers.messages import Job, Seat
-from conformance.workers.pool import (
-    DEATH_GRACE_S,
-    MOST_DEADLINES,
-    RAISE_GRACE_S,
-    START_TIMEOUT_S,
-    nothing_left_behind,
-)
+from conformance.workers.pool import START_TIMEOUT_S, nothing_left_behind
 
 #: How much later than the deadline an agent may answer: it makes its rank write a stack first.
 _MARGIN_S = 2.0
@@ -132,6 +127,12 @@ class AttachedController:
             else:
                 self._forget(chosen, pool)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
+
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation]]:
+        """Return a function that does what `run` does, however long it takes: an agent runs one rank at a time."""
+        return lambda timeout_s: self.run(scenario, subject, fresh=fresh)
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.

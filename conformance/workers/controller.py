@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conformance.backends.backend import Backend
 from conformance.observation import Facts, Observation
+from conformance.own_mistake import present
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
@@ -59,12 +61,44 @@ class Controller:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
+        observations = self.start(scenario, subject, fresh=fresh)(math.inf)
+        return present(observations)
+
+    def start(
+        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
+    ) -> Callable[[float], dict[int, Observation] | None]:
+        """Start to run the scenario; returns a function that waits for the ranks, at most so many seconds.
+
+        It returns what `run` does, or None as long as the ranks have not ended. Other ranks may run meanwhile: until
+        it has returned something, another scenario gets other ranks.
+
+        Raises:
+            ConformanceError: the zygote cannot start, for example because an import fails.
+
+        """
         key = _key(scenario, subject)
         pool = self._take(key, fresh=fresh)
         try:
-            return pool.start() or pool.run(scenario, subject)
-        finally:  # also after an interrupt: a late answer must not count as the next scenario's
+            failed = pool.start()
+            if not failed:
+                pool.begin(scenario, subject)
+        except BaseException:  # also an interrupt: a late answer must not count as the next scenario's
             self._give_back(key, pool)
+            raise
+
+        def wait(timeout_s: float) -> dict[int, Observation] | None:
+            is_over = bool(failed)
+            try:
+                is_over = is_over or pool.is_over(timeout_s)
+                return (failed or pool.finish()) if is_over else None
+            except BaseException:
+                is_over = True
+                raise
+            finally:
+                if is_over:
+                    self._give_back(key, pool)
+
+        return wait
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.

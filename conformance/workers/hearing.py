@@ -1,0 +1,176 @@
+"""`Hearing`: what the ranks of a pool have said about a job, and until when the others are waited for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from conformance.observation import Ending, Observation, Raised
+from conformance.recorder.flight_record import read_flight
+from conformance.workers.autopsy import death, describe, examine_living
+from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.messages import Answer, FromRank, Ready, Seat
+from conformance.workers.zygote_process import ZygoteProcess
+
+#: How long the other ranks may go on after one has died. gloo raises at once when a connection breaks; a rank that
+#: takes longer would wait for ever.
+DEATH_GRACE_S = 0.3
+#: The same after one has raised. Its process lives, so the others get no error from the backend; on a busy machine they
+#: may be about to raise the same exception.
+RAISE_GRACE_S = 1.0
+#: How long the zygote may take to report the death of a rank that has closed its connection, on a busy machine.
+EOF_GRACE_S = 10.0
+#: What a listener that comes when the deadline has passed gives the messages that have come meanwhile.
+LATE_GRACE_S = 0.3
+#: The fate of a rank whose zygote is gone.
+LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
+#: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
+#: the machine may be slow.
+MOST_DEADLINES = 5
+
+
+class Hearing:
+    """One message of each rank is waited for; `messages` are those that came, `strange` what is known of other ranks.
+
+    The wait ends when no rank has made progress for `deadline_s` seconds. It ends earlier when a rank has died or
+    failed, because the others may then wait for it for ever.
+    """
+
+    def __init__(
+        self,
+        zygote: ZygoteProcess,
+        seats: Sequence[Seat],
+        pids: Sequence[int],
+        channels: Sequence[Channel],
+        *,
+        number: int,
+        deadline_s: float,
+    ) -> None:
+        """Begin to wait for what the ranks on `seats` say about job `number` (0: that they are ready)."""
+        self.messages: dict[int, FromRank] = {}
+        self.strange: dict[int, Observation] = {}
+        self._zygote = zygote
+        self._seats = seats
+        self._pids = pids
+        self._listening = dict(zip(channels, seats, strict=True))
+        self._number = number
+        self._deadline_s = deadline_s
+        self._started = time.monotonic()
+        self._deadline = self._started + deadline_s
+        self._patience_s = math.inf
+        self._is_over = self._came_late = False
+
+    def listen(self, timeout_s: float = math.inf) -> bool:
+        """Listen for at most so long; return whether the wait is over. Whoever calls it seldom lets nobody fail."""
+        until = time.monotonic() + timeout_s
+        if not self._came_late and time.monotonic() > self._deadline:
+            self._came_late, self._deadline = True, time.monotonic() + LATE_GRACE_S
+        while not self._is_over:
+            self._is_over = self._everybody_is_known() or self._hear(until)
+            if time.monotonic() >= until:
+                break
+        return self._is_over
+
+    def _everybody_is_known(self) -> bool:
+        heard = [*self.messages, *self.strange]
+        return len(heard) + len(self._dead(heard)) >= len(self._seats)
+
+    def _hear(self, until: float) -> bool:
+        """Wait until something happens, or the deadline or `until` passes; return whether it is time to give up."""
+        ready = wait([*self._listening, *self._zygote.sources], max(0.0, min(self._deadline, until) - time.monotonic()))
+        self._zygote.update()
+        for channel in [channel for channel in self._listening if channel in ready]:
+            rank = self._listening[channel].rank
+            try:
+                message = answer(channel, rank, self._number)
+            except (EOFError, OSError):
+                del self._listening[channel]
+            except MessageError as error:
+                del self._listening[channel]
+                self.strange[rank] = not_an_answer(self._seats[rank], error)
+            else:
+                if message is not None:
+                    del self._listening[channel]
+                    self.messages[rank] = message
+        self._patience_s = self._patience()
+        self._deadline = min(self._deadline, time.monotonic() + self._patience_s)
+        if time.monotonic() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
+            return False
+        later = prolonged(self._started, self._deadline_s, *(seat.file("flight") for seat in self._seats))
+        if later <= self._deadline or not math.isinf(self._patience_s):
+            return True
+        self._deadline = later
+        return False
+
+    def others(self) -> dict[int, Observation]:
+        """Return, when the wait is over, observations of the ranks that sent nothing, and of what is no message."""
+        kind = "hung" if math.isinf(self._patience_s) else "abandoned"
+        heard = [*self.messages, *self.strange]
+        dead = self._dead(heard)
+        observations = {seat.rank: describe(seat, fate) for seat, fate in dead.items()}
+        living = {
+            seat: pid
+            for seat, pid in zip(self._seats, self._pids, strict=True)
+            if seat.rank not in heard and seat not in dead
+        }
+        half = {seat.rank for channel, seat in self._listening.items() if channel.half_a_message}
+        deaf = {seat.rank for seat in living if seat not in self._listening.values()}
+        examined = examine_living(self._zygote, living, kind, half, deaf) if living else {}
+        return self.strange | observations | examined
+
+    def _dead(self, heard: Collection[int]) -> dict[Seat, Ending]:
+        """Return the ranks that have died without an answer; a rank with an unread message is not among them."""
+        unread = {seat.rank for channel, seat in self._listening.items() if channel.readable()}
+        silent = [seat for seat in self._seats if seat.rank not in heard and seat.rank not in unread]
+        dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
+        if self._zygote.gone:  # the zygote would have reported how they ended
+            dead |= {seat: LOST for seat in silent if seat not in self._listening.values()}
+        return dead
+
+    def _patience(self) -> float:
+        """Return how many seconds to wait for the remaining ranks, given how the others ended."""
+        heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
+        if self._dead(heard):
+            return DEATH_GRACE_S
+        if len(heard) + len(self._listening) < len(self._seats):
+            return EOF_GRACE_S
+        return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
+
+
+def prolonged(started: float, deadline_s: float, *flights: str) -> float:
+    """Return when to give up ranks that started at `started`, extended by the progress in their flight records."""
+    alive_at = max(read_flight(path).alive_at for path in flights)
+    return min(max(started, alive_at) + deadline_s, started + MOST_DEADLINES * deadline_s)
+
+
+def answer(channel: Channel, rank: int, number: int) -> FromRank | None:
+    """Return the rank's message about job `number` (0: that it is ready), None if not all of it is here.
+
+    Raises as `Channel.arrived` does, also `MessageError` for an answer that was not asked for: the subject runs in the
+    rank's process and may write into its connection.
+    """
+    message: FromRank | None = channel.arrived()
+    match message:
+        case Answer(given, observation) if (given, observation.rank) != (number, rank):
+            raise MessageError(f"an answer of rank {observation.rank} to job {given}")
+        case Ready() if number:
+            raise MessageError("a second notice that it is ready")
+        case Answer() if not number:
+            raise MessageError("an answer before any job")
+    return message
+
+
+def not_an_answer(seat: Seat, error: MessageError) -> Observation:
+    """Return an observation of a rank that sent what no rank sends."""
+    text = f"something in this rank's process wrote into its connection to the harness: {error}"
+    raised = Raised(type(error).__name__, (type(error).__name__,), text)
+    return replace(describe(seat, Ending("raised", detail=f"raised {raised}")), raised=raised)
+
+
+def _failed(message: FromRank | Observation) -> bool:
+    """Whether the message says that the rank has raised and takes no further part."""
+    if isinstance(message, Ready):
+        return message.error is not None
+    return (message.observation if isinstance(message, Answer) else message).raised is not None
