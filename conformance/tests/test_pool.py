@@ -77,6 +77,27 @@ class Stranger:
 # ------------------------------------------------------------------------------------------------------- going well
 
 
+def test_who_listens_after_the_deadline_hears_what_was_said_before(controller: Controller) -> None:
+    wait_for_ranks = controller.start(scenario("long_answer", deadline_s=0.5), TORCH)
+    assert wait_for_ranks(0.0) is None
+    time.sleep(1.0)  # the ranks wait for a reader meanwhile
+    observations = wait_for_ranks(0.0)
+    while observations is None:
+        observations = wait_for_ranks(0.05)
+    assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
+
+
+def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
+    slow = controller.start(scenario("slow", arguments={"times": 1, "seconds": 1.0}), TORCH)
+    begin = time.monotonic()
+    first = pids(run(controller, scenario("step")))
+    assert slow(0.0) is None, f"the other scenario took {time.monotonic() - begin} s"
+    observations = slow(10.0)
+    assert observations is not None
+    assert {str(one.fate) for one in observations.values()} == {"returned"}
+    assert pids(run(controller, scenario("idle"))) != first  # those that came back last are the warm ones
+
+
 def test_ranks_are_reused_from_one_scenario_to_the_next(controller: Controller) -> None:
     assert pids(run(controller, scenario("step"))) == pids(run(controller, scenario("idle")))
 

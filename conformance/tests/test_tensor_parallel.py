@@ -50,7 +50,7 @@ def test_groups_of_a_mesh_end_with_the_scenario() -> None:
             for scenario in (sharded, plain):
                 observations = controller.run(scenario, get_subject("ddp_impl"))
                 assert {one.fate.kind for one in observations.values()} == {"returned"}
-            (pool,) = controller._pools.values()
+            ((pool,),) = controller._idle.values()
             return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pool._pids)
 
         assert num_threads() == num_threads()

@@ -111,6 +111,12 @@ def slow(ctx: RankContext) -> None:
             time.sleep(ctx.arguments["seconds"])
 
 
+@program("workers/long_answer")
+def long_answer(ctx: RankContext) -> None:
+    """Observe more than a connection holds that nobody reads."""
+    ctx.observe("much", torch.arange(4_000_000))
+
+
 @program("workers/random")
 def random_numbers(ctx: RankContext) -> None:
     """Draw from the global generator."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,7 +47,8 @@ class Controller:
         self._work_dir = work_dir
         self._preload = preload
         self._start_timeout_s = start_timeout_s
-        self._pools: dict[_PoolKey, Pool] = {}  # the latest last
+        self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
+        self._busy: list[Pool] = []
         self._lent = zygote
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
@@ -103,7 +105,7 @@ class Controller:
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.
 
-        Returns a function that waits for the facts. If nobody calls it, the next scenario gets a new replica.
+        Returns a function that waits for the facts; until then, another scenario gets another one.
 
         Raises, when the facts are asked for:
             ReplicaError: the replica did not return.
@@ -111,10 +113,14 @@ class Controller:
         """
         computation = replica_of(scenario)
         key = _key(computation, NO_DDP)
-        pool = self._pools[key] = self._take(key)
-        failed = pool.start()
-        if not failed:
-            pool.begin(computation, NO_DDP)
+        pool = self._take(key)
+        try:
+            failed = pool.start()
+            if not failed:
+                pool.begin(computation, NO_DDP)
+        except BaseException:
+            self._give_back(key, pool)
+            raise
 
         def result() -> Mapping[int, Facts]:
             try:
@@ -127,11 +133,12 @@ class Controller:
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""
         if self._zygote is self._lent:
-            for pool in self._pools.values():
+            for pool in [*self._busy, *itertools.chain(*self._idle.values())]:
                 pool.close()
         else:
             self._zygote.close()
-        self._pools.clear()
+        self._idle.clear()
+        self._busy.clear()
 
     def __enter__(self) -> Controller:
         """Return the controller."""
@@ -143,27 +150,37 @@ class Controller:
 
     def _forget_subjects_but(self, target: str) -> None:
         """End the ranks of all subjects but this one, the one that ran last, and none: mutants are hundreds."""
-        others = [key[0] for key in self._pools if key[0] not in (target, NO_DDP.target)]
+        others = [key[0] for key in self._idle if key[0] not in (target, NO_DDP.target)]
         kept = {target, NO_DDP.target, *others[-1:]}
-        for key in [key for key in self._pools if key[0] not in kept]:
-            self._pools.pop(key).close()
+        for key in [key for key in self._idle if key[0] not in kept]:
+            for pool in self._idle.pop(key):
+                pool.close()
 
     def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
-        pool = self._pools.pop(key, None)
+        pool = self._pop(key)
         self._zygote.update()
         if pool is None or fresh or not pool.reusable:
             if pool is not None:
                 pool.close()
             self._forget_subjects_but(key[0])
             pool = self._new_pool(*key[1:])
+        self._busy.append(pool)
         return pool
 
     def _give_back(self, key: _PoolKey, pool: Pool) -> None:
+        if pool not in self._busy:  # closed meanwhile, with the zygote
+            return
+        self._busy.remove(pool)
         if pool.reusable:
-            self._pools[key] = pool
+            self._idle[key] = [*self._idle.pop(key, []), pool]
         else:
-            self._pools.pop(key, None)
             pool.close()
+
+    def _pop(self, key: _PoolKey) -> Pool | None:
+        pools = self._idle.pop(key, [])
+        if len(pools) > 1:
+            self._idle[key] = pools[:-1]
+        return pools[-1] if pools else None
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:

@@ -22,8 +22,8 @@ DEATH_GRACE_S = 0.3
 RAISE_GRACE_S = 1.0
 #: How long the zygote may take to report the death of a rank that has closed its connection, on a busy machine.
 EOF_GRACE_S = 10.0
-#: What a listener that comes when the deadline has passed gives the messages that have come meanwhile.
-LATE_GRACE_S = 0.3
+#: How long ranks may go on when nobody listened until their deadline: one with a long answer waits for its reader.
+LATE_GRACE_S = 2.0
 #: The fate of a rank whose zygote is gone.
 LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
 #: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
@@ -63,7 +63,7 @@ class Hearing:
         self._is_over = self._came_late = False
 
     def listen(self, timeout_s: float = math.inf) -> bool:
-        """Listen for at most so long; return whether the wait is over. Whoever calls it seldom lets nobody fail."""
+        """Listen for at most so long; return whether the wait is over. Who comes after the deadline hears what came."""
         until = time.monotonic() + timeout_s
         if not self._came_late and time.monotonic() > self._deadline:
             self._came_late, self._deadline = True, time.monotonic() + LATE_GRACE_S
