@@ -32,10 +32,10 @@ from conformance.workers.controller import Controller
 OnEvent = Callable[[Progress], None]
 _Waiting = tuple[int, Callable[[float], Outcome | None]]
 
-#: So long torch's DDP may take longer than the subject before the next scenario begins: it often hangs, and ranks that
-#: hang until their deadline leave the processors idle.
+#: So long each column may take before the next scenario begins: ranks that hang, until their deadline or until another
+#: one's timeout, leave the processors idle.
 _PATIENCE_S = 0.5
-#: Of so many scenarios at most torch's DDP is still waited for.
+#: So many scenarios at most are waited for beside the one that has just begun.
 _MOST_WAITING = 8
 
 
@@ -144,7 +144,7 @@ def _run(
     started = time.monotonic()
     subject, backend = runner.subject, runner.backend
     outcomes: dict[int, Outcome] = {}  # by the scenario's place
-    waiting: list[_Waiting] = []  # for torch's DDP
+    waiting: list[_Waiting] = []
     interrupted = False
 
     def has_ended(place: int, wait: Callable[[float], Outcome | None], timeout_s: float) -> bool:

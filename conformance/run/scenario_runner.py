@@ -180,31 +180,32 @@ class ScenarioRunner:
         return present(self.start(scenario)(math.inf))
 
     def start(self, scenario: Scenario) -> Callable[[float], Outcome | None]:
-        """Run `scenario` on the subject; returns a function that waits at most so many seconds for torch's DDP.
+        """Start to run `scenario` in both columns; returns a function that waits at most so many seconds for each.
 
-        That one returns the outcome, None while torch's DDP has not ended. Other scenarios may be started meanwhile.
+        That one returns the outcome, None while a column has not ended. Other scenarios may be started meanwhile. On a
+        device everything has ended when this returns: its memory may not hold two DDPs, and one that hangs may keep it
+        busy.
         """
         program = get_program(scenario.program)
         subjects = [self.subject] if self._native is None else [self.subject, self._native]
         runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
         wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
-        wait_for_attempt = self._start(scenario, self.subject)
-        if (
-            self.backend.device_type != "cpu"
-        ):  # the memory of a device may not hold two DDPs, nor may it run one that hangs
-            attempt = present(wait_for_attempt(math.inf))
-            native = present(self._start(scenario, self._native)(math.inf)) if self._native is not None else None
-            truth = wait_for_truth()
-            return lambda timeout_s: self._judged(scenario, program, truth, attempt, native)
-        wait_for_native = self._start(scenario, self._native) if self._native is not None else None
-        attempt = present(wait_for_attempt(math.inf))
-        truth = wait_for_truth()
+        waits, attempts = [], []
+        for subject in subjects:
+            waits.append(self._start(scenario, subject))
+            if self.backend.device_type != "cpu":
+                attempts.append(present(waits[-1](math.inf)))
+        truths = [wait_for_truth()] if attempts else []
 
         def wait(timeout_s: float) -> Outcome | None:
-            if wait_for_native is None:
-                return self._judged(scenario, program, truth, attempt, None)
-            native = wait_for_native(timeout_s)
-            return None if native is None else self._judged(scenario, program, truth, attempt, native)
+            if not truths:
+                truths.append(wait_for_truth())
+            while len(attempts) < len(waits):
+                attempt = waits[len(attempts)](timeout_s)
+                if attempt is None:
+                    return None
+                attempts.append(attempt)
+            return self._judged(scenario, program, truths[0], attempts[0], attempts[1] if attempts[1:] else None)
 
         return wait
 

@@ -324,8 +324,12 @@ def test_fail_fast_stops_at_the_first_failure() -> None:
     assert not report.interrupted
 
 
-class SlowTorch(PretendedRanks):
-    """Ranks of which torch's DDP needs the scenario after next to have begun before it ends."""
+class SlowRanks(PretendedRanks):
+    """Ranks of which one DDP needs the scenario after next to have begun before it ends."""
+
+    def __init__(self, slow: Subject) -> None:
+        super().__init__()
+        self.slow = slow
 
     def start(
         self, scenario: Scenario, subject: Subject, *, fresh: bool = False
@@ -335,26 +339,28 @@ class SlowTorch(PretendedRanks):
 
         def wait(timeout_s: float) -> dict[int, Observation] | None:
             is_patient = math.isinf(timeout_s)
-            return observations if subject is MINE or is_patient or len(self.asked) >= begun + 4 else None
+            is_over = subject is not self.slow or len(self.asked) - begun >= 4
+            return observations if is_patient or is_over else None
 
         return wait
 
 
-def test_nothing_waits_for_torch() -> None:
+@pytest.mark.parametrize("slow", [MINE, get_subject("torch")], ids=lambda subject: subject.name)
+def test_nothing_waits_for_a_ddp_that_is_slow(slow: Subject) -> None:
     events: list[str] = []
 
     def note(event: Progress) -> None:
         name = event.scenario.id[-1]
         events.append(name if event.outcome is None else f"{name} is {event.done} of {event.total}")
 
-    report = runner.run([scenario(name) for name in "abcd"], MINE, GLOO, controller=SlowTorch(), on_event=note)
+    report = runner.run([scenario(name) for name in "abcd"], MINE, GLOO, controller=SlowRanks(slow), on_event=note)
     assert events == ["a", "b", "c", "a is 1 of 4", "d", "b is 2 of 4", "c is 3 of 4", "d is 4 of 4"]
     assert [one.id[-1] for one in report.scenarios] == list("abcd")
     assert all(one.native and one.native.verdict is one.subject.verdict is Verdict.PASS for one in report.scenarios)
 
 
 def test_a_device_runs_one_ddp_at_a_time() -> None:
-    ranks = SlowTorch()
+    ranks = SlowRanks(MINE)
     device = dataclasses.replace(GLOO, device_type="sim")
     events: list[Progress] = []
     runner.run([scenario(name) for name in "ab"], MINE, device, controller=ranks, on_event=events.append)
