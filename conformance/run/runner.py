@@ -32,11 +32,11 @@ from conformance.workers.controller import Controller
 OnEvent = Callable[[Progress], None]
 _Waiting = tuple[int, Callable[[float], Outcome | None]]
 
-#: So long each column may take before the next scenario begins: ranks that hang, until their deadline or until another
-#: one's timeout, leave the processors idle.
+#: While one scenario is judged, the next one runs. So long each of its columns may take before the one after that begins
+#: too: ranks that hang, until their deadline or until another one's timeout, leave the processors idle.
 _PATIENCE_S = 0.5
-#: So many scenarios at most are waited for beside the one that has just begun.
-_MOST_WAITING = 8
+#: So many scenarios at most are waited for.
+_MOST_WAITING = 9
 
 
 def run(
@@ -164,7 +164,7 @@ def _run(
         for place, scenario in enumerate(scenarios):
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
             waiting.append((place, runner.start(scenario)))
-            waiting = [one for one in waiting if not has_ended(*one, _PATIENCE_S if one[0] == place else 0.0)]
+            waiting = [one for one in waiting if not has_ended(*one, _PATIENCE_S if one[0] == place - 1 else 0.0)]
             if len(waiting) > _MOST_WAITING:
                 has_ended(*waiting.pop(0), math.inf)
             if not goes_on():
