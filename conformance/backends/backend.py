@@ -7,6 +7,7 @@ no backend. A vendor defines a `Backend` in a module of their own and passes `--
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +69,14 @@ class Backend:
     create: Callable[[Store, int, int, timedelta], GroupBackend | ProcessGroup]
     noticed: Callable[[], tuple[str, ...]] = tuple
     source: str = ""
+
+    def misdeclared(self) -> str:
+        """Return what is wrong with the capabilities: one that there is not would hide what a scenario needs."""
+        for unknown in sorted(self.capabilities - CAPABILITIES):
+            near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
+            return f"capability {unknown!r} means nothing to any scenario; {hint}"
+        return ""
 
 
 def get_backend(name: str) -> Backend:

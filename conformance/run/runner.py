@@ -32,8 +32,8 @@ from conformance.workers.controller import Controller
 OnEvent = Callable[[Progress], None]
 _Waiting = tuple[int, Callable[[float], Outcome | None]]
 
-#: While one scenario is judged, the next one runs. So long each of its columns may take before the one after that begins
-#: too: ranks that hang, until their deadline or until another one's timeout, leave the processors idle.
+#: While one scenario is judged, the next one runs. So long each column may take before the one after that begins, too:
+#: ranks that hang, until their deadline or until another one's timeout, leave the processors idle.
 _PATIENCE_S = 0.5
 #: So many scenarios at most are waited for.
 _MOST_WAITING = 9
@@ -76,6 +76,8 @@ def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
     scenarios = tuple(scenarios)
     if not scenarios:
         raise ScenarioError("no scenario to run; a run of nothing would show nothing")
+    if wrong := backend.misdeclared():
+        raise BackendError(f"backend {backend.name!r}: {wrong}")
     if reason := backend.unavailable():
         raise BackendError(f"backend {backend.name!r} cannot be used here: {reason}")
     check_world_sizes([min(scenario.world_size for scenario in scenarios)], backend)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
 from conformance.run.scenario_runner import ScenarioRunner, needs_of
@@ -218,11 +217,8 @@ def _judge(rung: Rung, found: Breakage | None, declared: bool, refused: bool) ->
 
 def _declaration(backend: Backend) -> Footing:
     asks = "the description is complete, and the backend can be used here"
-    for capability in sorted(backend.capabilities - CAPABILITIES):
-        near = difflib.get_close_matches(capability, CAPABILITIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(CAPABILITIES))}"
-        summary = f"capability {capability!r} means nothing to any scenario; {hint}"
-        return _broken("declaration", asks, summary, "Correct or remove it in the Backend's capabilities.")
+    if wrong := backend.misdeclared():
+        return _broken("declaration", asks, wrong, "Correct or remove it in the Backend's capabilities.")
     if reason := backend.unavailable():
         return _broken("declaration", asks, f"the backend cannot be used here: {reason}", "Provide what it lacks.")
     limit = backend.max_world_size()

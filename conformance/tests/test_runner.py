@@ -261,6 +261,7 @@ def test_world_sizes_beyond_the_backend_are_unsupported_beside_others_and_refuse
 
 def test_what_can_be_known_before_the_run_is_said_before_it() -> None:
     ranks = PretendedRanks()
+    misspelt = dataclasses.replace(GLOO, capabilities=frozenset({"al_to_all"}))
     broken = dataclasses.replace(GLOO, unavailable=lambda: "no driver")
     for scenarios, backend, error, message in (
         ([], GLOO, ScenarioError, "no scenario to run"),
@@ -268,6 +269,7 @@ def test_what_can_be_known_before_the_run_is_said_before_it() -> None:
         ([scenario("a", model="mpl")], GLOO, ScenarioError, "a: unknown model 'mpl'; did you mean mlp"),
         ([scenario("a", dtype="complex64")], GLOO, ScenarioError, "a: model mlp exists in float32, "),
         ([scenario("a")], broken, BackendError, "backend 'gloo' cannot be used here: no driver"),
+        ([scenario("a")], misspelt, BackendError, "capability 'al_to_all' means nothing .* did you mean 'all_to_all'?"),
     ):
         with pytest.raises(error, match=message):
             runner.run(scenarios, MINE, backend, controller=ranks)
