@@ -340,7 +340,9 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
         for note in outcome.notes:
             console.print(Text(f"{outcome.id}: {note}"), soft_wrap=True)
     for world_size, ms in report.median_warm_scenario_ms.items():
-        console.print(f"median warm scenario at world size {world_size}: {ms:.1f} ms", highlight=False)
+        console.print(
+            f"median warm scenario at world size {world_size}: {ms:.1f} ms, others beside it", highlight=False
+        )
     totals = report.totals
     several = any(len(outcome.requirements) > 1 for outcome in report.scenarios)
     console.print(

@@ -145,7 +145,8 @@ def test_a_number_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert json.loads(path.read_text(), parse_constant=refuse)["scenarios"][0]["notes"][0]["value"] == "nan"
+    data = unpacked(json.loads(path.read_text(), parse_constant=refuse))
+    assert data["scenarios"][0]["notes"][0]["value"] == "nan"
 
 
 def test_a_failure_is_a_scenario_file_with_its_explanation(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ chapter    scenarios  ddp_impl              torch's DDP
 gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1 of 3, 1 unsupported
 buckets            2  PASS, 1 unsupported   PASS, 1 unsupported
 
-median warm scenario at world size 2: 12.0 ms
+median warm scenario at world size 2: 12.0 ms, others beside it
 6 scenarios in 12.5 s, evidence for 3 requirements (one scenario may serve several)
 ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
 torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
@@ -333,7 +334,7 @@ chapter    scenarios  ddp_impl             torch's DDP
 gradients          1  PASS                 PASS
 buckets           10  PASS, 9 unsupported  PASS
 
-median warm scenario at world size 2: 12.5 ms
+median warm scenario at world size 2: 12.5 ms, others beside it
 11 scenarios in 12.5 s, evidence for 2 requirements
 ddp_impl: 2 PASS, 9 UNSUPPORTED
 torch's DDP: 11 PASS
@@ -381,7 +382,7 @@ PASS  GRAD-02    1 of 1   it passed, but FAIL was expected (a known defect; http
                           remove its entry from the known failures, or narrow it down
 Why: report/failures/*.txt, or run with --verbose.
 
-median warm scenario at world size 2: 12.5 ms
+median warm scenario at world size 2: 12.5 ms, others beside it
 3 scenarios in 12.5 s, evidence for 3 requirements
 ddp_impl: 2 PASS, 1 FAIL
 1 scenario failed, 2 scenarios passed that were known to fail.
