@@ -202,18 +202,25 @@ def _are_plain(gradients: list[Tensor | None], dtype: torch.dtype | None = None)
 
 
 def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None:
-    """Copy, and divide on the way: one pass over large gradients less. Small ones are divided together."""
+    """Copy, and divide on the way: one pass over large gradients less. The others are divided together.
+
+    Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
+    """
     small = list(zip(targets, sources, strict=True))
     if divisor != 1:
         for target, source in small:
-            if source.numel() >= LARGE_NUMEL:
+            if _is_divided_on_the_way(target, source):
                 torch.div(source, divisor, out=target)
-        small = [(target, source) for target, source in small if source.numel() < LARGE_NUMEL]
+        small = [(target, source) for target, source in small if not _is_divided_on_the_way(target, source)]
     if small:
         small_targets = [target for target, _ in small]
         foreach_copy_(small_targets, [source for _, source in small])
         if divisor != 1:
             foreach_div_(small_targets, divisor)
+
+
+def _is_divided_on_the_way(target: Tensor, source: Tensor) -> bool:
+    return source.numel() >= LARGE_NUMEL and source.dtype is target.dtype
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

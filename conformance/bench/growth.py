@@ -18,6 +18,9 @@ from conformance.subjects.subject import Subject
 
 TORCH = "torch's DDP"
 
+#: Rounds of 100,000 tensors take minutes, on a busy machine many.
+_DEADLINE_S = 1_800.0
+
 BY_TENSORS = Plot("a step of 2 ranks", "number of tensors", "a step without DDP of the fewest tensors")
 BY_RANKS = Plot("a step of 1,000 tensors", "number of ranks", "a step without DDP on as many ranks")
 BY_SIMULATED = Plot(
@@ -76,7 +79,9 @@ class _Measured:
         """Return for each contestant the seconds of its slowest rank in each round."""
         self.progress(what)
         arguments = {"contestants": [list(one) for one in contestants]}
-        facts = run_program(program, self.subject, self.backend, what, world_size, self.rounds, arguments)
+        facts = run_program(
+            program, self.subject, self.backend, what, world_size, self.rounds, arguments, deadline_s=_DEADLINE_S
+        )
         return {
             str(label): [max(times) for times in zip(*(seen[label] for seen in facts.values()), strict=True)][
                 WARM_UP_ROUNDS:

@@ -33,7 +33,7 @@ _AUTO = "auto buckets"
 #: What the program `step_time` takes for the subject that trains without a DDP.
 NO_DDP = "floor"
 WARM_UP_ROUNDS = 5
-_DEADLINE_S = 1_800.0
+_DEADLINE_S = 600.0
 
 
 def measure(
@@ -137,6 +137,8 @@ def run_program(
     world_size: int,
     rounds: int,
     arguments: Mapping[str, Any],
+    *,
+    deadline_s: float = _DEADLINE_S,
 ) -> dict[int, Mapping[str, Any]]:
     """Return every rank's facts after `rounds` rounds of a program of the bench, and those that warm the machine up.
 
@@ -148,7 +150,7 @@ def run_program(
         program=program,
         world_size=world_size,
         arguments={"workload": workload, "rounds": rounds + WARM_UP_ROUNDS, **arguments},
-        deadline_s=_DEADLINE_S,
+        deadline_s=deadline_s,
         recorded=False,
         min_collectives=0,
     )

@@ -103,6 +103,10 @@ def command(
     chosen = [flag for flag, given in (("--compiled", compiled), ("--profile", profile), ("--growth", growth)) if given]
     if len(chosen) > 1:
         raise click.UsageError(f"choose one of {' and '.join(chosen)}")
+    if plots is not None and (compiled or profile):
+        raise click.UsageError(
+            "--plots draws ratios to torch's default, and growth; leave out --compiled and --profile"
+        )
     if growth and (names or memory):
         raise click.UsageError("--growth has sizes of its own: leave --workload and --memory out")
     subject, of_ranks = find_subject(ddp), find_backend(backend)

@@ -62,7 +62,15 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     runner.check(repeated, backend_value)
     with interrupted_once(), Controller(backend_value, preload=preloads_of(repeated)) as controller:
         watched = WatchedRanks(controller, subject)
-        report = runner.run(repeated, subject, backend_value, native=not no_native, fail_fast=True, controller=watched)
+        report = runner.run(
+            repeated,
+            subject,
+            backend_value,
+            native=not no_native,
+            fail_fast=True,
+            controller=watched,
+            one_at_a_time=True,
+        )
     console = make_console()
     for line in told_by_steps(watched.observations, watched.expected):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

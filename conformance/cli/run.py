@@ -332,7 +332,7 @@ def _judge(
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
-            hangs = f"all of the first {counted(hung, 'scenario')} hung"
+            hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
         if report.failures and backend.name != "gloo":
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"

@@ -178,8 +178,8 @@ class _Watched:
         """Start the scenario; whoever waits for it has facts, collectives and ends remembered."""
         wait = self._controller.start(scenario, subject, fresh=fresh)
 
-        def remembered(timeout_s: float) -> dict[int, Observation] | None:
-            observations = wait(timeout_s)
+        def remembered(silence_s: float) -> dict[int, Observation] | None:
+            observations = wait(silence_s)
             self.seen = tuple(map(_seen_by, (observations or {}).values()))
             return observations
 

@@ -27,6 +27,8 @@ _COLUMNS = ("subject", "native")
 _FIELDS = {"usual", "lines", "shared"}
 #: How long a report may become, in characters, 30 times a full run's: a small file must not fill a reader's memory.
 _MOST_CHARACTERS = 1_000_000_000
+#: As how many characters an object counts beside its fields: it takes memory, however short it is.
+_OBJECT_CHARACTERS = 300
 
 _Object = dict[str, Any]
 
@@ -77,6 +79,13 @@ def unpacked(data: _Object) -> _Object:
     """
     if not data.keys() & _FIELDS:
         return data
+    try:
+        return _unpacked(data)
+    except RecursionError as error:
+        raise MismatchError("is nested too deeply", ".shared") from error
+
+
+def _unpacked(data: _Object) -> _Object:
     read = _Reader(data)
     scenarios = data.get("scenarios")
     rest = {name: value for name, value in data.items() if name not in _FIELDS}
@@ -174,12 +183,18 @@ class _Reader:
         return found
 
     def _text(self, value: Any) -> Any:
-        return "\n".join(str(self._lines.entry(number)) for number in value) if type(value) is list else value
+        return "\n".join(map(self._line, value)) if type(value) is list else value
+
+    def _line(self, number: Any) -> str:
+        line = self._lines.entry(number)
+        if type(line) is not str:
+            raise MismatchError("must hold texts, and numbers of them must stand for them", ".lines")
+        return line
 
     def _whole(self, kind: str, value: Any) -> Any:
         if type(value) is not dict:
             return value
-        self._spend(self._lengths.get(kind, 0))
+        self._spend(self._lengths.get(kind, 0) + _OBJECT_CHARACTERS)
         return {**self._usual.get(kind, {}), **value}
 
     def _spend(self, length: int) -> None:

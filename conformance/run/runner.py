@@ -24,7 +24,7 @@ from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import Ranks, ScenarioRunner
-from conformance.scenario import Scenario, Step
+from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.workers.controller import Controller
@@ -32,8 +32,8 @@ from conformance.workers.controller import Controller
 OnEvent = Callable[[Progress], None]
 _Waiting = tuple[int, Callable[[float], Outcome | None]]
 
-#: While one scenario is judged, the next one runs. So long each column may take before the one after that begins, too:
-#: ranks that hang, until their deadline or until another one's timeout, leave the processors idle.
+#: While one scenario is judged, the next one runs. When no rank of a column has made progress for so long, the one
+#: after that begins, too: ranks that hang, until their deadline or another one's timeout, leave the processors idle.
 _PATIENCE_S = 0.5
 #: So many scenarios at most are waited for.
 _MOST_WAITING = 9
@@ -51,12 +51,13 @@ def run(
     most_hangs: int | None = None,
     excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
+    one_at_a_time: bool = False,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
     beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
-    stays open.
+    stays open. While some ranks wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -68,7 +69,7 @@ def run(
     check(chosen, backend)
     with nullcontext(controller) if controller else Controller(backend, preload=preloads_of(chosen)) as ranks:
         runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
-        return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event)
+        return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event, one_at_a_time=one_at_a_time)
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -142,6 +143,8 @@ def _run(
     fail_fast: bool,
     most_hangs: int | None,
     on_event: OnEvent,
+    *,
+    one_at_a_time: bool,
 ) -> Report:
     started = time.monotonic()
     subject, backend = runner.subject, runner.backend
@@ -149,12 +152,18 @@ def _run(
     waiting: list[_Waiting] = []
     interrupted = False
 
-    def has_ended(place: int, wait: Callable[[float], Outcome | None], timeout_s: float) -> bool:
-        outcome = wait(timeout_s)
+    def has_ended(place: int, wait: Callable[[float], Outcome | None], silence_s: float) -> bool:
+        outcome = wait(silence_s)
         if outcome is not None:
             outcomes[place] = outcome
             on_event(Progress(scenarios[place], len(outcomes), len(scenarios), outcome))
         return outcome is not None
+
+    def patience_with(place: int, newest: int) -> float:
+        # What has a longer deadline than most compiles: without progress, and with every processor that there is.
+        if one_at_a_time or scenarios[place].deadline_s > DEFAULT_DEADLINE_S:
+            return math.inf
+        return _PATIENCE_S if place == newest - 1 else 0.0
 
     def goes_on() -> bool:
         if fail_fast and any(one.is_failure for one in outcomes.values()):
@@ -166,7 +175,7 @@ def _run(
         for place, scenario in enumerate(scenarios):
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
             waiting.append((place, runner.start(scenario)))
-            waiting = [one for one in waiting if not has_ended(*one, _PATIENCE_S if one[0] == place - 1 else 0.0)]
+            waiting = [one for one in waiting if not has_ended(*one, patience_with(one[0], place))]
             if len(waiting) > _MOST_WAITING:
                 has_ended(*waiting.pop(0), math.inf)
             if not goes_on():

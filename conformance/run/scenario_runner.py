@@ -45,8 +45,9 @@ class Ranks(Protocol):
     ) -> Callable[[float], dict[int, Observation] | None]:
         """Start to run the scenario; with `fresh` on ranks that have run nothing yet.
 
-        Returns a function that waits at most so many seconds for what every rank observed, None if that was too short.
-        Other ranks may run other scenarios meanwhile.
+        Returns a function that waits for what every rank observed; None if no rank has made progress for so many
+        seconds before. Other ranks may run other scenarios meanwhile. With `fresh` none of the ranks that have run the
+        subject at this world size runs another scenario.
         """
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
@@ -151,7 +152,7 @@ def judged(
 
 
 class ScenarioRunner:
-    """Runs one scenario after the other on the same ranks, and a failure once more on fresh ones."""
+    """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones."""
 
     def __init__(
         self,
@@ -180,32 +181,35 @@ class ScenarioRunner:
         return present(self.start(scenario)(math.inf))
 
     def start(self, scenario: Scenario) -> Callable[[float], Outcome | None]:
-        """Start to run `scenario` in both columns; returns a function that waits at most so many seconds for each.
+        """Start to run `scenario` in both columns; returns a function that waits for them and judges.
 
-        That one returns the outcome, None while a column has not ended. Other scenarios may be started meanwhile. On a
-        device everything has ended when this returns: its memory may not hold two DDPs, and one that hangs may keep it
-        busy.
+        That one returns the outcome; None while ranks have not ended that have made no progress for so many seconds,
+        0 for whether they have ended now. It waits for the truth in any case. Other scenarios may be started meanwhile.
+        On a device everything has ended when this returns: its memory may not hold two DDPs, and one that hangs may
+        keep it busy.
         """
         program = get_program(scenario.program)
         subjects = [self.subject] if self._native is None else [self.subject, self._native]
         runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
         wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
-        waits, attempts = [], []
-        for subject in subjects:
-            waits.append(self._start(scenario, subject))
+        waits: list[Callable[[float], Attempt | None]] = []
+        attempts: dict[int, Attempt] = {}  # by the column
+        for column, subject in enumerate(subjects):
+            waits.append(self._start(hurried(scenario, self._num_hangs) if column == 0 else scenario, subject))
             if self.backend.device_type != "cpu":
-                attempts.append(present(waits[-1](math.inf)))
+                attempts[column] = present(waits[column](math.inf))
         truths = [wait_for_truth()] if attempts else []
 
-        def wait(timeout_s: float) -> Outcome | None:
+        def wait(silence_s: float) -> Outcome | None:
             if not truths:
                 truths.append(wait_for_truth())
-            while len(attempts) < len(waits):
-                attempt = waits[len(attempts)](timeout_s)
-                if attempt is None:
-                    return None
-                attempts.append(attempt)
-            return self._judged(scenario, program, truths[0], attempts[0], attempts[1] if attempts[1:] else None)
+            for column, wait_for_column in enumerate(waits):
+                attempt = None if column in attempts else wait_for_column(silence_s)
+                if attempt is not None:
+                    attempts[column] = attempt
+            if len(attempts) < len(waits):
+                return None
+            return self._judged(scenario, program, truths[0], attempts[0], attempts.get(1))
 
         return wait
 
@@ -220,7 +224,7 @@ class ScenarioRunner:
         result = judged(attempt, program, truth, authority)
         contaminated_by = ""
         if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
-            again = present(self._start(scenario, self.subject, fresh=True)(math.inf))
+            again = present(self._start(attempt.scenario, self.subject, fresh=True)(math.inf))
             alone = judged(again, program, truth, authority)
             if alone.verdict is not result.verdict:
                 contaminated_by = attempt.after
@@ -243,27 +247,27 @@ class ScenarioRunner:
         return excuse is not None and excuse.holds
 
     def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Callable[[float], Attempt | None]:
-        """Start an attempt; returns a function that waits at most so many seconds for its end."""
+        """Start an attempt; returns a function that waits for its end, as that of `Ranks.start`."""
         if reason := self._why_unsupported(scenario, subject):
-            return lambda timeout_s: Attempt(scenario, subject, unsupported=reason)
-        if subject is self.subject:
-            scenario = hurried(scenario, self._num_hangs)
+            return lambda silence_s: Attempt(scenario, subject, unsupported=reason)
         before, started = denials(), time.perf_counter()
         try:
             wait = self._ranks.start(scenario, subject, fresh=fresh)
         except Exception:
             error = traceback.format_exc()
-            return lambda timeout_s: Attempt(scenario, subject, error=error)
+            return lambda silence_s: Attempt(scenario, subject, error=error)
 
-        def ended(timeout_s: float) -> Attempt | None:
+        def ended(silence_s: float) -> Attempt | None:
             try:
-                observations = wait(timeout_s)
+                observations = wait(silence_s)
                 if observations is None:
                     return None
                 attempt = Attempt(scenario, subject, observations)
             except Exception:
                 attempt = Attempt(scenario, subject, error=traceback.format_exc())
-            duration_ms = round((time.perf_counter() - started) * 1000, 3)
+            # As the ranks say: nobody need have listened when they ended.
+            duration_ns = max((seen.duration_ns for seen in attempt.observations.values()), default=0)
+            duration_ms = round((duration_ns / 1e9 or time.perf_counter() - started) * 1000, 3)
             return replace(attempt, duration_ms=duration_ms, shortage=shortage_since(before))
 
         return ended

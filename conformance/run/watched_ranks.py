@@ -26,8 +26,8 @@ class WatchedRanks:
         """Start, and keep what comes of it, as `Ranks.start`."""
         wait = self._ranks.start(scenario, subject, fresh=fresh)
 
-        def kept(timeout_s: float) -> dict[int, Observation] | None:
-            observations = wait(timeout_s)
+        def kept(silence_s: float) -> dict[int, Observation] | None:
+            observations = wait(silence_s)
             if observations is not None and subject == self._subject:
                 self.observations = observations
             return observations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_a_packed_report_without_a_part_of_it_is_refused(field: str) -> None:
         (forged([{}], 10**30), "shared: refers to entry"),
         (forged([{"explanation": [3]}], lines=["one"]), "lines: refers to entry 3 of 1"),
         (forged([], lines="one"), "lines: must be a list"),
+        (forged([{"explanation": [0]}], lines=[1]), "lines: must hold texts"),
         (forged([], usual=["one"]), "usual: must be an object of objects"),
         (forged([], usual={"rank": 1}), "usual: must be an object of objects"),
     ],
@@ -97,6 +99,14 @@ def test_a_small_report_does_not_become_a_huge_one(monkeypatch: pytest.MonkeyPat
     data = {**packed(DATA), "usual": {"scenario": {"notes": ["x" * 10_000]}}}
     with pytest.raises(MismatchError, match=r"more than 10,000 characters"):
         unpacked(data)
+
+
+def test_a_report_that_is_nested_too_deeply_is_refused() -> None:
+    deep: Any = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    with pytest.raises(MismatchError, match="nested too deeply"):
+        unpacked({**packed(DATA), "shared": [deep]})
 
 
 def test_report_plain_writes_what_other_programs_read(tmp_path: Path) -> None:

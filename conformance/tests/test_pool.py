@@ -22,7 +22,7 @@ from conformance.tests.worker_programs import LEAKS
 from conformance.workers import hearing as hearing_module
 from conformance.workers.channel import Channel, wait
 from conformance.workers.controller import Controller
-from conformance.workers.hearing import RAISE_GRACE_S, answer
+from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S, answer
 from conformance.workers.messages import FromRank
 from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteProcess
@@ -77,13 +77,33 @@ class Stranger:
 # ------------------------------------------------------------------------------------------------------- going well
 
 
+def test_ranks_that_make_progress_are_not_silent(controller: Controller) -> None:
+    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": 0.2}), TORCH)
+    begin = time.monotonic()
+    assert wait_for_ranks(0.4) is not None
+    assert time.monotonic() - begin > 0.9
+
+
+def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) -> None:
+    """What made a scenario fail may be in any of them, also in those that another scenario has got since."""
+    first = pids(run(controller, scenario("idle")))
+    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
+    fresh = {rank: seen.facts["pid"] for rank, seen in controller.run(scenario("idle"), TORCH, fresh=True).items()}
+    assert wait_for_ranks(10.0) is not None
+    assert pids(run(controller, scenario("idle"))) == list(fresh.values()) != first
+    assert all_end(first, 5.0)
+
+
 def test_who_listens_after_the_deadline_hears_what_was_said_before(controller: Controller) -> None:
     wait_for_ranks = controller.start(scenario("long_answer", deadline_s=0.5), TORCH)
     assert wait_for_ranks(0.0) is None
     time.sleep(1.0)  # the ranks wait for a reader meanwhile
+    time.sleep(LATE_GRACE_S + 0.2)  # this one reads a part, and goes away for longer than ranks may go on
+    assert wait_for_ranks(0.0) is None
+    time.sleep(LATE_GRACE_S + 0.2)
     observations = wait_for_ranks(0.0)
     while observations is None:
-        observations = wait_for_ranks(0.05)
+        observations = wait_for_ranks(0.0)
     assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
 
 
@@ -231,7 +251,8 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
         pool = Pool(zygote, get_backend("gloo"), 2, recorded=True, start_timeout_s=60)
         assert pool.start() == {}
         faults = (Fault("stop", rank=1, at="backward"),)
-        observations = pool.run(scenario("step", faults=faults, deadline_s=1.0), TORCH)
+        pool.begin(scenario("step", faults=faults, deadline_s=1.0), TORCH)
+        observations = pool.finish()
         assert [one.fate.kind for one in observations.values()] == ["hung", "hung"]
         assert not wait(pool._channels, 0.5)  # neither has ended its step
     finally:

@@ -361,6 +361,21 @@ def test_nothing_waits_for_a_ddp_that_is_slow(slow: Subject) -> None:
     assert all(one.native and one.native.verdict is one.subject.verdict is Verdict.PASS for one in report.scenarios)
 
 
+def test_what_compiles_has_no_other_beside_it() -> None:
+    events: list[Progress] = []
+    chosen = [scenario("a"), scenario("b", deadline_s=60.0), scenario("c")]
+    runner.run(chosen, MINE, GLOO, controller=SlowRanks(MINE), on_event=events.append)
+    told = [(one.scenario.id[-1], one.outcome is not None) for one in events]
+    assert told.index(("b", True)) < told.index(("c", False))
+
+
+def test_one_at_a_time_means_so() -> None:
+    events: list[Progress] = []
+    chosen = [scenario(name) for name in "abc"]
+    runner.run(chosen, MINE, GLOO, controller=SlowRanks(MINE), on_event=events.append, one_at_a_time=True)
+    assert [one.outcome is not None for one in events] == [False, True] * 3
+
+
 def test_a_device_runs_one_ddp_at_a_time() -> None:
     ranks = SlowRanks(MINE)
     device = dataclasses.replace(GLOO, device_type="sim")

@@ -132,7 +132,7 @@ class AttachedController:
         self, scenario: Scenario, subject: Subject, *, fresh: bool = False
     ) -> Callable[[float], dict[int, Observation]]:
         """Return a function that does what `run` does, however long it takes: an agent runs one rank at a time."""
-        return lambda timeout_s: self.run(scenario, subject, fresh=fresh)
+        return lambda silence_s: self.run(scenario, subject, fresh=fresh)
 
     def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
         """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.

@@ -18,6 +18,8 @@ from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 #: The subject's target, the world size, and whether collectives are recorded.
 _PoolKey = tuple[str, int, bool]
+#: So many idle pools of one kind are kept: one scenario begins while another is judged.
+_MOST_IDLE = 2
 
 
 class Controller:
@@ -48,7 +50,7 @@ class Controller:
         self._preload = preload
         self._start_timeout_s = start_timeout_s
         self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
-        self._busy: list[Pool] = []
+        self._busy: dict[Pool, _PoolKey] = {}
         self._lent = zygote
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
@@ -69,10 +71,11 @@ class Controller:
     def start(
         self, scenario: Scenario, subject: Subject, *, fresh: bool = False
     ) -> Callable[[float], dict[int, Observation] | None]:
-        """Start to run the scenario; returns a function that waits for the ranks, at most so many seconds.
+        """Start to run the scenario; returns a function that waits until no rank has made progress for so many seconds.
 
         It returns what `run` does, or None as long as the ranks have not ended. Other ranks may run meanwhile: until
-        it has returned something, another scenario gets other ranks.
+        it has returned something, another scenario gets other ranks. With `fresh` none of the ranks that have run the
+        subject at this world size runs another scenario.
 
         Raises:
             ConformanceError: the zygote cannot start, for example because an import fails.
@@ -88,10 +91,10 @@ class Controller:
             self._give_back(key, pool)
             raise
 
-        def wait(timeout_s: float) -> dict[int, Observation] | None:
+        def wait(silence_s: float) -> dict[int, Observation] | None:
             is_over = bool(failed)
             try:
-                is_over = is_over or pool.is_over(timeout_s)
+                is_over = is_over or pool.is_over(silence_s)
                 return (failed or pool.finish()) if is_over else None
             except BaseException:
                 is_over = True
@@ -157,30 +160,35 @@ class Controller:
                 pool.close()
 
     def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
-        pool = self._pop(key)
         self._zygote.update()
-        if pool is None or fresh or not pool.reusable:
-            if pool is not None:
-                pool.close()
+        if fresh:
+            for busy in [pool for pool, its_key in self._busy.items() if its_key == key]:
+                busy.retire()
+        pool = None
+        for idle in reversed(self._idle.pop(key, [])):
+            if pool is None and not fresh and idle.reusable:
+                pool = idle
+            elif fresh or not idle.reusable:
+                idle.close()
+            else:
+                self._idle[key] = [idle, *self._idle.get(key, [])]
+        if pool is None:
             self._forget_subjects_but(key[0])
             pool = self._new_pool(*key[1:])
-        self._busy.append(pool)
+        self._busy[pool] = key
         return pool
 
     def _give_back(self, key: _PoolKey, pool: Pool) -> None:
         if pool not in self._busy:  # closed meanwhile, with the zygote
             return
-        self._busy.remove(pool)
-        if pool.reusable:
-            self._idle[key] = [*self._idle.pop(key, []), pool]
-        else:
-            pool.close()
-
-    def _pop(self, key: _PoolKey) -> Pool | None:
-        pools = self._idle.pop(key, [])
-        if len(pools) > 1:
-            self._idle[key] = pools[:-1]
-        return pools[-1] if pools else None
+        del self._busy[pool]
+        idle = [*self._idle.pop(key, []), pool]
+        kept = [one for one in idle if one.reusable][-_MOST_IDLE:]
+        for one in idle:
+            if one not in kept:
+                one.close()
+        if kept:
+            self._idle[key] = kept
 
     def _new_pool(self, world_size: int, recorded: bool) -> Pool:
         try:

@@ -22,8 +22,10 @@ DEATH_GRACE_S = 0.3
 RAISE_GRACE_S = 1.0
 #: How long the zygote may take to report the death of a rank that has closed its connection, on a busy machine.
 EOF_GRACE_S = 10.0
-#: How long ranks may go on when nobody listened until their deadline: one with a long answer waits for its reader.
+#: How long ranks may go on when nobody listened until their deadline, or when more of an answer has come since: one
+#: with a long answer waits for its reader. So often, because a subject may write into its rank's connection for ever.
 LATE_GRACE_S = 2.0
+_MOST_GRACES = 20
 #: The fate of a rank whose zygote is gone.
 LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
 #: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
@@ -60,17 +62,24 @@ class Hearing:
         self._started = time.monotonic()
         self._deadline = self._started + deadline_s
         self._patience_s = math.inf
-        self._is_over = self._came_late = False
+        self._is_over = False
+        self._num_graces = 0
+        self._num_bytes = 0  # of answers that have not come whole
+        self.ended_at = math.inf
 
-    def listen(self, timeout_s: float = math.inf) -> bool:
-        """Listen for at most so long; return whether the wait is over. Who comes after the deadline hears what came."""
-        until = time.monotonic() + timeout_s
-        if not self._came_late and time.monotonic() > self._deadline:
-            self._came_late, self._deadline = True, time.monotonic() + LATE_GRACE_S
+    def listen(self, silence_s: float = math.inf) -> bool:
+        """Listen until no rank has made progress for so long; return whether the wait is over. 0: do not wait."""
+        until = time.monotonic() + silence_s
+        if self._num_graces == 0 and time.monotonic() > self._deadline:
+            self._grant()
         while not self._is_over:
-            self._is_over = self._everybody_is_known() or self._hear(until)
-            if time.monotonic() >= until:
-                break
+            self._is_over = self._everybody_is_known() or self._hear(until) or self._everybody_is_known()
+            if self._is_over:
+                self.ended_at = time.monotonic()
+            elif time.monotonic() >= until:
+                until = max(seat_alive_at(seat) for seat in self._seats) + silence_s
+                if silence_s == 0 or time.monotonic() >= until:
+                    break
         return self._is_over
 
     def _everybody_is_known(self) -> bool:
@@ -96,6 +105,7 @@ class Hearing:
                     self.messages[rank] = message
         self._patience_s = self._patience()
         self._deadline = min(self._deadline, time.monotonic() + self._patience_s)
+        self._grant_for_more()
         if time.monotonic() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
         later = prolonged(self._started, self._deadline_s, *(seat.file("flight") for seat in self._seats))
@@ -103,6 +113,17 @@ class Hearing:
             return True
         self._deadline = later
         return False
+
+    def _grant(self) -> None:
+        self._num_graces += 1
+        self._deadline = time.monotonic() + LATE_GRACE_S
+
+    def _grant_for_more(self) -> None:
+        """Put the deadline off where it has passed and more of an answer has come."""
+        num_bytes = sum(channel.num_waiting for channel in self._listening)
+        came, self._num_bytes = num_bytes > self._num_bytes, num_bytes
+        if came and time.monotonic() >= self._deadline and self._num_graces < _MOST_GRACES:
+            self._grant()
 
     def others(self) -> dict[int, Observation]:
         """Return, when the wait is over, observations of the ranks that sent nothing, and of what is no message."""
@@ -137,6 +158,11 @@ class Hearing:
         if len(heard) + len(self._listening) < len(self._seats):
             return EOF_GRACE_S
         return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
+
+
+def seat_alive_at(seat: Seat) -> float:
+    """Return when the rank on `seat` last made progress, by this machine's monotonic clock; 0 if it made none."""
+    return read_flight(seat.file("flight")).alive_at
 
 
 def prolonged(started: float, deadline_s: float, *flights: str) -> float:

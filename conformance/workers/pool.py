@@ -39,7 +39,7 @@ class Pool:
             for rank in range(world_size)
         )
         self._pids, self._channels = zygote.fork(self._seats, start_timeout_s)
-        self._started = self._reusable = False
+        self._started = self._reusable = self._is_retired = False
         self._number = 0
         self._after = ""
 
@@ -63,11 +63,6 @@ class Pool:
             observations |= {rank: describe(self._seats[rank], Ending("abandoned")) for rank in bystanders}
         return dict(sorted(observations.items()))
 
-    def run(self, scenario: Scenario, subject: Subject) -> dict[int, Observation]:
-        """Run one scenario and return an observation for every rank: its own, or the controller's if it sent none."""
-        self.begin(scenario, subject)
-        return self.finish()
-
     def begin(self, scenario: Scenario, subject: Subject) -> None:
         """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
         self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
@@ -75,20 +70,24 @@ class Pool:
         self._number += 1
         job = Job(self._number, scenario.to_json(), subject)
         for channel in self._channels:
-            with contextlib.suppress(OSError):  # the rank has just died; `_gather` finds out how
+            with contextlib.suppress(OSError):  # the rank has just died; `Hearing` finds out how
                 channel.send(job)
         self._hearing = self._hear(scenario.deadline_s)
 
-    def is_over(self, timeout_s: float) -> bool:
-        """Wait for the scenario that `begin` has started for at most so long; return whether `finish` need not wait."""
-        return self._hearing.listen(timeout_s)
+    def is_over(self, silence_s: float) -> bool:
+        """Wait until the ranks have answered or have made no progress for so long; return whether `finish` can tell."""
+        return self._hearing.listen(silence_s)
+
+    def retire(self) -> None:
+        """Let no further scenario run here: something may have been left behind that nobody can see."""
+        self._is_retired = True
 
     def finish(self) -> dict[int, Observation]:
         """Wait for the scenario that `begin` has started and return an observation for every rank."""
         scenario = self._begun
         self._hearing.listen()
         messages, observations = self._hearing.messages, self._hearing.others()
-        elapsed_ns = int((time.monotonic() - self._begun_at) * 1e9)
+        elapsed_ns = int((self._hearing.ended_at - self._begun_at) * 1e9)
         observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
         everybody_answered = not observations
         for rank, message in messages.items():
@@ -110,6 +109,7 @@ class Pool:
         """
         return (
             self._reusable
+            and not self._is_retired
             and not any(channel.readable() for channel in self._channels)
             and not any(map(is_stopped, self._pids))
         )

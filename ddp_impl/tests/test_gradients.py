@@ -32,7 +32,7 @@ def gradients_of(bucket: Bucket) -> list[Tensor | None]:
 def test_every_gradient_is_divided_once(large: bool, divisor: int, dtype: torch.dtype, holds_gradients: bool) -> None:
     shapes = [(3, 5), (), (LARGE_NUMEL, 1) if large else (7,), (2,)]
     bucket = bucket_of(shapes, dtype, holds_gradients=holds_gradients)
-    assert bucket.has_large == (large and not holds_gradients)
+    assert bucket.has_large == large
     before = gradients_of(bucket)
     bucket.flat.fill_(99)
     with torch.no_grad():
@@ -53,3 +53,32 @@ def test_missing_gradients_are_zero(large: bool) -> None:
     first = bucket.parameters[0].grad
     assert first is not None
     assert torch.equal(bucket.views[0], first / 2)
+
+
+@pytest.mark.parametrize("holds_gradients", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_gradient_in_a_narrower_dtype_is_not_rounded_to_it(large: bool, holds_gradients: bool) -> None:
+    """A parameter that was converted after it was wrapped: the bucket keeps the dtype that ranks have compared."""
+    bucket = bucket_of([(LARGE_NUMEL,) if large else (6,), (5,)], torch.float32, holds_gradients=holds_gradients)
+    smallest = torch.finfo(torch.float16).smallest_normal * 2.0**-10
+    converted = bucket.parameters[0]
+    converted.grad = None
+    converted.data = converted.data.half()
+    converted.grad = torch.full_like(converted, smallest)
+    with torch.no_grad():
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=4)
+    assert (bucket.views[0] == smallest / 4).all()
+
+
+@pytest.mark.parametrize("in_place", [(), (0,), (1,), (0, 1, 2)])
+def test_large_gradients_beside_some_that_live_in_the_bucket_are_divided_once(in_place: tuple[int, ...]) -> None:
+    bucket = bucket_of([(LARGE_NUMEL,), (5,), (LARGE_NUMEL,)], torch.float32, holds_gradients=True)
+    before = [gradient for gradient in gradients_of(bucket) if gradient is not None]
+    for place in in_place:  # as after a backward under `no_sync`
+        bucket.views[place].copy_(before[place])
+        bucket.parameters[place].grad = bucket.views[place]
+    with torch.no_grad():
+        assert collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=3) == []
+    for view, parameter, gradient in zip(bucket.views, bucket.parameters, before, strict=True):
+        assert parameter.grad is view
+        assert torch.equal(view, gradient / 3)

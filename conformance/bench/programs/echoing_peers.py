@@ -73,10 +73,12 @@ class EchoingPeers(dist.ProcessGroup):
         return 0
 
     def allreduce(self, *args: Any, **kwargs: Any) -> _Done:
-        """Sum what every rank has, which is the same."""
+        """Reduce what every rank has, which is the same: only a sum is another value then."""
         tensors: list[Tensor] = args[0]
-        for tensor in tensors:
-            tensor.mul_(self._world_size)
+        options = args[1] if len(args) > 1 else kwargs.get("opts")
+        if options is None or options.reduceOp == dist.ReduceOp.SUM:
+            for tensor in tensors:
+                tensor.mul_(self._world_size)
         return _Done(tensors)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> _Done:

