@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,29 @@ class Curve:
         before, last = self.points[-2:]
         return math.log(last.median / before.median) / math.log(last.size / before.size)
 
-    @property
-    def is_linear_at_most(self) -> bool:
-        """Whether, between any two neighbouring sizes, the cost grew no more than the size did, beyond noise."""
-        return all(
-            after.lower / before.upper <= after.size / before.size
-            for before, after in zip(self.points, self.points[1:], strict=False)
-        )
+    def grows_at_most_as(self, floor: Curve | None) -> bool:
+        """Whether, between any two neighbouring sizes, the cost grew no more than the size did, beyond noise.
+
+        Or no more than `floor`, if given, at the same sizes: what does not fit into caches any more is dearer without
+        a DDP, too.
+        """
+        steps = list(zip(self.points, self.points[1:], strict=False))
+        allowed = [after.size / before.size for before, after in steps]
+        if floor is not None:
+            of_floor = zip(floor.points, floor.points[1:], strict=False)
+            allowed = [
+                max(one, after.upper / before.lower) for one, (before, after) in zip(allowed, of_floor, strict=True)
+            ]
+        return all(after.lower / before.upper <= most for (before, after), most in zip(steps, allowed, strict=True))
 
 
-def steeper_than_linear(curves: Iterable[Curve]) -> tuple[str, ...]:
-    """Return a sentence for every curve that grows faster than its size, beyond noise."""
+def steeper_than_linear(
+    curves: Iterable[Curve], floors: Mapping[Plot, Curve] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return a sentence for every curve that grows faster than its size and than its plot's floor, beyond noise."""
     return tuple(
         f"{one.plot.title}: {one.contestant} grows faster than the {one.plot.size} "
         f"({', '.join(f'{point.size:,}: {point}' for point in one.points)})"
         for one in curves
-        if not one.is_linear_at_most
+        if not one.grows_at_most_as(floors.get(one.plot))
     )

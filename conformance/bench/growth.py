@@ -13,10 +13,11 @@ from typing import Any
 from conformance.backends.backend import Backend
 from conformance.bench.curve import Curve, Plot, Point
 from conformance.bench.measure import NO_DDP, WARM_UP_ROUNDS, run_program
-from conformance.bench.ratio import FLOOR
 from conformance.subjects.subject import Subject
 
 TORCH = "torch's DDP"
+#: The contestant without a DDP; among real ranks it all-reduces as many bytes as gradients have, once.
+ALONE = "no DDP"
 
 #: Rounds of 100,000 tensors take minutes, on a busy machine many.
 _DEADLINE_S = 1_800.0
@@ -53,15 +54,14 @@ def measure_growth(
 
     Raises `ConformanceError` when a rank does not finish.
     """
-    named = {subject.name: subject.target, TORCH: "torch"}
+    contestants = {subject.name: subject.target, TORCH: "torch", ALONE: NO_DDP}
     measured = _Measured(subject, backend, rounds, progress)
-    with_floor = {**named, FLOOR: NO_DDP}
     return (
-        *_by_tensors(measured, with_floor, sizes.tensors),
-        *_by_ranks(measured, with_floor, sizes.ranks),
-        *_simulated(measured, named, BY_SIMULATED, [(size, 1_000, size) for size in sizes.simulated]),
+        *_by_tensors(measured, contestants, sizes.tensors),
+        *_by_ranks(measured, contestants, sizes.ranks),
+        *_simulated(measured, contestants, BY_SIMULATED, [(size, 1_000, size) for size in sizes.simulated]),
         *_simulated(
-            measured, named, BY_TENSORS_SIMULATED, [(size, size, 4_096) for size in sizes.tensors_simulated]
+            measured, contestants, BY_TENSORS_SIMULATED, [(size, size, 4_096) for size in sizes.tensors_simulated]
         ),
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def _by_tensors(measured: _Measured, contestants: Mapping[str, str], sizes: Sequ
         (f"{name}/{size}", target, none, f"{size} tensors") for size in sizes for name, target in contestants.items()
     ]
     seconds = measured.run("step_time", f"{min(sizes):,} to {max(sizes):,} tensors", 2, runs)
-    reference = seconds[f"{FLOOR}/{sizes[0]}"]
+    reference = seconds[f"{ALONE}/{sizes[0]}"]
     return [
         Curve(BY_TENSORS, name, tuple(_point(size, seconds[f"{name}/{size}"], reference) for size in sizes))
         for name in contestants
@@ -104,12 +104,12 @@ def _by_tensors(measured: _Measured, contestants: Mapping[str, str], sizes: Sequ
 
 
 def _by_ranks(measured: _Measured, contestants: Mapping[str, str], sizes: Sequence[int]) -> list[Curve]:
-    points: dict[str, list[Point]] = {name: [] for name in contestants if name != FLOOR}
+    points: dict[str, list[Point]] = {name: [] for name in contestants if name != ALONE}
     for size in sizes:
         runs: list[Any] = [(name, target, {}, "1000 tensors") for name, target in contestants.items()]
         seconds = measured.run("step_time", f"{size} ranks", size, runs)
         for name, known in points.items():
-            known.append(_point(size, seconds[name], seconds[FLOOR]))
+            known.append(_point(size, seconds[name], seconds[ALONE]))
     return [Curve(BY_RANKS, name, tuple(known)) for name, known in points.items()]
 
 

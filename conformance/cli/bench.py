@@ -136,7 +136,7 @@ def _profile(subject: Subject, backend: Backend, names: Sequence[str], world_siz
 
 def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plots: Path | None, *, gate: bool) -> None:
     from conformance.bench.curve import steeper_than_linear
-    from conformance.bench.growth import measure_growth
+    from conformance.bench.growth import ALONE, measure_growth
     from conformance.report.terminal import growth_table
 
     console = make_console()
@@ -151,7 +151,8 @@ def _grow(subject: Subject, backend: Backend, rounds: int, out: Path | None, plo
 
         for path in draw_growth(curves, plots):
             console.print(f"drawn: {path}", highlight=False)
-    steeper = steeper_than_linear(curve for curve in curves if curve.contestant == subject.name)
+    floors = {curve.plot: curve for curve in curves if curve.contestant == ALONE}
+    steeper = steeper_than_linear((curve for curve in curves if curve.contestant == subject.name), floors)
     for sentence in steeper or ("Nothing grows faster than linearly, beyond noise.",):
         console.print(sentence, highlight=False)
     if gate and steeper:

@@ -11,7 +11,7 @@ import pytest
 from conformance.backends.backend import get_backend
 from conformance.bench import measure as bench
 from conformance.bench.curve import Curve, Plot, Point, steeper_than_linear
-from conformance.bench.growth import BY_SIMULATED, BY_TENSORS, TORCH, Sizes, measure_growth
+from conformance.bench.growth import ALONE, BY_SIMULATED, BY_TENSORS, TORCH, Sizes, measure_growth
 from conformance.bench.ratio import DEFAULT, FLOOR, Ratio, overheads, slower_than_torch
 from conformance.errors import ConformanceError
 from conformance.report.plots import draw_growth, draw_ratios
@@ -126,6 +126,14 @@ def test_only_what_grows_faster_than_linearly_beyond_noise_is_told() -> None:
     assert told == ("a step: some grows faster than the number of tensors (10: 1 (0.9 - 1.1), 100: 12 (11.1 - 13))")
 
 
+def test_what_grows_as_without_a_ddp_is_not_told() -> None:
+    some = curve((10, 1.0, 0.9, 1.1), (100, 12.0, 11.1, 13.0))
+    floor = curve((10, 1.0, 1.0, 1.0), (100, 10.5, 10.2, 11.0))
+    assert steeper_than_linear([some], {some.plot: floor}) == ()
+    floor = curve((10, 1.0, 1.0, 1.0), (100, 8.0, 7.0, 9.0))
+    assert len(steeper_than_linear([some], {some.plot: floor})) == 1
+
+
 @pytest.mark.nightly
 def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     sizes = Sizes(tensors=(20, 200), ranks=(2,), simulated=(2, 4096), tensors_simulated=(20, 40))
@@ -133,9 +141,10 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     assert [(one.plot, one.contestant) for one in curves if one.plot in (BY_TENSORS, BY_SIMULATED)] == [
         (BY_TENSORS, "ddp_impl"),
         (BY_TENSORS, TORCH),
-        (BY_TENSORS, FLOOR),
+        (BY_TENSORS, ALONE),
         (BY_SIMULATED, "ddp_impl"),
         (BY_SIMULATED, TORCH),
+        (BY_SIMULATED, ALONE),
     ]
     assert {tuple(point.size for point in one.points) for one in curves} == {(20, 200), (2,), (2, 4096), (20, 40)}
     drawn = draw_growth([one for one in curves if len(one.points) > 1], tmp_path)

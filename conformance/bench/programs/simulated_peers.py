@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from conformance.bench.programs.echoing_peers import EchoingPeers
-from conformance.bench.programs.step_time import take_turns
+from conformance.bench.programs.step_time import NO_DDP, take_turns
 from conformance.bench.programs.workloads import Workload, workload_named
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -23,9 +23,9 @@ _NUM_STEPS = 2
 def simulated_peers(ctx: RankContext) -> None:
     """Observe `<label>`: seconds per round of each of `arguments["contestants"]`, by the process's own CPU time.
 
-    A contestant is [label, subject, workload, simulated world size]. In each round it wraps a new module, over a group
-    of `EchoingPeers`, and trains two steps without an optimiser: ranks compare their modules, and plan their buckets
-    twice. Building the module does not count. One rank runs it.
+    A contestant is [label, subject, workload, simulated world size]; subject `NO_DDP` wraps nothing. In each round it
+    wraps a new module, over a group of `EchoingPeers`, and trains two steps without an optimiser: ranks compare their
+    modules, and plan their buckets twice. Building the module does not count. One rank runs it.
     """
     contestants: list[tuple[str, Callable[[], float]]] = []
     for label, subject, workload, world_size in ctx.arguments["contestants"]:
@@ -39,7 +39,7 @@ def _begin(ctx: RankContext, subject: str, workload: Workload, peers: EchoingPee
     batch = workload.inputs(torch.Generator().manual_seed(0))
     gc.collect()
     begin = time.process_time()
-    model = ctx.wrap_in(subject, module, process_group=peers)
+    model = module if subject == NO_DDP else ctx.wrap_in(subject, module, process_group=peers)
     for _ in range(_NUM_STEPS):
         model(batch).sum().backward()
     return time.process_time() - begin
