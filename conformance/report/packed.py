@@ -116,23 +116,24 @@ def _ranks(result: _Object | None) -> list[_Object]:
 
 
 def _most_frequent(objects: Iterable[_Object]) -> _Object:
-    """Return the most frequent value of each field of `objects`, which all have the same fields."""
+    """Return for each field of `objects`, which all have the same, the most frequent value that is there twice."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for one in objects:
         for name, value in one.items():
             counts[name][json.dumps(value)] += 1
-    return {name: json.loads(values.most_common(1)[0][0]) for name, values in counts.items()}
+    frequent = {name: values.most_common(1)[0] for name, values in counts.items()}
+    return {name: json.loads(text) for name, (text, times) in frequent.items() if times > 1}
 
 
 def _without(value: _Object, usual: _Object) -> _Object:
-    return {name: field for name, field in value.items() if usual[name] != field}
+    return {name: field for name, field in value.items() if name not in usual or usual[name] != field}
 
 
 def _leave_out(kind: str, objects: list[_Object]) -> dict[str, _Object]:
     """Take what is usual out of `objects`, and return it."""
     usual = _most_frequent(objects)
     for one in objects:
-        for name in [name for name, field in one.items() if usual[name] == field]:
+        for name in [name for name, field in one.items() if name in usual and usual[name] == field]:
             del one[name]
     return {kind: usual}
 

@@ -145,10 +145,10 @@ def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
     result = call("run", SOME, "--ddp", "torch", "--report", tmp_path, "-k", "moe")
     assert result.exit_code == 0, result.output
     assert "torch keeps every requirement that was exercised." in result.stdout
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["green"]
-    assert data["totals"]["selected"] == len(data["scenarios"]) >= 1
-    assert all(entry["native"] is None for entry in data["scenarios"])
+    assert json.loads((tmp_path / "report.json").read_text())["green"]
+    report = read_report(tmp_path)
+    assert report.totals.selected == len(report.scenarios) >= 1
+    assert all(outcome.native is None for outcome in report.scenarios)
 
 
 def test_a_shuffled_run_says_its_seed_and_can_be_had_again(tmp_path: Path) -> None:
@@ -195,11 +195,11 @@ def test_a_failing_run_ends_with_1_and_says_how_to_replay_it(tmp_path: Path) -> 
     result = call("run", SOME, "--ddp", ddp, "--report", tmp_path, "-k", "moe", "--no-native")
     assert result.exit_code == 1, result.output
     assert "FAIL  TRAIN-16" in result.stdout
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["totals"]["subject"]["FAIL"] == data["totals"]["selected"]
+    report = read_report(tmp_path)
+    assert report.totals.subject["FAIL"] == report.totals.selected
     file = next((tmp_path / "failures").glob("*.json"))
     assert f"Replay  ddp-conformance replay {file} --ddp {ddp}" in result.stdout
-    assert read_scenario(file).id == data["scenarios"][0]["id"]
+    assert read_scenario(file).id == report.scenarios[0].id
 
 
 @pytest.mark.parametrize(
