@@ -229,7 +229,9 @@ def test_a_signal_leaves_a_partial_report_and_no_process(tmp_path: Path, signum:
         start_new_session=True,
     )
     with os.fdopen(os.open(announcements, os.O_RDWR)) as pipe, run:
-        for _ in range(5):  # one for the probe, the others for scenarios
+        # One is for the probe. Of 12 that have begun at most 10 are not judged, and whoever fails begins once more: so
+        # three are judged, or are about to be, when 16 more have come.
+        for _ in range(17):
             assert pipe.readline() == "constructed\n"
         assert processes_under(tmp_path)
         os.killpg(run.pid, signum)
