@@ -270,7 +270,7 @@ def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> 
     wanted = scenario("slow", arguments={"times": 1_000_000, "seconds": 0.01}, deadline_s=0.5)
     observations = run(controller, wanted)
     assert 2.5 <= time.monotonic() - started < 4.5
-    assert {str(seen.fate) for seen in observations.values()} == {"hung in forward"}
+    assert {seen.fate.kind for seen in observations.values()} == {"hung"}  # in a phase or, for a moment, between two
 
 
 def test_a_rank_that_holds_the_interpreter_is_seen_all_the_same(controller: Controller, tmp_path: Path) -> None:
