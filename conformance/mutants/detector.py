@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from conformance.mutants.catalogue import Kill, Mutant, Trial
-from conformance.observation import Facts, Observation
+from conformance.observation import Observation
 from conformance.programs.registry import preloads_of
 from conformance.run.scenario_runner import ScenarioRunner
+from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
 from conformance.suite import cheapest_first, load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
@@ -160,34 +160,9 @@ class Detector:
         backend = trial.backend
         if backend.source not in self._controllers:
             self._controllers[backend.source] = Controller(backend, zygote=self._zygote)
-        ranks = _Watched(self._controllers[backend.source])
+        ranks = WatchedRanks(self._controllers[backend.source], trial.subject)
         outcome = ScenarioRunner(trial.subject, backend, ranks, native=False).run(scenario)
-        return Tried(outcome.subject, ranks.seen)
-
-
-class _Watched:
-    """Ranks that keep what the last scenario's saw."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self.seen: tuple[object, ...] = ()
-
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation] | None]:
-        """Start the scenario; whoever waits for it has facts, collectives and ends remembered."""
-        wait = self._controller.start(scenario, subject, fresh=fresh)
-
-        def remembered(silence_s: float) -> dict[int, Observation] | None:
-            observations = wait(silence_s)
-            self.seen = tuple(map(_seen_by, (observations or {}).values()))
-            return observations
-
-        return remembered
-
-    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
-        """Start to compute what the ranks must observe."""
-        return self._controller.expect(scenario)
+        return Tried(outcome.subject, tuple(map(_seen_by, ranks.observations.values())))
 
 
 def _seen_by(rank: Observation) -> object:

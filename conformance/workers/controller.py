@@ -164,14 +164,10 @@ class Controller:
         if fresh:
             for busy in [pool for pool, its_key in self._busy.items() if its_key == key]:
                 busy.retire()
-        pool = None
-        for idle in reversed(self._idle.pop(key, [])):
-            if pool is None and not fresh and idle.reusable:
-                pool = idle
-            elif fresh or not idle.reusable:
-                idle.close()
-            else:
-                self._idle[key] = [idle, *self._idle.get(key, [])]
+        idle = self._idle.pop(key, [])
+        usable = [] if fresh else [one for one in idle if one.reusable]
+        pool = usable[-1] if usable else None
+        self._keep(key, usable[:-1], of=[one for one in idle if one is not pool])
         if pool is None:
             self._forget_subjects_but(key[0])
             pool = self._new_pool(*key[1:])
@@ -183,8 +179,11 @@ class Controller:
             return
         del self._busy[pool]
         idle = [*self._idle.pop(key, []), pool]
-        kept = [one for one in idle if one.reusable][-_MOST_IDLE:]
-        for one in idle:
+        self._keep(key, [one for one in idle if one.reusable][-_MOST_IDLE:], of=idle)
+
+    def _keep(self, key: _PoolKey, kept: list[Pool], *, of: list[Pool]) -> None:
+        """Keep some idle pools, and close the others."""
+        for one in of:
             if one not in kept:
                 one.close()
         if kept:

@@ -55,6 +55,7 @@ class Hearing:
         self.strange: dict[int, Observation] = {}
         self._zygote = zygote
         self._seats = seats
+        self._flights = [seat.file("flight") for seat in seats]
         self._pids = pids
         self._listening = dict(zip(channels, seats, strict=True))
         self._number = number
@@ -77,7 +78,7 @@ class Hearing:
             if self._is_over:
                 self.ended_at = time.monotonic()
             elif time.monotonic() >= until:
-                until = max(seat_alive_at(seat) for seat in self._seats) + silence_s
+                until = alive_at(*self._flights) + silence_s
                 if silence_s == 0 or time.monotonic() >= until:
                     break
         return self._is_over
@@ -108,7 +109,7 @@ class Hearing:
         self._grant_for_more()
         if time.monotonic() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
-        later = prolonged(self._started, self._deadline_s, *(seat.file("flight") for seat in self._seats))
+        later = prolonged(self._started, self._deadline_s, *self._flights)
         if later <= self._deadline or not math.isinf(self._patience_s):
             return True
         self._deadline = later
@@ -160,15 +161,14 @@ class Hearing:
         return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
 
 
-def seat_alive_at(seat: Seat) -> float:
-    """Return when the rank on `seat` last made progress, by this machine's monotonic clock; 0 if it made none."""
-    return read_flight(seat.file("flight")).alive_at
+def alive_at(*flights: str) -> float:
+    """Return when a rank last made progress, by its flight record and this machine's monotonic clock; 0 if none did."""
+    return max(read_flight(path).alive_at for path in flights)
 
 
 def prolonged(started: float, deadline_s: float, *flights: str) -> float:
     """Return when to give up ranks that started at `started`, extended by the progress in their flight records."""
-    alive_at = max(read_flight(path).alive_at for path in flights)
-    return min(max(started, alive_at) + deadline_s, started + MOST_DEADLINES * deadline_s)
+    return min(max(started, alive_at(*flights)) + deadline_s, started + MOST_DEADLINES * deadline_s)
 
 
 def answer(channel: Channel, rank: int, number: int) -> FromRank | None:
