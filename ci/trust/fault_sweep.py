@@ -168,7 +168,7 @@ def _at_message(
         if kind == "silence":
             lost.append(channel)
             return
-        pids = sorted(processes_under(work_dir))
+        pids = processes_under(work_dir)
         chosen = pids[:1] if who == "zygote" else pids[1:][-1:]
         hit.extend(chosen)
         for pid in chosen:

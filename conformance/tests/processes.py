@@ -10,16 +10,25 @@ from conformance.workers.zygote_process import MARKER
 
 
 def processes_under(directory: Path) -> list[int]:
-    """Return every live process (zygote, ranks) whose private directory lies in `directory`."""
+    """Return every live process whose private directory lies in `directory`: zygotes, then ranks, by when they began.
+
+    Not by their numbers, which begin anew: the kernel has 32,768 of them unless told otherwise.
+    """
     marker = f"{MARKER}={directory}/".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and marker in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+                found.append((_began_at(entry), int(entry.name)))
         except (OSError, ValueError):
             continue  # it ended meanwhile, or belongs to somebody else
-    return found
+    return [pid for _, pid in sorted(found)]
+
+
+def _began_at(entry: Path) -> int:
+    """Return when a process began, in ticks since the machine did; behind its name, which may hold any character."""
+    _, _, fields = (entry / "stat").read_text().rpartition(")")
+    return int(fields.split()[19])
 
 
 def all_end(pids: list[int], within_s: float) -> bool:

@@ -44,7 +44,7 @@ WAITING = """
     )
     with Controller(get_backend("gloo"), work_dir=directory, preload=(sys.argv[2],)) as controller:
         controller.run(wait.replace(program="workers/idle"), torch_ddp)
-        zygote = min(processes_under(directory))
+        zygote = processes_under(directory)[0]
         try:
             controller.run(wait, torch_ddp)
         except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_p
         os.kill(zygote(), signal.SIGKILL)
 
     def zygote() -> int:
-        return min(processes_under(tmp_path))  # it came first
+        return processes_under(tmp_path)[0]
 
     os.mkfifo(tmp_path / "pipe")
     wait = STEP.replace(program="workers/meet_stranger", arguments={"pipe": str(tmp_path / "pipe")})

@@ -164,7 +164,7 @@ def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
     stopped: list[int] = []
 
     def stop() -> None:
-        processes = sorted(processes_under(tmp_path))
+        processes = processes_under(tmp_path)
         chosen = processes[:1] if who == "zygote" else processes[-1:]
         stopped.extend(chosen)
         for pid in chosen:
