@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.torch_internals import keep_out_of_graphs
 
 
@@ -24,11 +25,13 @@ class AutogradHooks:
         self,
         members: Sequence[ManagedParameter],
         arrivals: Arrivals,
+        early_moves: EarlyMoves,
         bucket_full: Callable[[int], None],
         report: Callable[[int], None],
     ) -> None:
         """Register a hook on every parameter."""
         self._arrivals = arrivals
+        self._early_moves = early_moves
         self._bucket_full = bucket_full
         self._report = report
         self.captures = False  # torch.distributed.autograd captures the gradients of this iteration
@@ -67,9 +70,12 @@ class AutogradHooks:
         # The hot path. It does what `Arrivals._settle` does, without a call.
         due, bucket_of, pending = self._arrivals.due, self._arrivals.bucket_of, self._arrivals.pending
         bucket_full, report = self._bucket_full, self._report
+        moves_early, move_early = self._early_moves.takes, self._early_moves.came
 
         def gradient_came(_: Tensor) -> None:
             if due[index] == 1:
+                if moves_early[index]:
+                    move_early(index)
                 due[index] = 0
                 bucket = bucket_of[index]
                 left = pending[bucket] - 1

@@ -41,13 +41,17 @@ def collect(
 
     `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
     gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
-    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
-    of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
+    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. What `bucket.divided` names
+    is there already, and divided. `here` begins the message of errors. Raises `ReductionError` for a gradient that is
+    sparse or of another dtype.
     """
     bucket.homeless.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
     if bucket.holds_gradients:
         bucket.restore_views()
+    if bucket.divided and (unused or left_out):
+        out = {place for place in bucket.divided if bucket.members[place].index in {*unused, *left_out}}
+        bucket.multiply_back(out, divisor)
     if left_out:
         _leave_out(bucket, home, left_out)
     if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
@@ -57,7 +61,7 @@ def collect(
             foreach_copy_(bucket.views, gradients)
             bucket.flat.div_(divisor)
         return []
-    sources, targets, absent, placed = [], [], [], []
+    sources, targets, absent, placed, settled = [], [], [], [], []
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
         if gradient is None:
             absent.append(view)
@@ -68,18 +72,22 @@ def collect(
             sources.append(gradient)
             targets.append(view)
             placed.append(place)
+        elif place not in bucket.divided:
+            settled.append(view)
     if absent:
         foreach_zero_(absent)
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
-    divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
-    _copy_in(targets, sources, divisor if divided else 1)
+    apart = divisor != 1 and (bool(bucket.divided) or (bucket.has_large and not settled))
+    _copy_in(targets, sources, divisor if apart else 1)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
         bucket.gradients = []
-    if divisor != 1 and not divided:
+    if divisor != 1 and not apart:
         bucket.flat.div_(divisor)
+    elif divisor != 1 and settled:
+        foreach_div_(settled, divisor)
     return missing
 
 
@@ -146,7 +154,7 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         for place in bucket.homeless:
             if used is None or used[bucket.members[place].index]:
                 parameter, view = bucket.parameters[place], bucket.views[place]
-                parameter.grad = view if _fits(view, parameter) else _new_gradient(parameter, view)
+                parameter.grad = view if fits(view, parameter) else _new_gradient(parameter, view)
         return
     if buffer is not bucket.flat:
         return  # the gradient was reduced in place
@@ -182,7 +190,7 @@ def _is_laid_out_as(view: Tensor, parameter: Tensor) -> bool:
     return view.stride() == local.stride() or not is_dense_without_overlap(local)
 
 
-def _fits(view: Tensor, parameter: Tensor) -> bool:
+def fits(view: Tensor, parameter: Tensor) -> bool:
     """Whether `view` can be the gradient of `parameter`, which may have been converted since it was wrapped."""
     return view.dtype is parameter.dtype and _is_laid_out_as(view, parameter)
 
@@ -199,6 +207,11 @@ def _are_plain(gradients: list[Tensor | None], dtype: torch.dtype | None = None)
     return dtype is None or (
         not any(map(_IS_SPARSE, gradients)) and all(map(is_, map(_DTYPE, gradients), repeat(dtype)))
     )
+
+
+def is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a gradient is dense, of this dtype and without a graph."""
+    return gradient.dtype is dtype and not gradient.is_sparse and not gradient.requires_grad
 
 
 def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None:
@@ -220,7 +233,8 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None
 
 
 def _is_divided_on_the_way(target: Tensor, source: Tensor) -> bool:
-    return source.numel() >= LARGE_NUMEL and source.dtype is target.dtype
+    # Of another shape, when the parameter was given other data, it would give the target that shape.
+    return source.numel() >= LARGE_NUMEL and source.dtype is target.dtype and source.shape == target.shape
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:
@@ -228,7 +242,7 @@ def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> 
     parameters, views = bucket.parameters, bucket.views
     for place in placed:
         # A parameter that was converted since it was wrapped has gradients like it.
-        misfit = not _fits(views[place], parameters[place])
+        misfit = not fits(views[place], parameters[place])
         if misfit or bucket.members[place].index in unused:
             bucket.homeless.append(place)
         else:

@@ -32,6 +32,7 @@ from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.device_times import DeviceTimes
+from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
@@ -101,7 +102,10 @@ class Reducer(BucketReduction):
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
         self._told_missing = False  # the user has heard that gradients of the last backward are missing
-        self._hooks = AutogradHooks(self.members, self.arrivals, self._bucket_full, self._take_reported_gradient)
+        self._early_moves = EarlyMoves(len(self.members))
+        self._hooks = AutogradHooks(
+            self.members, self.arrivals, self._early_moves, self._bucket_full, self._take_reported_gradient
+        )
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
 
@@ -316,6 +320,7 @@ class Reducer(BucketReduction):
         self.buckets = allocate(plan, self.members, self.options, self.buckets)
         self.state.replan(len(self.buckets))
         self.arrivals.regroup(plan.bucket_of(len(self.members)), len(self.buckets))
+        self._early_moves.regroup(self.buckets)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -405,6 +410,8 @@ class Reducer(BucketReduction):
         ready_ns = time.time_ns() - self.telemetry.current.backward_start_ns
         if self._device_times is not None and self._learns_order:
             self._device_times.note(index)
+        if self._early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
+            self._early_moves.came(index)
         if self.arrivals.take(index, ready_ns):
             self._bucket_full(self.arrivals.bucket_of[index])
 
@@ -414,14 +421,18 @@ class Reducer(BucketReduction):
     @torch.no_grad()
     def _backward_ended(self) -> None:
         self._told_missing = False
-        if self.state.phase is Phase.EARLY:
-            self._handle(Event.BACKWARD)  # without having come to an output of forward
-        self._handle(Event.BACKWARD_END)
+        try:
+            if self.state.phase is Phase.EARLY:
+                self._handle(Event.BACKWARD)  # without having come to an output of forward
+            self._handle(Event.BACKWARD_END)
+        finally:
+            self._early_moves.take_back()
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         is_latest = watch == self._num_watched  # autograd's threads may drop a backward after the next one has begun
         if is_latest:
             self._handle(Event.BACKWARD_RAISED)
+            self._early_moves.take_back()
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
         if is_latest and self._raised_early and self._skipped is None:
@@ -493,6 +504,7 @@ class Reducer(BucketReduction):
         self._num_watched += 1
         self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
+        self._early_moves.begin(self.divisor if self.comm_hook is None else 1)
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
             if self._device_times is not None and self._learns_order:
