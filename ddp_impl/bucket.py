@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_impl.bucket_plan import BucketPlan, ParameterSpec
-from ddp_impl.options import ReducerOptions
+from ddp_impl.options import LARGE_NUMEL, ReducerOptions
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
-
-#: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
-LARGE_NUMEL = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +78,16 @@ class Bucket:
     parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
     becomes it if some rank used the parameter. `gradients`: those of its members as they were collected, until the
     averages are handed out. `divided`: the places of members whose gradient is in its view, divided, although the
-    bucket is not launched. `has_large`: it pays to divide gradients while they are copied in.
+    bucket is not launched. `has_large`: one has `large_numel` elements or more, so it pays to divide gradients while
+    they are copied in.
     `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
     storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
         "_layouts", "_length", "_where", "distributed", "divided", "flat", "gradients", "has_large", "holds_gradients",
-        "homeless", "index", "members", "parameters", "reduces_in_place", "sparse", "views", "warned_about_graph",
+        "homeless", "index", "large_numel", "members", "parameters", "reduces_in_place", "sparse", "views",
+        "warned_about_graph",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +97,7 @@ class Bucket:
         *,
         dtype: torch.dtype | None = None,
         holds_gradients: bool = False,
+        large_numel: int = LARGE_NUMEL,
     ) -> None:
         """Allocate zeroed storage for `members`, which all have one dtype and device."""
         first = members[0].parameter
@@ -115,7 +115,8 @@ class Bucket:
         self.flat = torch.zeros(self._length, dtype=dtype or first.dtype, device=first.device)
         alike = not self.sparse and not self.distributed and self.flat.dtype is first.dtype
         self.holds_gradients = holds_gradients and alike
-        self.has_large = alike and any(layout.numel >= LARGE_NUMEL for layout in layouts)
+        self.large_numel = large_numel
+        self.has_large = alike and any(layout.numel >= large_numel for layout in layouts)
         is_alone = self.has_large and not self.holds_gradients and len(members) == 1
         self.reduces_in_place = is_alone and is_dense_without_overlap(first)
         self._layouts = layouts
@@ -126,7 +127,7 @@ class Bucket:
 
     def release(self) -> None:
         """Give up the storage until the next `claim`; whoever holds a view of it keeps it alive."""
-        self.flat, self.views = self.flat.new_empty(0), []
+        self.flat, self.views, self._where = self.flat.new_empty(0), [], []
 
     def claim(self) -> None:
         """Allocate the storage again, with any values in it, if it was given up."""
@@ -173,7 +174,8 @@ def allocate(
         in_bucket = [members[member] for member in indices]
         floating = in_bucket[0].parameter.is_floating_point()
         dtype = options.reduce_dtype if floating else None  # complex gradients are reduced as they are
-        buckets.append(Bucket(index, in_bucket, dtype=dtype, holds_gradients=options.gradient_as_bucket_view))
+        kept, large_numel = options.gradient_as_bucket_view, options.large_numel
+        buckets.append(Bucket(index, in_bucket, dtype=dtype, holds_gradients=kept, large_numel=large_numel))
     # The views themselves, so that they outlive their buckets: the id of a freed one may be another tensor's.
     old_views = {id(view): view for bucket in replaced for view in bucket.views}
     for bucket in buckets:

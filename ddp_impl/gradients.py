@@ -11,7 +11,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter, is_dense_without_overlap
+from ddp_impl.bucket import Bucket, ManagedParameter, is_dense_without_overlap
 from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
@@ -56,7 +56,7 @@ def collect(
         _leave_out(bucket, home, left_out)
     if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
         if divisor == 1 or bucket.has_large:
-            _copy_in(bucket.views, gradients, divisor)
+            _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
         else:
             foreach_copy_(bucket.views, gradients)
             bucket.flat.div_(divisor)
@@ -79,7 +79,7 @@ def collect(
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
     apart = divisor != 1 and (bool(bucket.divided) or (bucket.has_large and not settled))
-    _copy_in(targets, sources, divisor if apart else 1)
+    _copy_in(targets, sources, divisor if apart else 1, bucket.large_numel)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
@@ -214,7 +214,7 @@ def is_plain(gradient: Tensor, dtype: torch.dtype) -> bool:
     return gradient.dtype is dtype and not gradient.is_sparse and not gradient.requires_grad
 
 
-def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None:
+def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int, large_numel: int) -> None:
     """Copy, and divide on the way: one pass over large gradients less. The others are divided together.
 
     Among them are those in a narrower dtype than the bucket's: they must not be rounded to it.
@@ -222,9 +222,11 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None
     small = list(zip(targets, sources, strict=True))
     if divisor != 1:
         for target, source in small:
-            if _is_divided_on_the_way(target, source):
+            if _is_divided_on_the_way(target, source, large_numel):
                 torch.div(source, divisor, out=target)
-        small = [(target, source) for target, source in small if not _is_divided_on_the_way(target, source)]
+        small = [
+            (target, source) for target, source in small if not _is_divided_on_the_way(target, source, large_numel)
+        ]
     if small:
         small_targets = [target for target, _ in small]
         foreach_copy_(small_targets, [source for _, source in small])
@@ -232,9 +234,9 @@ def _copy_in(targets: list[Tensor], sources: list[Tensor], divisor: int) -> None
             foreach_div_(small_targets, divisor)
 
 
-def _is_divided_on_the_way(target: Tensor, source: Tensor) -> bool:
+def _is_divided_on_the_way(target: Tensor, source: Tensor, large_numel: int) -> bool:
     # Of another shape, when the parameter was given other data, it would give the target that shape.
-    return source.numel() >= LARGE_NUMEL and source.dtype is target.dtype and source.shape == target.shape
+    return source.numel() >= large_numel and source.dtype is target.dtype and source.shape == target.shape
 
 
 def _move_in(bucket: Bucket, placed: Sequence[int], unused: Collection[int]) -> None:

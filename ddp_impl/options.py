@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 _BYTES_PER_MB = 1024 * 1024
 DEFAULT_CAP_MB = 25.0
 DEFAULT_FIRST_CAP_BYTES = _BYTES_PER_MB
+#: From how many elements on it is cheaper to divide a gradient while it is copied than to pass over the bucket again.
+LARGE_NUMEL = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class ReducerOptions:
     first synchronised iteration happens in every one. `gradient_as_bucket_view`: gradients live in the buckets.
     `skip_all_reduce_unused_params`: buckets that no rank used are not communicated. `reduce_dtype`: the precision in
     which gradients travel, theirs if None. `delayed`: names of parameters whose gradients are reduced after that of the
-    parameter named `releases_delayed`, after all others while the order of gradients is unknown.
+    parameter named `releases_delayed`, after all others while the order of gradients is unknown. `large_numel`: from
+    how many elements on gradients are copied and divided each by itself, or not copied at all (`gradients`).
     """
 
     caps: BucketCaps
@@ -79,6 +82,7 @@ class ReducerOptions:
     reduce_dtype: torch.dtype | None = None
     delayed: frozenset[str] = frozenset()
     releases_delayed: str = ""
+    large_numel: int = LARGE_NUMEL
 
     @property
     def walks_graphs(self) -> bool:

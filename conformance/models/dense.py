@@ -81,6 +81,11 @@ def _many_small_layers(dtype: torch.dtype) -> nn.Module:
     return ManySmallLayers().to(dtype)
 
 
+def _wide(dtype: torch.dtype) -> nn.Module:
+    # 65,536 weights in the middle: so many that a DDP may treat them otherwise than the few around them.
+    return nn.Sequential(nn.Linear(12, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 4)).to(dtype)
+
+
 def _mixed_dtypes(dtype: torch.dtype) -> nn.Module:
     certain(dtype == torch.float32, "its dtypes are what the model is about")
     return MixedDtypes()
@@ -101,6 +106,7 @@ FIXTURES = (
     ModelFixture("mlp", _mlp, regression_loss, dtypes=ALL_REAL),
     ModelFixture("batchnorm_mlp", _batchnorm_mlp, regression_loss, uses_buffers=True),
     ModelFixture("many_small_layers", _many_small_layers, regression_loss, dtypes=ALL_REAL),
+    ModelFixture("wide", _wide, regression_loss, dtypes=ALL_REAL),
     ModelFixture("mixed_dtypes", _mixed_dtypes, regression_loss, dtypes=("float32",)),
     ModelFixture("complex", _complex, regression_loss, dtypes=("complex64",)),
     ModelFixture("frozen", _frozen, regression_loss, dtypes=ALL_REAL),

@@ -6,6 +6,7 @@ They are the controls of every run of mutants, and show that the requirements ju
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance.backends.gloo import GLOO
 from conformance.mutants.relay import Relay
 from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import ManagedParameter
 
 #: The same classes by another name, in another module.
 ReexportedTorch = TorchDDP
@@ -25,6 +27,14 @@ class Subclass(DistributedDataParallel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+
+
+class TreatsAllAsLarge(DistributedDataParallel):
+    """Treats every gradient as it treats large ones, which few of the suite's models have."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        self._options = dataclasses.replace(self._options, large_numel=1)
+        super()._attach_reducer(members)
 
 
 class SubclassOfTorch(TorchDDP):
@@ -76,7 +86,7 @@ def called_torch(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 #: By base, as `mutants.toml` names it.
 UNCHANGED = {
-    "ddp_impl": ("Subclass", "Composed", "called", "Reexported"),
+    "ddp_impl": ("Subclass", "Composed", "called", "Reexported", "TreatsAllAsLarge"),
     "torch": ("SubclassOfTorch", "ComposedOfTorch", "called_torch", "ReexportedTorch"),
 }
 

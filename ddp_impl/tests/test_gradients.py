@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_impl.bucket import LARGE_NUMEL, Bucket, ManagedParameter
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE
 from ddp_impl.gradients import collect
+from ddp_impl.options import LARGE_NUMEL
 
 
 def bucket_of(shapes: list[tuple[int, ...]], dtype: torch.dtype, *, holds_gradients: bool = False) -> Bucket:

@@ -394,3 +394,24 @@ class ReducesSharedMemory(Reducing):
         def _launch(self, bucket: Bucket) -> None:
             with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
                 super()._launch(bucket)
+
+
+class SendsHalfOfALargeBucket(Reducing):
+    """BUG: of a bucket with more than 60,000 elements, only so many are sent."""
+
+    class OwnReducer(Reducer):
+        """Has a counter that is too narrow."""
+
+        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+            super()._start(bucket, buffer if self.comm_hook is not None or bucket.sparse else buffer[:60_000])
+
+
+class DividesMovedGradientsTwice(Reducing):
+    """BUG: what was divided when it moved into its bucket is divided again when the bucket is sent."""
+
+    class OwnReducer(Reducer):
+        """Forgets what it has moved."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            bucket.divided.clear()
+            return super()._collected(bucket)

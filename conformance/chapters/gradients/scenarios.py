@@ -41,6 +41,7 @@ def _train(requirement: str, slug: str, model: str, world_size: int, options: di
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _means()
+    yield from _sizes()
     yield from _dtypes()
     yield from _layouts()
     yield from _zero_grad()
@@ -83,6 +84,22 @@ def _means() -> Iterator[Scenario]:
                 "GRAD-26", f"large{'-view' * as_view}", "gradient_values", world_size, arguments={"values": "large"},
                 options={"gradient_as_bucket_view": as_view},
             )  # fmt: skip
+
+
+def _sizes() -> Iterator[Scenario]:
+    alone = {"bucket_cap_mb": 0.001}
+    static = {"static_graph": True}
+    half: dict[str, Any] = {"dtype": "float16", "schedule": (Step(), Step())}
+    local, kept = (Step(local_backwards=2), Step(), Step()), (Step(), Step(zero_grad="keep"), Step(zero_grad="zeros"))
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("plain", {}, {}), ("alone", alone, {}), ("unused", _FIND, {}), ("static", static, {}), ("half", {}, half),
+        ("local", {}, {"schedule": local}), ("kept", {}, {"schedule": kept}),
+    )  # fmt: skip
+    for slug, options, rest in ways:
+        for as_view in (False, True):
+            for world_size in (2, 3):
+                given = {**options, "gradient_as_bucket_view": as_view}
+                yield _train("GRAD-37", f"{slug}{'-view' * as_view}", "wide", world_size, given, **rest)
 
 
 def _dtypes() -> Iterator[Scenario]:
