@@ -41,6 +41,21 @@ def test_scenarios_run_side_by_side_in_workers_with_ranks_of_their_own(tmp_path:
     assert "2 passed" in done.stdout
 
 
+def test_an_installed_copy_whose_files_pytest_loads_as_a_plugins_judges_the_same(tmp_path: Path) -> None:
+    """From a wheel, and from a checkout with `python -m pytest`, pytest rewrites the asserts of all our modules."""
+    (tmp_path / "rewritten.py").write_text(
+        "import pytest, sys\n"
+        "pytest.register_assert_rewrite('conformance', 'ddp_impl')\n"
+        "def pytest_sessionfinish():\n"
+        "    module = sys.modules['conformance.chapters.gradients.changed_modules']\n"
+        "    print('loaded by', type(module.__loader__).__name__)\n"
+    )
+    done = run_pytest(tmp_path, "-s", "-p", "rewritten", "-k", "GRAD-18 and replaced-world2", "--ddp-no-native")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "loaded by AssertionRewritingHook" in done.stdout
+
+
 def test_a_failure_is_the_explanation_and_no_traceback(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "-k", "TRAIN-16 and moe-world2", "--ddp", f"{SUBJECTS}:Unsynchronised")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
