@@ -1,0 +1,170 @@
+"""Gradients that move into their bucket when they come: divided once, and taken back where nothing is reduced."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.early_moves import EarlyMoves
+from ddp_impl.gradient_homes import GRAD_ATTRIBUTE
+from ddp_impl.gradients import collect
+from ddp_impl.tests.ranks import run_ranks
+
+SHAPES = ((3, 5), (40,), (), (7, 6), (1,))
+#: What may have become of a gradient when its bucket is full.
+WAYS = ("came", "stayed", "lives there", "lives there and came", "missing", "not used", "frozen")
+
+
+def bucket_of(dtype: torch.dtype) -> Bucket:
+    generator = torch.Generator().manual_seed(0)
+    members = []
+    for index, shape in enumerate(SHAPES):
+        parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
+        parameter.grad = torch.randn(shape, dtype=dtype, generator=generator)
+        members.append(ManagedParameter(index, f"p{index}", parameter))
+    return Bucket(0, members, holds_gradients=True, large_numel=30)
+
+
+def moves_into(bucket: Bucket, divisor: int) -> EarlyMoves:
+    moves = EarlyMoves(len(bucket.members))
+    moves.regroup([bucket])
+    moves.begin(divisor)
+    assert all(moves.takes)
+    return moves
+
+
+def gradients_of(bucket: Bucket) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in bucket.parameters if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("divisor", [1, 2, 3, 4])
+def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dtype: torch.dtype) -> None:
+    for seed in range(60):
+        draw = random.Random(seed)
+        ways = [draw.choice(WAYS) for _ in SHAPES]
+        bucket = bucket_of(dtype)
+        moves = moves_into(bucket, divisor)
+        before = gradients_of(bucket)
+        unused, left_out = set[int](), set[int]()
+        for place, (way, parameter) in enumerate(zip(ways, bucket.parameters, strict=True)):
+            if way.startswith("lives"):
+                bucket.views[place].copy_(before[place])
+                parameter.grad = bucket.views[place]
+            if way == "missing":
+                parameter.grad = None
+            elif way != "stayed" and way != "lives there":
+                moves.came(place)
+            if way == "not used":
+                unused.add(place)
+            if way == "frozen":
+                left_out.add(place)
+        with torch.no_grad():
+            missing = collect(bucket, GRAD_ATTRIBUTE, unused, "", divisor=divisor, left_out=left_out)
+        for place, (way, parameter) in enumerate(zip(ways, bucket.parameters, strict=True)):
+            sent, expected = bucket.views[place], before[place] / divisor
+            if way in ("missing", "frozen"):
+                assert place in missing
+                assert not sent.any(), (seed, ways)
+            else:
+                assert torch.equal(sent, expected), (seed, ways, place)
+            if way in ("not used", "frozen"):  # perhaps nobody used it: then it keeps what it has
+                assert parameter.grad is not None
+                assert parameter.grad is not sent
+                assert torch.equal(parameter.grad, before[place]), (seed, ways, place)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("divisor", [1, 2, 3, 4])
+def test_what_no_reduction_follows_is_this_ranks_own_again(divisor: int, dtype: torch.dtype) -> None:
+    bucket = bucket_of(dtype)
+    moves = moves_into(bucket, divisor)
+    before = gradients_of(bucket)
+    for place in (0, 1, 3):
+        moves.came(place)
+        assert bucket.parameters[place].grad is bucket.views[place]
+    moves.take_back()
+    assert all(map(torch.equal, gradients_of(bucket), before))
+    moves.begin(divisor)  # and the next backward brings the rest
+    for place in (2, 4):
+        moves.came(place)
+    with torch.no_grad():
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=divisor)
+    assert all(torch.equal(view, gradient / divisor) for view, gradient in zip(bucket.views, before, strict=True))
+
+
+def test_storage_that_was_given_up_is_claimed_again() -> None:
+    bucket = bucket_of(torch.float32)
+    bucket.release()
+    moves = moves_into(bucket, 2)
+    before = gradients_of(bucket)
+    for place in range(len(SHAPES)):
+        moves.came(place)
+    with torch.no_grad():
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=2)
+    assert all(torch.equal(view, gradient / 2) for view, gradient in zip(bucket.views, before, strict=True))
+    assert all(p.grad is view for p, view in zip(bucket.parameters, bucket.views, strict=True))
+
+
+def test_a_gradient_that_a_users_hook_will_see_stays_as_it_is() -> None:
+    bucket = bucket_of(torch.float32)
+    moves = moves_into(bucket, 2)
+    before = gradients_of(bucket)
+    hooked = bucket.parameters[1]
+    assert isinstance(hooked, nn.Parameter)
+    for _ in range(2):  # the reducer's own, and the user's
+        hooked.register_post_accumulate_grad_hook(lambda _: None)
+    moves.came(1)
+    assert hooked.grad is not bucket.views[1]
+    assert hooked.grad is not None
+    assert torch.equal(hooked.grad, before[1])
+
+
+def test_only_buckets_that_hold_gradients_and_have_a_large_one_are_moved_into() -> None:
+    members = bucket_of(torch.float32).members
+    moves = EarlyMoves(len(SHAPES))
+    moves.regroup([Bucket(0, members[:2], large_numel=30), Bucket(1, members[2:], holds_gradients=True)])
+    assert not any(moves.takes)
+
+
+def _raises_in_its_third_backward(rank: int) -> tuple[bool, bool, str]:
+    module = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    alone = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=100)
+    alone.load_state_dict(module.state_dict())
+    inputs = torch.randn(4, 256, generator=torch.Generator().manual_seed(rank))
+
+    def refuse(gradient: Tensor) -> Tensor:
+        raise ValueError("the first layer's gradient")
+
+    for _ in range(2):
+        model(inputs).square().sum().backward()
+        model.zero_grad()
+    handle = module[0].weight.register_hook(refuse)
+    with pytest.raises(ValueError, match="first layer"):
+        model(inputs).square().sum().backward()
+    handle.remove()
+    alone(inputs).square().sum().backward()
+    mine: Any = module[1].weight.grad
+    moved = mine is model.reducer.buckets[0].views[[m.name for m in model.reducer.members].index("1.weight")]
+    try:
+        model(inputs)
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    return moved, torch.equal(mine, alone[1].weight.grad), said
+
+
+def test_after_a_backward_that_raised_what_came_is_this_ranks_own(tmp_path: Path) -> None:
+    """It is in the bucket, which nothing was launched of, and not a half of what this rank computed."""
+    for moved, is_own, said in run_ranks(_raises_in_its_third_backward, 2, tmp_path):
+        assert moved
+        assert is_own
+        assert said
