@@ -153,7 +153,7 @@ def _raises_in_its_third_backward(rank: int) -> tuple[bool, bool, str]:
     handle.remove()
     alone(inputs).square().sum().backward()
     mine: Any = module[1].weight.grad
-    moved = mine is model.reducer.buckets[0].views[[m.name for m in model.reducer.members].index("1.weight")]
+    moved = any(mine is view for view in model.reducer.buckets[0].views)
     try:
         model(inputs)
         said = ""
