@@ -9,7 +9,7 @@
 #     ASTRAY=1 bash ci/nightly.sh        # also runs fixtures/scripts/astray: right, or an error on every rank?
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
-#                                        # processes stopped at every message, ...
+#                                        # processes stopped at every message, every gradient treated as large, ...
 #     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
@@ -45,6 +45,9 @@ if [ -n "${EXPLORE:-}" ]; then
 fi
 if [ -n "${TESTS:-}" ]; then
     pytest --nightly -m nightly -n 2 || status=1
+    # The suite's models are small: every scenario once more on a reducer that treats all gradients as large.
+    ddp-conformance run --ddp conformance.mutants.unchanged:TreatsAllAsLarge --no-native --quiet \
+        --report "$NIGHT/all-large" || status=1
 fi
 if [ -n "${ASTRAY:-}" ]; then
     python fixtures/scripts/astray/astray.py | tee "$NIGHT/astray.txt" || status=1

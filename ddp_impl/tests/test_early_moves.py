@@ -135,9 +135,9 @@ def test_only_buckets_that_hold_gradients_and_have_a_large_one_are_moved_into() 
 
 
 def _raises_in_its_third_backward(rank: int) -> tuple[bool, bool, str]:
-    module = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
-    alone = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=100)
+    module: Any = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    alone: Any = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    model: Any = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=100)
     alone.load_state_dict(module.state_dict())
     inputs = torch.randn(4, 256, generator=torch.Generator().manual_seed(rank))
 
