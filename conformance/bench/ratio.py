@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ class Ratio:
         return self.workload, self.variant, self.reference, self.world_size
 
     @property
+    def noise(self) -> float:
+        """Two standard errors of the median, read off the quartiles as if the rounds' ratios were normal."""
+        return 2 * 0.93 * (self.upper - self.lower) / math.sqrt(self.rounds)
+
+    @property
     def is_sound(self) -> bool:
         """Whether the numbers are possible: quartiles in order and positive, at least one round and one rank."""
         return 0 < self.lower <= self.median <= self.upper and self.rounds > 0 and self.world_size > 0
@@ -55,10 +61,24 @@ def changes(before: Iterable[Ratio], after: Iterable[Ratio]) -> tuple[str, ...]:
     )
 
 
-def overheads(ratios: Iterable[Ratio]) -> dict[tuple[str, str, str, int], float]:
-    """Return what share of the overhead of torch's default each variant has, for each comparison with that.
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What share of the overhead of torch's default a variant has, with two standard errors.
 
     Overhead is what a step takes beyond the floor of the same run: 0 is a step without a DDP, 1 is torch's default.
+    """
+
+    share: float
+    noise: float
+
+    def __str__(self) -> str:
+        """Return e.g. `0.69 ± 0.12`."""
+        return f"{self.share:.2f} ± {self.noise:.2f}"
+
+
+def overheads(ratios: Iterable[Ratio]) -> dict[tuple[str, str, str, int], Overhead]:
+    """Return the overhead of each variant that was compared with torch's default, by its comparison.
+
     Workloads in which torch's default is no slower than the floor, beyond noise, have none: nothing can be said there.
     """
     ratios = tuple(ratios)
@@ -66,8 +86,11 @@ def overheads(ratios: Iterable[Ratio]) -> dict[tuple[str, str, str, int], float]
     shares = {}
     for one in ratios:
         floor = floors.get((one.workload, one.world_size))
-        if floor is not None and one.reference == DEFAULT and floor.median < 1:
-            shares[one.compared] = (one.median - floor.median) / (1 - floor.median)
+        if floor is not None and one.reference == DEFAULT and 1 - floor.median > floor.noise:
+            whole = 1 - floor.median
+            share = (one.median - floor.median) / whole
+            noise = 0.0 if one is floor else math.hypot(one.noise, (1 - share) * floor.noise) / whole
+            shares[one.compared] = Overhead(share, noise)
     return shares
 
 

@@ -64,7 +64,8 @@ def command(
     second copy of itself: it shows how far noise alone moves a ratio from 1.
 
     The column `overhead` says what share of the overhead of torch's default a variant has: 0 is a step without a DDP
-    and with one all-reduce of the same bytes (the line `no DDP, one all-reduce`), 1 is torch's default.
+    and with one all-reduce of the same bytes (the line `no DDP, one all-reduce`), 1 is torch's default. Behind it stand
+    two standard errors: more `--rounds` make them smaller. There is none where that floor is as slow, within noise.
 
     `--workload` names rows: 400 small layers, small GPT, 24 layers of 512, GPT of width 256, 4 layers of 2048,
     CNN with buffers, experts, 5,000 tensors (or any other number), accumulation, fp16 hook, bf16 hook, join. On a

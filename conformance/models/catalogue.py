@@ -58,7 +58,7 @@ class ModelFixture:
             supported = ", ".join(self.dtypes)
             raise ScenarioError(f"{scenario.id}: model {self.name} has dtypes {supported}; got {scenario.dtype}")
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.manual_seed(mixed_seed("weights", scenario.seed, self.name))
+            torch.default_generator.manual_seed(mixed_seed("weights", scenario.seed, self.name))
             module = self.architecture(getattr(torch, scenario.dtype))
         module = moved(module, torch.device(device))
         return make_exact(module) if self.exact else module

@@ -246,7 +246,7 @@ def ratios_table(ratios: Iterable[Ratio]) -> Table:
     table = Table("workload", "options", "compared with", "ranks", "median ratio", "quartiles", "overhead", "rounds")
     for one in ratios:
         quartiles = f"{one.lower:.3f} - {one.upper:.3f}"
-        share = f"{shares[one.compared]:.2f}" if one.compared in shares else ""
+        share = str(shares[one.compared]) if one.compared in shares else ""
         table.add_row(
             one.workload, one.variant, one.reference, str(one.world_size), f"{one.median:.3f}", quartiles, share,
             str(one.rounds),

@@ -78,8 +78,8 @@ def test_contestants_are_compiled_as_they_were_told_to_be(monkeypatch: pytest.Mo
 
 
 def test_overhead_is_told_from_the_floor_of_the_same_workload_and_world_size() -> None:
-    def ratio(workload: str, variant: str, reference: str, median: float) -> Ratio:
-        return Ratio(workload, variant, reference, 2, median, median, median, 10)
+    def ratio(workload: str, variant: str, reference: str, median: float, noise: float = 0.0) -> Ratio:
+        return Ratio(workload, variant, reference, 2, median, median - noise, median + noise, 100)
 
     ratios = [
         ratio("a", "default", DEFAULT, 0.9),
@@ -88,10 +88,17 @@ def test_overhead_is_told_from_the_floor_of_the_same_workload_and_world_size() -
         ratio("b", "default", DEFAULT, 0.9),
         ratio("b", FLOOR, DEFAULT, 1.02),
         ratio("c", "default", DEFAULT, 0.9),
+        ratio("d", "default", DEFAULT, 0.9, 0.1),
+        ratio("d", FLOOR, DEFAULT, 0.8, 0.1),
+        ratio("e", "default", DEFAULT, 0.9, 0.1),
+        ratio("e", FLOOR, DEFAULT, 0.99, 0.1),
     ]
     shares = overheads(ratios)
-    assert {key[:3] for key in shares} == {("a", "default", DEFAULT), ("a", FLOOR, DEFAULT)}
-    assert [round(share, 6) for share in shares.values()] == [0.5, 0.0]
+    told = {key[:2]: str(share) for key, share in shares.items()}
+    assert told == {
+        ("a", "default"): "0.50 ± 0.00", ("a", FLOOR): "0.00 ± 0.00",
+        ("d", "default"): "0.50 ± 0.21", ("d", FLOOR): "0.00 ± 0.00",
+    }  # fmt: skip
 
 
 def test_only_what_is_slower_beyond_noise_does_not_pass_the_gate() -> None:
