@@ -34,7 +34,7 @@ _SUBNORMAL = 5e-324
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators (all devices), the same on every rank."""
     random.seed(seed)
-    # Where there is no accelerator, torch.manual_seed notes for each kind of them, with a stack, that it is to be seeded.
+    # Where there is no accelerator, torch.manual_seed notes for each kind of it, with a stack, that it is to be seeded.
     (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)

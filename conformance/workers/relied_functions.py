@@ -56,9 +56,13 @@ class ReliedFunctions:
 
     def changes(self) -> tuple[str, ...]:
         """Return a phrase for every function that is another now; takes half a millisecond if none is."""
-        if self._look() == self._before:
+        now = self._look()
+        if now == self._before:
             return ()
-        return tuple(f"function replaced: {space.name}.{name}" for space in self._spaces for name in space.changed())
+        changed = [f"function replaced: {space.name}.{name}" for space in self._spaces for name in space.changed()]
+        if not changed:  # torch.compile has wrapped some
+            self._before = now
+        return tuple(changed)
 
     def _look(self) -> tuple[list[object], list[object], list[object]]:
         """Return what is under every name, the code of every function, and how many names there are: a few passes."""
