@@ -13,7 +13,7 @@ step ruff check .
 step ruff format --check .
 # Types are checked on one core while the tests begin.
 mkdir -p .cache
-mypy > .cache/types.txt 2>&1 &
+{ mypy && mypy ci/trust; } > .cache/types.txt 2>&1 &
 types=$!
 
 # Of the scenarios the cheapest of each requirement, judged by the truth alone: ci/conformance.sh runs them all, with
