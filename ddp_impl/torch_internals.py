@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -383,6 +384,13 @@ def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     return compile_fx, compile_fx_inner
+
+
+def without_autograd_cache() -> AbstractContextManager[Any]:
+    """Return a block in which AOTAutograd compiles every graph itself; torch has no argument for it."""
+    import torch._functorch.config as functorch
+
+    return functorch.patch(enable_autograd_cache=False)  # type: ignore[no-any-return]
 
 
 def aot_eager_arguments() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,11 @@ from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
+from ddp_impl.compile.own_graphs import OwnGraphs
 from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
+from ddp_impl.tensor_parallel import is_distributed
 from ddp_impl.torch_internals import Unsupported, fusion_passes
 
 
@@ -139,14 +140,21 @@ class CompiledCalls:
         reduction: Reduction,
         in_graph: InGraph | None,
     ) -> tuple[Any, Callable[..., Any]]:
-        compile_with = functools.partial(torch.compile, module, dynamic=compiler.dynamic)
+        backend: Any
         if in_graph is not None:
             backend = InGraphBackend(compile_graph, self._reducer_for(in_graph))
-            return backend, _explaining(compile_with(backend=backend, fullgraph=True))
-        if reduction is Reduction.WHOLE:
-            return compile_graph, compile_with(backend=compile_graph, fullgraph=compiler.fullgraph)
-        split = SplitBackend(compile_graph, self.averaged, self._caps)
-        return split, compile_with(backend=split, fullgraph=compiler.fullgraph)
+        elif reduction is Reduction.WHOLE:
+            backend = compile_graph
+        else:
+            backend = SplitBackend(compile_graph, self.averaged, self._caps)
+        is_sharded = any(map(is_distributed, module.parameters()))
+        call = torch.compile(
+            module,
+            dynamic=compiler.dynamic,
+            backend=OwnGraphs(backend) if is_sharded else backend,
+            fullgraph=in_graph is not None or compiler.fullgraph,
+        )
+        return backend, _explaining(call) if in_graph is not None else call
 
     def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:
         key = (self.fusion, in_graph.wire_dtype)

@@ -61,7 +61,9 @@ class CompilesItsHooks(DistributedDataParallel):
         super()._attach_reducer(members)
         reducer = self.reducer
         reducer._hooks.remove()
-        reducer._hooks = self.OwnHooks(members, reducer.arrivals, reducer._bucket_full, reducer._take_reported_gradient)
+        reducer._hooks = self.OwnHooks(
+            members, reducer.arrivals, reducer._early_moves, reducer._bucket_full, reducer._take_reported_gradient
+        )
 
 
 class ForgetsTheMeshWhenCompiled(DistributedDataParallel):
