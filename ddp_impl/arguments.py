@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
 
@@ -33,6 +34,21 @@ def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: A
         raise ValueError(
             f"device_ids can only be None or contain a single element: one process drives one device; got {device_ids}"
         )
+
+
+def check_nested(module: nn.Module, gradient_as_bucket_view: bool) -> None:
+    """Raise `ValueError` where `module` contains a DDP, and one of the two keeps gradients in its buckets.
+
+    A gradient can live in one bucket only; the outer DDP would average what the inner one's all-reduce is writing.
+    """
+    for name, inner in module.named_modules():
+        is_ddp = isinstance(inner, Joinable) and hasattr(inner, "reducer")
+        if is_ddp and (gradient_as_bucket_view or getattr(inner, "gradient_as_bucket_view", False)):
+            raise ValueError(
+                f"module contains {f'at {name!r} ' if name else ''}a {type(inner).__name__}, which averages its "
+                "gradients already; with gradient_as_bucket_view they can live in the buckets of one DDP only. "
+                "Wrap the whole module once, or leave gradient_as_bucket_view out of both"
+            )
 
 
 def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> dist.ProcessGroup:

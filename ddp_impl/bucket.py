@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -77,15 +77,14 @@ class Bucket:
     reduced in another precision); `views[i]` has the layout of member i. `holds_gradients`: the
     parameters' `.grad` are the views; `homeless`: the places of members whose `.grad` is not their view now, but
     becomes it if some rank used the parameter. `gradients`: those of its members as they were collected, until the
-    averages are handed out. `divided`: the places of members whose gradient is in its view, divided, although the
-    bucket is not launched. `has_large`: one has `large_numel` elements or more, so it pays to divide gradients while
+    averages are handed out. `has_large`: one has `large_numel` elements or more, so it pays to divide gradients while
     they are copied in.
     `reduces_in_place`: it is one large gradient, which need not be copied at all. A sparse bucket has one member and no
     storage of its own. Of DTensors, a `distributed` bucket holds the local shards.
     """
 
     __slots__ = (
-        "_layouts", "_length", "_where", "distributed", "divided", "flat", "gradients", "has_large", "holds_gradients",
+        "_layouts", "_length", "_where", "distributed", "flat", "gradients", "has_large", "holds_gradients",
         "homeless", "index", "large_numel", "members", "parameters", "reduces_in_place", "sparse", "views",
         "warned_about_graph",
     )  # fmt: skip
@@ -108,7 +107,6 @@ class Bucket:
         self.sparse = members[0].sparse
         self.homeless: list[int] = []
         self.gradients: list[Tensor | None] = []
-        self.divided: set[int] = set()
         self.warned_about_graph = False
         layouts = [member.layout for member in members]
         self._length = 0 if self.sparse else sum(layout.numel for layout in layouts)
@@ -135,12 +133,6 @@ class Bucket:
             self.flat = self.flat.new_empty(self._length)
             self.views = _views_of(self.flat, self._layouts)
             self._where = list(map(Tensor.data_ptr, self.views)) if self.holds_gradients else []
-
-    def multiply_back(self, places: Collection[int], divisor: int) -> None:
-        """Take the division by `divisor` of gradients in these `places`, which are among the `divided`, back."""
-        for place in places:
-            self.views[place].mul_(divisor)
-        self.divided.difference_update(places)
 
     def restore_views(self) -> None:
         """Make views anew that lie elsewhere: to convert a module, torch gives its gradients other data, too."""

@@ -126,7 +126,6 @@ class BucketReduction:
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
-        bucket.divided.clear()
         if not self._in_flight:
             self.telemetry.current.first_launch_ns = time.time_ns()
         if self.comm_hook is None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from ddp_impl.arguments import buffer_policy, check_arguments, resolve_devices, resolve_group
+from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
@@ -117,6 +117,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         Joinable.__init__(self)
         refuse_unheard_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        check_nested(module, gradient_as_bucket_view)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if check_reduction:

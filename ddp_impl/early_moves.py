@@ -3,6 +3,9 @@
 A gradient that stays where autograd has put it until its bucket is full has left the cache by then, and takes memory
 beside the bucket for so long. Autograd computes the next one in the memory that the moved one has left. Small gradients
 of such a bucket move as well: one that stays behind takes a piece of that memory, and the next large one does not fit.
+
+What has moved is still this rank's own gradient, whoever looks at it, changes it or puts another one in its place: it
+is divided with its bucket, when that is launched.
 """
 
 from __future__ import annotations
@@ -10,19 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from ddp_impl.bucket import Bucket
 from ddp_impl.gradients import fits, is_plain
 from ddp_impl.torch_internals import num_post_accumulate_hooks
 
-#: Dividing by a power of two changes the exponent alone in these, so that it can be taken back. Small gradients in
-#: float16 lose digits by it.
-_DIVIDED_EXACTLY = (torch.float32, torch.float64, torch.bfloat16)
-
 
 class EarlyMoves:
-    """Moves the gradients of some buckets when they come, divided where that can be taken back.
+    """Moves the gradients of some buckets when they come.
 
     `takes[index]`: whether `came(index)` is to be called when the last gradient of a parameter has come in a backward.
     The list keeps its identity: hooks hold on to it.
@@ -33,7 +30,7 @@ class EarlyMoves:
         self.takes: Final = [False] * num_parameters
         self._places: list[tuple[Bucket, int]] = []
         self._buckets: Sequence[Bucket] = ()
-        self._divisor = 1
+        self._movable = False
 
     def regroup(self, buckets: Sequence[Bucket]) -> None:
         """Move into these buckets from now on: on a CPU, into those with a large gradient."""
@@ -46,9 +43,9 @@ class EarlyMoves:
                 self.takes[member.index] = True
                 self._places[member.index] = (bucket, place)
 
-    def begin(self, divisor: int) -> None:
-        """Begin a backward: what comes is to be divided by `divisor`."""
-        self._divisor = divisor
+    def begin(self, *, movable: bool) -> None:
+        """Begin a backward whose gradients come into `.grad` if `movable`, and elsewhere if not."""
+        self._movable = movable
         for bucket in self._buckets:
             bucket.restore_views()
 
@@ -56,22 +53,11 @@ class EarlyMoves:
         """Move the gradient of a parameter into its bucket, unless that is not so simple: `collect` finds it then."""
         bucket, place = self._places[index]
         parameter = bucket.parameters[place]
-        if num_post_accumulate_hooks(parameter) > 1:
-            return  # the user's, which may come later and see this rank's own gradient
+        if not self._movable or num_post_accumulate_hooks(parameter) > 1:  # the user's, who may keep what it has seen
+            return
         bucket.claim()
         gradient, view = parameter.grad, bucket.views[place]
         if gradient is None or gradient is view or not is_plain(gradient, view.dtype) or not fits(view, parameter):
             return
-        divisor = self._divisor
-        if divisor & (divisor - 1) == 0 and view.dtype in _DIVIDED_EXACTLY:
-            torch.mul(gradient, 1 / divisor, out=view)  # exact, and faster than a division
-            bucket.divided.add(place)
-        else:
-            view.copy_(gradient)
+        view.copy_(gradient)
         parameter.grad = view
-
-    def take_back(self) -> None:
-        """Multiply what was divided and is in no reduction by the divisor: a backward has ended without reducing it."""
-        for bucket in self._buckets:
-            if bucket.divided:
-                bucket.multiply_back(bucket.divided.copy(), self._divisor)

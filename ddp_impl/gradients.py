@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
-from itertools import repeat
-from operator import attrgetter, is_
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not
 from typing import TypeGuard
 
 import torch
@@ -16,7 +16,14 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
-from ddp_impl.torch_internals import foreach_copy_, foreach_div_, foreach_zero_, num_stored, owns_its_memory
+from ddp_impl.torch_internals import (
+    foreach_copy_,
+    foreach_div_,
+    foreach_zero_,
+    num_post_accumulate_hooks,
+    num_stored,
+    owns_its_memory,
+)
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
 
@@ -41,17 +48,13 @@ def collect(
 
     `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
     gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
-    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. What `bucket.divided` names
-    is there already, and divided. `here` begins the message of errors. Raises `ReductionError` for a gradient that is
-    sparse or of another dtype.
+    survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
+    of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
     """
     bucket.homeless.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
     if bucket.holds_gradients:
         bucket.restore_views()
-    if bucket.divided and (unused or left_out):
-        out = {place for place in bucket.divided if bucket.members[place].index in {*unused, *left_out}}
-        bucket.multiply_back(out, divisor)
     if left_out:
         _leave_out(bucket, home, left_out)
     if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
@@ -61,7 +64,7 @@ def collect(
             foreach_copy_(bucket.views, gradients)
             bucket.flat.div_(divisor)
         return []
-    sources, targets, absent, placed, settled = [], [], [], [], []
+    sources, targets, absent, placed = [], [], [], []
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
         if gradient is None:
             absent.append(view)
@@ -72,22 +75,18 @@ def collect(
             sources.append(gradient)
             targets.append(view)
             placed.append(place)
-        elif place not in bucket.divided:
-            settled.append(view)
     if absent:
         foreach_zero_(absent)
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
-    apart = divisor != 1 and (bool(bucket.divided) or (bucket.has_large and not settled))
-    _copy_in(targets, sources, divisor if apart else 1, bucket.large_numel)
+    divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
+    _copy_in(targets, sources, divisor if divided else 1, bucket.large_numel)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
         bucket.gradients = []
-    if divisor != 1 and not apart:
+    if divisor != 1 and not divided:
         bucket.flat.div_(divisor)
-    elif divisor != 1 and settled:
-        foreach_div_(settled, divisor)
     return missing
 
 
@@ -103,7 +102,8 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     """Return the only gradient of `bucket`, divided, as a flat tensor to be reduced where it is.
 
     None where a copy is needed: the gradient shares its memory, with another gradient or with what autograd has still
-    to pass on, or is laid out in another way than other ranks expect.
+    to pass on, or is laid out in another way than other ranks expect, or somebody else may take it when it comes, such
+    as another DDP around this one.
     """
     if not bucket.reduces_in_place or home is not GRAD_ATTRIBUTE:
         return None
@@ -111,6 +111,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     gradient = parameter.grad
     if (
         gradient is None
+        or num_post_accumulate_hooks(parameter) > 1
         or not _are_plain([gradient], bucket.members[0].layout.dtype)
         or gradient.stride() != bucket.members[0].layout.stride
         or not owns_its_memory(gradient)
@@ -151,7 +152,10 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             home.put(bucket.parameters[0], buffer)
         return
     if bucket.holds_gradients and home.movable:
-        for place in bucket.homeless:
+        elsewhere = map(
+            is_not, map(home.get, bucket.parameters), bucket.views
+        )  # replaced by a hook that came late, too
+        for place in {*bucket.homeless, *compress(range(len(bucket.members)), elsewhere)}:
             if used is None or used[bucket.members[place].index]:
                 parameter, view = bucket.parameters[place], bucket.views[place]
                 parameter.grad = view if fits(view, parameter) else _new_gradient(parameter, view)

@@ -421,18 +421,14 @@ class Reducer(BucketReduction):
     @torch.no_grad()
     def _backward_ended(self) -> None:
         self._told_missing = False
-        try:
-            if self.state.phase is Phase.EARLY:
-                self._handle(Event.BACKWARD)  # without having come to an output of forward
-            self._handle(Event.BACKWARD_END)
-        finally:
-            self._early_moves.take_back()
+        if self.state.phase is Phase.EARLY:
+            self._handle(Event.BACKWARD)  # without having come to an output of forward
+        self._handle(Event.BACKWARD_END)
 
     def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         is_latest = watch == self._num_watched  # autograd's threads may drop a backward after the next one has begun
         if is_latest:
             self._handle(Event.BACKWARD_RAISED)
-            self._early_moves.take_back()
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
         if is_latest and self._raised_early and self._skipped is None:
@@ -504,7 +500,7 @@ class Reducer(BucketReduction):
         self._num_watched += 1
         self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
-        self._early_moves.begin(self.divisor if self.comm_hook is None else 1)
+        self._early_moves.begin(movable=self._context_id is None)
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
             if self._device_times is not None and self._learns_order:

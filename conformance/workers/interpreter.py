@@ -20,7 +20,7 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
-    # torch 2.13 takes meshes of the same shape for the same and gives one rank's graphs, with the names of its groups, to
+    # torch 2.13 takes meshes of one shape for the same, and gives one rank's graphs, with the names of its groups, to
     # another, or to a later run (pytorch/pytorch#188390).
     "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     "PYTHONHASHSEED": "0",

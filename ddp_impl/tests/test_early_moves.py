@@ -1,4 +1,4 @@
-"""Gradients that move into their bucket when they come: divided once, and taken back where nothing is reduced."""
+"""Gradients that move into their bucket when they come: this rank's own until the bucket is launched, divided once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def bucket_of(dtype: torch.dtype) -> Bucket:
     return Bucket(0, members, holds_gradients=True, large_numel=30)
 
 
-def moves_into(bucket: Bucket, divisor: int) -> EarlyMoves:
+def moves_into(bucket: Bucket) -> EarlyMoves:
     moves = EarlyMoves(len(bucket.members))
     moves.regroup([bucket])
-    moves.begin(divisor)
+    moves.begin(movable=True)
     assert all(moves.takes)
     return moves
 
@@ -51,7 +51,7 @@ def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dt
         draw = random.Random(seed)
         ways = [draw.choice(WAYS) for _ in SHAPES]
         bucket = bucket_of(dtype)
-        moves = moves_into(bucket, divisor)
+        moves = moves_into(bucket)
         before = gradients_of(bucket)
         unused, left_out = set[int](), set[int]()
         for place, (way, parameter) in enumerate(zip(ways, bucket.parameters, strict=True)):
@@ -81,29 +81,38 @@ def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dt
                 assert torch.equal(parameter.grad, before[place]), (seed, ways, place)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("divisor", [1, 2, 3, 4])
-def test_what_no_reduction_follows_is_this_ranks_own_again(divisor: int, dtype: torch.dtype) -> None:
-    bucket = bucket_of(dtype)
-    moves = moves_into(bucket, divisor)
+@pytest.mark.parametrize("put", [lambda own: own.clone(), lambda own: own * 2, lambda own: own.add_(1)])
+def test_whoever_looks_at_a_gradient_that_has_moved_finds_this_ranks_own(put: Any) -> None:
+    """And may put another in its place, in the hook of a module say."""
+    bucket = bucket_of(torch.float32)
+    moves = moves_into(bucket)
     before = gradients_of(bucket)
-    for place in (0, 1, 3):
+    for place in range(len(SHAPES)):
         moves.came(place)
-        assert bucket.parameters[place].grad is bucket.views[place]
-    moves.take_back()
+    assert all(parameter.grad is view for parameter, view in zip(bucket.parameters, bucket.views, strict=True))
     assert all(map(torch.equal, gradients_of(bucket), before))
-    moves.begin(divisor)  # and the next backward brings the rest
-    for place in (2, 4):
-        moves.came(place)
+    for place in (0, 1):
+        bucket.parameters[place].grad = put(bucket.parameters[place].grad)
     with torch.no_grad():
-        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=divisor)
-    assert all(torch.equal(view, gradient / divisor) for view, gradient in zip(bucket.views, before, strict=True))
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=2)
+    expected = [put(gradient) if place in (0, 1) else gradient for place, gradient in enumerate(before)]
+    assert all(torch.equal(view, own / 2) for view, own in zip(bucket.views, expected, strict=True))
+
+
+def test_what_autograd_keeps_elsewhere_is_not_moved() -> None:
+    bucket = bucket_of(torch.float32)
+    moves = moves_into(bucket)
+    before = [parameter.grad for parameter in bucket.parameters]
+    moves.begin(movable=False)  # torch.distributed.autograd keeps gradients in its context
+    for place in range(len(SHAPES)):
+        moves.came(place)
+    assert all(parameter.grad is own for parameter, own in zip(bucket.parameters, before, strict=True))
 
 
 def test_storage_that_was_given_up_is_claimed_again() -> None:
     bucket = bucket_of(torch.float32)
     bucket.release()
-    moves = moves_into(bucket, 2)
+    moves = moves_into(bucket)
     before = gradients_of(bucket)
     for place in range(len(SHAPES)):
         moves.came(place)
@@ -115,7 +124,7 @@ def test_storage_that_was_given_up_is_claimed_again() -> None:
 
 def test_a_gradient_that_a_users_hook_will_see_stays_as_it_is() -> None:
     bucket = bucket_of(torch.float32)
-    moves = moves_into(bucket, 2)
+    moves = moves_into(bucket)
     before = gradients_of(bucket)
     hooked = bucket.parameters[1]
     assert isinstance(hooked, nn.Parameter)
@@ -168,3 +177,37 @@ def test_after_a_backward_that_raised_what_came_is_this_ranks_own(tmp_path: Path
         assert moved
         assert is_own
         assert said
+
+
+def _nested(rank: int, views: bool) -> list[Tensor] | str:
+    inner = nn.Linear(256, 256)
+    try:
+        wrapped = DistributedDataParallel(inner, gradient_as_bucket_view=views)
+        outer = nn.Sequential(nn.Linear(256, 256), wrapped)
+        for name, parameter in outer.named_parameters():
+            nn.init.constant_(parameter, float(name == "0.weight"))
+        model: Any = DistributedDataParallel(outer, bucket_cap_mb=0.1)
+    except ValueError as error:
+        return str(error)
+    seen = []
+    for _ in range(5):
+        model.zero_grad()
+        model(torch.full((4, 256), float(rank + 1))).sum().backward()
+        seen.append(present(inner.weight.grad)[0, 0].clone())
+    return seen
+
+
+def present(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_ddp_inside_a_ddp_averages_the_same_or_is_refused(tmp_path: Path, views: bool) -> None:
+    """Both average the inner module's gradients, which are large enough to be reduced where they are."""
+    for seen in run_ranks(_nested, 2, tmp_path, views):
+        if views:
+            assert "Wrap the whole module once" in seen
+        else:
+            assert len({value.item() for value in seen}) == 1, seen
+            assert seen[0].item() == 4 * 256 * 1.5

@@ -406,12 +406,14 @@ class SendsHalfOfALargeBucket(Reducing):
             super()._start(bucket, buffer if self.comm_hook is not None or bucket.sparse else buffer[:60_000])
 
 
-class DividesMovedGradientsTwice(Reducing):
-    """BUG: what was divided when it moved into its bucket is divided again when the bucket is sent."""
+class DividesWhatHasMovedTwice(Reducing):
+    """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
 
     class OwnReducer(Reducer):
-        """Forgets what it has moved."""
+        """Divides at both times."""
 
         def _collected(self, bucket: Bucket) -> Tensor:
-            bucket.divided.clear()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
+                if bucket.has_large and parameter.grad is view:
+                    view.div_(self.divisor)
             return super()._collected(bucket)
