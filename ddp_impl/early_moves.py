@@ -22,7 +22,8 @@ class EarlyMoves:
     """Moves the gradients of some buckets when they come.
 
     `takes[index]`: whether `came(index)` is to be called when the last gradient of a parameter has come in a backward.
-    The list keeps its identity: hooks hold on to it.
+    The list keeps its identity: hooks hold on to it. `movable`: gradients come into `.grad`, and not into a context of
+    torch.distributed.autograd, which leaves `.grad` alone.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -30,7 +31,7 @@ class EarlyMoves:
         self.takes: Final = [False] * num_parameters
         self._places: list[tuple[Bucket, int]] = []
         self._buckets: Sequence[Bucket] = ()
-        self._movable = False
+        self.movable = True
 
     def regroup(self, buckets: Sequence[Bucket]) -> None:
         """Move into these buckets from now on: on a CPU, into those with a large gradient."""
@@ -43,9 +44,8 @@ class EarlyMoves:
                 self.takes[member.index] = True
                 self._places[member.index] = (bucket, place)
 
-    def begin(self, *, movable: bool) -> None:
-        """Begin a backward whose gradients come into `.grad` if `movable`, and elsewhere if not."""
-        self._movable = movable
+    def begin(self) -> None:
+        """Begin a backward."""
         for bucket in self._buckets:
             bucket.restore_views()
 
@@ -53,7 +53,7 @@ class EarlyMoves:
         """Move the gradient of a parameter into its bucket, unless that is not so simple: `collect` finds it then."""
         bucket, place = self._places[index]
         parameter = bucket.parameters[place]
-        if not self._movable or num_post_accumulate_hooks(parameter) > 1:  # the user's, who may keep what it has seen
+        if not self.movable or num_post_accumulate_hooks(parameter) > 1:  # the user's, who may keep what it has seen
             return
         bucket.claim()
         gradient, view = parameter.grad, bucket.views[place]

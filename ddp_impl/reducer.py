@@ -154,6 +154,7 @@ class Reducer(BucketReduction):
         self._handle(Event.FORWARD, reached)
         self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
+        self._early_moves.movable = self._context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.reach.walk.nodes)
         if self._hooks.on_backward(tensors, partial(self._begin_backward, reached)):
@@ -500,7 +501,7 @@ class Reducer(BucketReduction):
         self._num_watched += 1
         self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
-        self._early_moves.begin(movable=self._context_id is None)
+        self._early_moves.begin()
         if not self.telemetry.current.backward_start_ns:
             self.telemetry.current.backward_start_ns = time.time_ns()
             if self._device_times is not None and self._learns_order:

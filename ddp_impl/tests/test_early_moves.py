@@ -35,7 +35,7 @@ def bucket_of(dtype: torch.dtype) -> Bucket:
 def moves_into(bucket: Bucket) -> EarlyMoves:
     moves = EarlyMoves(len(bucket.members))
     moves.regroup([bucket])
-    moves.begin(movable=True)
+    moves.begin()
     assert all(moves.takes)
     return moves
 
@@ -103,7 +103,7 @@ def test_what_autograd_keeps_elsewhere_is_not_moved() -> None:
     bucket = bucket_of(torch.float32)
     moves = moves_into(bucket)
     before = [parameter.grad for parameter in bucket.parameters]
-    moves.begin(movable=False)  # torch.distributed.autograd keeps gradients in its context
+    moves.movable = False  # torch.distributed.autograd keeps gradients in its context
     for place in range(len(SHAPES)):
         moves.came(place)
     assert all(parameter.grad is own for parameter, own in zip(bucket.parameters, before, strict=True))
@@ -180,17 +180,17 @@ def test_after_a_backward_that_raised_what_came_is_this_ranks_own(tmp_path: Path
 
 
 def _nested(rank: int, views: bool) -> list[Tensor] | str:
-    inner = nn.Linear(256, 256)
+    inner = nn.Linear(256, 256, bias=False)
     try:
         wrapped = DistributedDataParallel(inner, gradient_as_bucket_view=views)
-        outer = nn.Sequential(nn.Linear(256, 256), wrapped)
+        outer = nn.Sequential(nn.Linear(256, 256, bias=False), wrapped)
         for name, parameter in outer.named_parameters():
             nn.init.constant_(parameter, float(name == "0.weight"))
         model: Any = DistributedDataParallel(outer, bucket_cap_mb=0.1)
     except ValueError as error:
         return str(error)
     seen = []
-    for _ in range(5):
+    for _ in range(8):
         model.zero_grad()
         model(torch.full((4, 256), float(rank + 1))).sum().backward()
         seen.append(present(inner.weight.grad)[0, 0].clone())
