@@ -58,6 +58,10 @@ class Composed(nn.Module):
         """Run the DDP."""
         return self.inner.forward(*args, **kwargs)
 
+    def __reduce__(self) -> Any:
+        """Copy the DDP, and hold the copy as it is held itself."""
+        return _composed_of, (type(self), self.__dict__["inner"])
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
 
@@ -66,6 +70,13 @@ class Composed(nn.Module):
             object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["inner"], name, value)
+
+
+def _composed_of(kind: type[Composed], inner: nn.Module) -> Composed:
+    composed = kind.__new__(kind)
+    composed.__dict__ = inner.__dict__
+    composed.__dict__["inner"] = inner
+    return composed
 
 
 class ComposedOfTorch(Composed):
