@@ -14,8 +14,8 @@ from conformance.scenario import Scenario
 
 PROMISED = {
     "mlp", "cnn", "gpt", "lstm", "embedding", "sparse_embedding", "moe", "dataclass_output", "rank_branch", "two_heads",
-    "many_small_layers", "wide", "mixed_dtypes", "complex", "frozen", "batchnorm_mlp", "channels_last_cnn", "unused", "nested",
-    "sparse_embedding_unused",
+    "many_small_layers", "mixed_dtypes", "complex", "frozen", "batchnorm_mlp", "channels_last_cnn", "unused", "nested",
+    "sparse_embedding_unused", "wide",
 }  # fmt: skip
 ALL = [(fixture, dtype) for fixture in load_fixtures().values() for dtype in fixture.dtypes]
 each_model = pytest.mark.parametrize(("fixture", "dtype"), ALL, ids=[f"{one.name}-{dtype}" for one, dtype in ALL])
