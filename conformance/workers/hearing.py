@@ -65,7 +65,7 @@ class Hearing:
         self._patience_s = math.inf
         self._is_over = False
         self._num_graces = 0
-        self._num_bytes = 0  # of answers that have not come whole
+        self._num_bytes = dict.fromkeys(channels, 0)  # of answers that have not come whole
         self.ended_at = math.inf
 
     def listen(self, silence_s: float = math.inf) -> bool:
@@ -121,8 +121,9 @@ class Hearing:
 
     def _grant_for_more(self) -> None:
         """Put the deadline off where it has passed and more of an answer has come."""
-        num_bytes = sum(channel.num_waiting for channel in self._listening)
-        came, self._num_bytes = num_bytes > self._num_bytes, num_bytes
+        before, now = self._num_bytes, {channel: channel.num_waiting for channel in self._listening}
+        came = len(now) < len(before) or any(num_bytes > before[channel] for channel, num_bytes in now.items())
+        self._num_bytes = now
         if came and time.monotonic() >= self._deadline and self._num_graces < _MOST_GRACES:
             self._grant()
 
