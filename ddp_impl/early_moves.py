@@ -29,20 +29,21 @@ class EarlyMoves:
     def __init__(self, num_parameters: int) -> None:
         """Move nothing; `regroup` must follow."""
         self.takes: Final = [False] * num_parameters
-        self._places: list[tuple[Bucket, int]] = []
-        self._buckets: Sequence[Bucket] = ()
         self.movable = True
+        self._places: dict[int, tuple[Bucket, int]] = {}
+        self._buckets: list[Bucket] = []
 
     def regroup(self, buckets: Sequence[Bucket]) -> None:
         """Move into these buckets from now on: on a CPU, into those with a large gradient."""
-        self._buckets = [bucket for bucket in buckets if bucket.holds_gradients and bucket.has_large]
-        self._buckets = [bucket for bucket in self._buckets if bucket.flat.device.type == "cpu"]
-        self.takes[:] = [False] * len(self.takes)
-        self._places = [(bucket, 0) for bucket in buckets[:1]] * len(self.takes)
-        for bucket in self._buckets:
-            for place, member in enumerate(bucket.members):
-                self.takes[member.index] = True
-                self._places[member.index] = (bucket, place)
+        self._buckets = [
+            bucket
+            for bucket in buckets
+            if bucket.holds_gradients and bucket.has_large and bucket.flat.device.type == "cpu"
+        ]
+        self._places = {
+            member.index: (bucket, place) for bucket in self._buckets for place, member in enumerate(bucket.members)
+        }
+        self.takes[:] = [index in self._places for index in range(len(self.takes))]
 
     def begin(self) -> None:
         """Begin a backward."""

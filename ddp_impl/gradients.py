@@ -112,7 +112,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
     if (
         gradient is None
         or num_post_accumulate_hooks(parameter) > 1
-        or not _are_plain([gradient], bucket.members[0].layout.dtype)
+        or not is_plain(gradient, bucket.members[0].layout.dtype)
         or gradient.stride() != bucket.members[0].layout.stride
         or not owns_its_memory(gradient)
     ):

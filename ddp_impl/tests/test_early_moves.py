@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket import Bucket
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE
 from ddp_impl.gradients import collect
+from ddp_impl.tests.buckets import bucket_of, gradients_of
 from ddp_impl.tests.ranks import run_ranks
 
 SHAPES = ((3, 5), (40,), (), (7, 6), (1,))
@@ -22,14 +23,8 @@ SHAPES = ((3, 5), (40,), (), (7, 6), (1,))
 WAYS = ("came", "stayed", "lives there", "lives there and came", "missing", "not used", "frozen")
 
 
-def bucket_of(dtype: torch.dtype) -> Bucket:
-    generator = torch.Generator().manual_seed(0)
-    members = []
-    for index, shape in enumerate(SHAPES):
-        parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
-        parameter.grad = torch.randn(shape, dtype=dtype, generator=generator)
-        members.append(ManagedParameter(index, f"p{index}", parameter))
-    return Bucket(0, members, holds_gradients=True, large_numel=30)
+def held_bucket(dtype: torch.dtype) -> Bucket:
+    return bucket_of(SHAPES, dtype, holds_gradients=True, large_numel=30)
 
 
 def moves_into(bucket: Bucket) -> EarlyMoves:
@@ -40,17 +35,13 @@ def moves_into(bucket: Bucket) -> EarlyMoves:
     return moves
 
 
-def gradients_of(bucket: Bucket) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in bucket.parameters if parameter.grad is not None]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 4])
 def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dtype: torch.dtype) -> None:
     for seed in range(60):
         draw = random.Random(seed)
         ways = [draw.choice(WAYS) for _ in SHAPES]
-        bucket = bucket_of(dtype)
+        bucket = held_bucket(dtype)
         moves = moves_into(bucket)
         before = gradients_of(bucket)
         unused, left_out = set[int](), set[int]()
@@ -84,7 +75,7 @@ def test_whatever_became_of_each_every_gradient_is_divided_once(divisor: int, dt
 @pytest.mark.parametrize("put", [lambda own: own.clone(), lambda own: own * 2, lambda own: own.add_(1)])
 def test_whoever_looks_at_a_gradient_that_has_moved_finds_this_ranks_own(put: Any) -> None:
     """And may put another in its place, in the hook of a module say."""
-    bucket = bucket_of(torch.float32)
+    bucket = held_bucket(torch.float32)
     moves = moves_into(bucket)
     before = gradients_of(bucket)
     for place in range(len(SHAPES)):
@@ -100,7 +91,7 @@ def test_whoever_looks_at_a_gradient_that_has_moved_finds_this_ranks_own(put: An
 
 
 def test_what_autograd_keeps_elsewhere_is_not_moved() -> None:
-    bucket = bucket_of(torch.float32)
+    bucket = held_bucket(torch.float32)
     moves = moves_into(bucket)
     before = [parameter.grad for parameter in bucket.parameters]
     moves.movable = False  # torch.distributed.autograd keeps gradients in its context
@@ -110,7 +101,7 @@ def test_what_autograd_keeps_elsewhere_is_not_moved() -> None:
 
 
 def test_storage_that_was_given_up_is_claimed_again() -> None:
-    bucket = bucket_of(torch.float32)
+    bucket = held_bucket(torch.float32)
     bucket.release()
     moves = moves_into(bucket)
     before = gradients_of(bucket)
@@ -123,7 +114,7 @@ def test_storage_that_was_given_up_is_claimed_again() -> None:
 
 
 def test_a_gradient_that_a_users_hook_will_see_stays_as_it_is() -> None:
-    bucket = bucket_of(torch.float32)
+    bucket = held_bucket(torch.float32)
     moves = moves_into(bucket)
     before = gradients_of(bucket)
     hooked = bucket.parameters[1]
@@ -137,7 +128,7 @@ def test_a_gradient_that_a_users_hook_will_see_stays_as_it_is() -> None:
 
 
 def test_only_buckets_that_hold_gradients_and_have_a_large_one_are_moved_into() -> None:
-    members = bucket_of(torch.float32).members
+    members = held_bucket(torch.float32).members
     moves = EarlyMoves(len(SHAPES))
     moves.regroup([Bucket(0, members[:2], large_numel=30), Bucket(1, members[2:], holds_gradients=True)])
     assert not any(moves.takes)

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE
-from ddp_impl.gradients import collect
+from ddp_impl.gradients import collect, hand_out
 from ddp_impl.options import LARGE_NUMEL
-
-
-def bucket_of(shapes: list[tuple[int, ...]], dtype: torch.dtype, *, holds_gradients: bool = False) -> Bucket:
-    generator = torch.Generator().manual_seed(0)
-    members = []
-    for index, shape in enumerate(shapes):
-        parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
-        parameter.grad = torch.randn(shape, dtype=dtype, generator=generator)
-        members.append(ManagedParameter(index, f"p{index}", parameter))
-    return Bucket(0, members, holds_gradients=holds_gradients)
-
-
-def gradients_of(bucket: Bucket) -> list[Tensor | None]:
-    return [None if p.grad is None else p.grad.clone() for p in bucket.parameters]
+from ddp_impl.tests.buckets import bucket_of, gradients_of
 
 
 @pytest.mark.parametrize("holds_gradients", [False, True])
@@ -39,7 +24,6 @@ def test_every_gradient_is_divided_once(large: bool, divisor: int, dtype: torch.
     with torch.no_grad():
         assert collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=divisor) == []
     for view, gradient in zip(bucket.views, before, strict=True):
-        assert gradient is not None
         assert torch.equal(view, gradient / divisor)
 
 
@@ -74,7 +58,7 @@ def test_a_gradient_in_a_narrower_dtype_is_not_rounded_to_it(large: bool, holds_
 @pytest.mark.parametrize("in_place", [(), (0,), (1,), (0, 1, 2)])
 def test_large_gradients_beside_some_that_live_in_the_bucket_are_divided_once(in_place: tuple[int, ...]) -> None:
     bucket = bucket_of([(LARGE_NUMEL,), (5,), (LARGE_NUMEL,)], torch.float32, holds_gradients=True)
-    before = [gradient for gradient in gradients_of(bucket) if gradient is not None]
+    before = gradients_of(bucket)
     for place in in_place:  # as after a backward under `no_sync`
         bucket.views[place].copy_(before[place])
         bucket.parameters[place].grad = bucket.views[place]
@@ -83,3 +67,28 @@ def test_large_gradients_beside_some_that_live_in_the_bucket_are_divided_once(in
     for view, parameter, gradient in zip(bucket.views, bucket.parameters, before, strict=True):
         assert parameter.grad is view
         assert torch.equal(view, gradient / 3)
+
+
+@pytest.mark.parametrize("holds_gradients", [False, True])
+def test_a_large_gradient_of_another_shape_is_refused_and_leaves_the_bucket_as_it_is(holds_gradients: bool) -> None:
+    """The parameter was given other data; dividing into the view would give that the other shape."""
+    bucket = bucket_of([(LARGE_NUMEL,), (5,)], torch.float32, holds_gradients=holds_gradients)
+    grown = bucket.parameters[0]
+    grown.grad = None
+    grown.data = torch.zeros(2 * LARGE_NUMEL)
+    grown.grad = torch.ones(2 * LARGE_NUMEL)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=2)
+    assert bucket.views[0].shape == (LARGE_NUMEL,)
+
+
+@pytest.mark.parametrize("put", ["a copy", "nothing"])
+def test_what_is_in_the_place_of_a_view_when_averages_come_gives_way_to_it(put: str) -> None:
+    """A hook that came after the launch has put it there."""
+    bucket = bucket_of([(4,), (5,)], torch.float32, holds_gradients=True)
+    with torch.no_grad():
+        collect(bucket, GRAD_ATTRIBUTE, set(), "", divisor=2)
+        late = bucket.parameters[1]
+        late.grad = None if put == "nothing" else bucket.views[1].clone()
+        hand_out(bucket, GRAD_ATTRIBUTE, bucket.flat, None)
+    assert all(parameter.grad is view for parameter, view in zip(bucket.parameters, bucket.views, strict=True))
