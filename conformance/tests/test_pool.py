@@ -23,8 +23,8 @@ from conformance.tests.worker_programs import LEAKS
 from conformance.workers import hearing as hearing_module
 from conformance.workers.channel import Channel, wait
 from conformance.workers.controller import Controller
-from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S, answer
-from conformance.workers.messages import FromRank
+from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
+from conformance.workers.messages import FromRank, Seat
 from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -104,6 +104,34 @@ def test_who_listens_after_the_deadline_hears_what_was_said_before(controller: C
             observations = wait_for_ranks(0.0)
     assert observations is not None
     assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
+
+
+class Arriving:
+    """Stands for a channel on which an answer is arriving."""
+
+    num_waiting = 0
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_late"), [((9, 5), True), ((9, 6), False), ((None, 6), False), ((None, 5), False)]
+)
+def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
+    controller: Controller, waiting: tuple[int | None, int], is_late: bool
+) -> None:
+    """However much had come of one that is complete (None) now."""
+    channels: Any = [Arriving(), Arriving()]
+    seats: Any = [Seat(0, rank, 2, "gloo", "", False) for rank in range(2)]
+    hearing = Hearing(controller._zygote, seats, (), channels, number=1, deadline_s=0.0)
+    channels[0].num_waiting, channels[1].num_waiting = 9, 5
+    hearing._grant_for_more()
+    hearing._deadline = time.monotonic()
+    for channel, num_bytes in zip(channels, waiting, strict=True):
+        if num_bytes is None:
+            del hearing._listening[channel]
+        else:
+            channel.num_waiting = num_bytes
+    hearing._grant_for_more()
+    assert (time.monotonic() >= hearing._deadline) == is_late
 
 
 def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
