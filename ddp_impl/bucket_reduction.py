@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import ReducerState
-from ddp_impl.telemetry import Telemetry
+from ddp_impl.telemetry import Moment, Telemetry
 from ddp_impl.user_hooks import UserHooks
 
 
@@ -127,7 +126,7 @@ class BucketReduction:
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
         if not self._in_flight:
-            self.telemetry.current.first_launch_ns = time.time_ns()
+            self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
             self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return

@@ -39,6 +39,7 @@ from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.peers import Peers, in_lines
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
+from ddp_impl.telemetry import NEVER, Moment
 from ddp_impl.torch_internals import (
     DebugLevel,
     WhenBackwardEnds,
@@ -408,7 +409,7 @@ class Reducer(BucketReduction):
                 self._begin_backward(None)
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
-        ready_ns = time.time_ns() - self.telemetry.current.backward_start_ns
+        ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
         if self._device_times is not None and self._learns_order:
             self._device_times.note(index)
         if self._early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
@@ -473,7 +474,7 @@ class Reducer(BucketReduction):
         self._skipped = None
         self._in_flight.clear()
         self._refusal = None
-        self.telemetry.current.backward_start_ns = 0
+        self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
         self.user_hooks.iteration_begins(search=self._learns_order)
 
@@ -502,8 +503,8 @@ class Reducer(BucketReduction):
         self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
         self.user_hooks.backward_begins()
         self._early_moves.begin()
-        if not self.telemetry.current.backward_start_ns:
-            self.telemetry.current.backward_start_ns = time.time_ns()
+        if self.telemetry.current.backward_start is NEVER:
+            self.telemetry.current.backward_start = Moment.now()
             if self._device_times is not None and self._learns_order:
                 self._device_times.begin()
 
@@ -546,7 +547,7 @@ class Reducer(BucketReduction):
             if self.steps_optimizers:
                 self._hand_out_before(index)
         if launchable and self.state.num_launched == len(self.buckets):
-            self.telemetry.current.last_launch_ns = time.time_ns()
+            self.telemetry.current.last_launch = Moment.now()
             self._handle(Event.LAST_LAUNCHED)
 
     def _finalize(self) -> None:

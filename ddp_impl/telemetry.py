@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 AnyError = TypeVar("AnyError", bound=Exception)
 
@@ -19,26 +19,41 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
+class Moment(NamedTuple):
+    """A moment on two clocks, in ns: the wall's, which is told, and one that nobody sets, which durations are of."""
+
+    wall_ns: int
+    steady_ns: int
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Read both clocks."""
+        return cls(time.time_ns(), time.perf_counter_ns())
+
+
+NEVER = Moment(0, 0)
+
+
 @dataclass(slots=True)
 class IterationTimes:
-    """Moments of one synchronised iteration, in ns of the host's clock; 0 where it did not come to pass.
+    """Moments of one synchronised iteration; `NEVER` where it did not come to pass.
 
     They are host times: on an accelerator they tell when work was queued, not when it was done.
     """
 
-    forward_start_ns: int = 0
-    backward_start_ns: int = 0
-    first_launch_ns: int = 0
-    last_launch_ns: int = 0
-    end_ns: int = 0
+    forward_start: Moment = NEVER
+    backward_start: Moment = NEVER
+    first_launch: Moment = NEVER
+    last_launch: Moment = NEVER
+    end: Moment = NEVER
 
     def durations_ns(self) -> dict[str, int]:
         """Return torch's four durations: forward, backward compute, communication, and the overlap of the last two."""
         return {
-            "forward_compute_time": self.backward_start_ns - self.forward_start_ns,
-            "backward_compute_time": self.last_launch_ns - self.backward_start_ns,
-            "backward_comm_time": self.end_ns - self.first_launch_ns,
-            "backward_compute_comm_overlap_time": max(0, self.last_launch_ns - self.first_launch_ns),
+            "forward_compute_time": self.backward_start.steady_ns - self.forward_start.steady_ns,
+            "backward_compute_time": self.last_launch.steady_ns - self.backward_start.steady_ns,
+            "backward_comm_time": self.end.steady_ns - self.first_launch.steady_ns,
+            "backward_compute_comm_overlap_time": max(0, self.last_launch.steady_ns - self.first_launch.steady_ns),
         }
 
 
@@ -63,11 +78,11 @@ class Telemetry:
 
     def begin(self) -> None:
         """Note that a synchronised forward begins."""
-        self.current.forward_start_ns = time.time_ns()
+        self.current.forward_start = Moment.now()
 
     def end(self) -> None:
         """Note that all averages are handed out."""
-        self.current.end_ns = time.time_ns()
+        self.current.end = Moment.now()
         finished, self.current = self.current, IterationTimes()
         index = self.num_iterations
         self.num_iterations += 1
@@ -95,11 +110,11 @@ class Telemetry:
         data |= {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
         data |= {
             "iteration": self.last_index,
-            "forward_compute_time_start": self.last.forward_start_ns,
-            "backward_compute_time_start": self.last.backward_start_ns,
-            "backward_comm_time_start": self.last.first_launch_ns,
-            "backward_compute_time_end": self.last.last_launch_ns,
-            "backward_comm_time_end": self.last.end_ns,
+            "forward_compute_time_start": self.last.forward_start.wall_ns,
+            "backward_compute_time_start": self.last.backward_start.wall_ns,
+            "backward_comm_time_start": self.last.first_launch.wall_ns,
+            "backward_compute_time_end": self.last.last_launch.wall_ns,
+            "backward_comm_time_end": self.last.end.wall_ns,
         }
         return data
 

@@ -1,6 +1,6 @@
 """Runs scenarios in ever new orders on a machine that is busy with other things, and counts verdicts that change.
 
-    python ci/trust/shuffled.py [--runs 20000] [--seconds 3600] [--load 8] [--profile core]
+    python ci/trust/shuffled.py [--runs 20000] [--seconds 3600] [--load 8] [--profile full]
 
 A run is one scenario in one column. The verdicts of the first round, in the listed order, are what later ones are
 compared with. Exits with 1 if any changed.
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--load", type=int, default=8)
-    parser.add_argument("--profile", default="core")
+    parser.add_argument("--profile", default="full")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     arguments = parser.parse_args()
     scenarios = list(in_profile(arguments.profile, load_scenarios(), load_catalogue()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,6 +14,7 @@ from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel, collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
+from ddp_impl.telemetry import Moment
 
 
 class StumblesOverDebugLevels(Reducing):
@@ -156,10 +156,10 @@ class CountsPauses(Reducing):
         def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
             """Note the time."""
             super().prepare_for_backward(outputs)
-            self._prepared_ns = time.time_ns()
+            self._prepared = Moment.now()
 
         def _finalize(self) -> None:
-            self.telemetry.current.backward_start_ns = self._prepared_ns
+            self.telemetry.current.backward_start = self._prepared
             super()._finalize()
 
 

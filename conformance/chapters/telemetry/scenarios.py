@@ -81,7 +81,7 @@ def _times() -> Iterator[Scenario]:
         for world_size in (1, 2):
             yield _of_chapter(
                 "TELE-06", f"pause{suffix}", "logged_times", world_size, options=options,
-                arguments={"forward": 1, "backward": 1, "pause": 10}, needs=_NEEDS,
+                arguments={"forward": 1, "backward": 1, "pause_ms": 50}, needs=_NEEDS,
             )  # fmt: skip
     for rate in (0, 1, 3, 7):
         yield _of_chapter("TELE-08", f"rate-{rate}", "sampled_times", 2, arguments={"rate": rate}, needs=_NEEDS)
