@@ -23,6 +23,7 @@ from conformance.report.packed import unpacked
 SCENARIOS = ("gradients/GRAD-01/mlp-world2", "buffers/BUFFER-01/*world2*", "construction/CONS-01/*world3*")
 RUN = ("ddp-conformance", "run", *SCENARIOS, "--quiet", "--report")
 _TIMEOUT_S = 400
+_USER = 64321  #: nobody else's
 
 #: Makes CLOCK_REALTIME jump by an hour, forth and back, at every hundredth call.
 CLOCK = r"""
@@ -75,6 +76,13 @@ def cgroup(controller: str, name: str, value: str) -> Hardship:
     return Hardship(script=script)
 
 
+def of_a_user(number: int) -> Hardship:
+    """Return a run of a user who may have so many processes and threads: that limit does not hold for root."""
+    rights = "+dac_override,+dac_read_search"
+    become = f"setpriv --reuid {_USER} --clear-groups --inh-caps {rights} --ambient-caps {rights}"
+    return Hardship(script=f'exec {become} bash -c \'ulimit -u {number}; exec "$@"\' run "$@"')
+
+
 ENVIRONMENTS = {
     "PYTHONOPTIMIZE=1": environment(PYTHONOPTIMIZE="1"),
     "PYTHONOPTIMIZE=2": environment(PYTHONOPTIMIZE="2"),
@@ -107,6 +115,7 @@ LIMITS = {
     "128 open files": limit("ulimit -n 128"),
     **{f"{number} processes": cgroup("pids", "pids.max", str(number)) for number in (8, 12, 14, 16, 20, 24)},
     "3 processes": cgroup("pids", "pids.max", "3"),
+    **{f"{number} processes of a user": of_a_user(number) for number in (8, 16, 24, 32, 200)},
     "400 MiB of memory": cgroup("memory", "memory.limit_in_bytes", "400M"),
     "2 GiB of address space": limit("ulimit -v 2097152"),
     "256 KiB of stack": limit("ulimit -s 256"),
