@@ -78,6 +78,15 @@ class Backend:
             return f"capability {unknown!r} means nothing to any scenario; {hint}"
         return ""
 
+    def require(self) -> None:
+        """Raise `BackendError` if the backend cannot be used here.
+
+        Whoever starts ranks calls it first: what a backend prepares when it is asked, such as a device that must be
+        compiled, must not come out of the ranks' deadlines.
+        """
+        if reason := self.unavailable():
+            raise BackendError(f"backend {self.name!r} cannot be used here: {reason}")
+
 
 def get_backend(name: str) -> Backend:
     """Return the backend called `name`: `gloo`, `nccl`, an installed package's name, or `module:attr` for any other.

@@ -79,8 +79,7 @@ def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
         raise ScenarioError("no scenario to run; a run of nothing would show nothing")
     if wrong := backend.misdeclared():
         raise BackendError(f"backend {backend.name!r}: {wrong}")
-    if reason := backend.unavailable():
-        raise BackendError(f"backend {backend.name!r} cannot be used here: {reason}")
+    backend.require()
     check_world_sizes([min(scenario.world_size for scenario in scenarios)], backend)
     for scenario in scenarios:
         try:

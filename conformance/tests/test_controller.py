@@ -10,12 +10,13 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conformance.backends.backend import get_backend
-from conformance.errors import ConformanceError
+from conformance.errors import BackendError, ConformanceError
 from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end, processes_under
@@ -182,6 +183,15 @@ def test_a_backend_that_fails_is_every_ranks_error(tmp_path: Path, monkeypatch: 
         assert seen.raised is not None
         assert str(seen.raised) == f"RuntimeError: no link on rank {rank}"
         assert seen.phase == "rendezvous"
+
+
+def test_a_backend_is_asked_before_ranks_have_a_deadline() -> None:
+    answers = ["no link", ""]
+    asked = replace(get_backend("gloo"), unavailable=answers.pop)
+    with Controller(asked):
+        assert answers == ["no link"]
+    with pytest.raises(BackendError, match="backend 'gloo' cannot be used here: no link"):
+        Controller(asked)
 
 
 def test_a_preloaded_module_may_leave_a_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,9 @@ class Controller:
 
         The controller creates its private directory in `work_dir` (default: the system's temporary directory). The
         zygote imports the modules in `preload` before it forks ranks. Ranks may take `start_timeout_s` seconds to
-        connect.
+        connect. Raises `BackendError` for a backend that cannot be used here.
         """
+        backend.require()
         self._backend = backend
         self._work_dir = work_dir
         self._preload = preload
