@@ -20,7 +20,8 @@ _HYGIENE = {"leaves_no_trace": "COMPAT-12"}
 
 def blamed(outcome: Outcome) -> str:
     """Return the requirement to which a failure is to be put down: that of the id, but for traces left behind."""
-    checkers = {finding.checker for finding in outcome.failed_result.findings if finding.verdict.is_failure}
+    failed = {finding.checker for finding in outcome.failed_result.findings if finding.verdict.is_failure}
+    checkers = failed - {"runner"}
     if outcome.contaminated_by or len(checkers) != 1:
         return outcome.leading_requirement
     return _HYGIENE.get(next(iter(checkers)), outcome.leading_requirement)

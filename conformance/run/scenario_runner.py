@@ -174,6 +174,7 @@ class ScenarioRunner:
         self._ranks = ranks
         self._excuses = excuses
         self._num_hangs = 0  # of the subject, in a row
+        self._started: dict[str, Scenario] = {}
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
     def run(self, scenario: Scenario) -> Outcome:
@@ -188,6 +189,7 @@ class ScenarioRunner:
         On a device everything has ended when this returns: its memory may not hold two DDPs, and one that hangs may
         keep it busy.
         """
+        self._started[scenario.id] = scenario
         program = get_program(scenario.program)
         subjects = [self.subject] if self._native is None else [self.subject, self._native]
         runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
@@ -224,11 +226,15 @@ class ScenarioRunner:
         result = judged(attempt, program, truth, authority)
         contaminated_by = ""
         if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
-            again = present(self._start(attempt.scenario, self.subject, fresh=True)(math.inf))
+            again = self._attempt(attempt.scenario, fresh=True)
             alone = judged(again, program, truth, authority)
             if alone.verdict is not result.verdict:
-                contaminated_by = attempt.after
-                attempt, result = again, _contaminated(alone, result, contaminated_by)
+                after = self._judged_after(attempt, lambda third: judged(third, program, truth, authority).verdict)
+                if after is None or after is result.verdict:
+                    contaminated_by = attempt.after
+                    attempt, result = again, _contaminated(alone, result, contaminated_by, is_certain=after is not None)
+                else:
+                    result = _unstable(result, alone.verdict, after, attempt.after)
         outcome = Outcome.of(
             scenario,
             result,
@@ -240,6 +246,18 @@ class ScenarioRunner:
         )
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome
+
+    def _judged_after(self, attempt: Attempt, judge: Callable[[Attempt], Verdict]) -> Verdict | None:
+        """Return the verdict on ranks that, as those of `attempt`, have run one scenario before; None if none can."""
+        before = self._started.get(attempt.after)
+        if before is None:
+            return None
+        self._attempt(before, fresh=True)
+        third = self._attempt(attempt.scenario)
+        return judge(third) if third.after == attempt.after else None
+
+    def _attempt(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
+        return present(self._start(scenario, self.subject, fresh=fresh)(math.inf))
 
     def _is_known(self, scenario: Scenario, verdict: Verdict) -> bool:
         """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
@@ -304,16 +322,26 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for one in value for text in _texts(one))
 
 
-def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str) -> ScenarioResult:
+def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_certain: bool) -> ScenarioResult:
     """Return the verdict of fresh ranks with what it was `after` the same ranks had run the scenario `by`."""
     summary = (
-        f"contaminated by {by}: {after.verdict.value} on ranks that had run it, {alone.verdict.value} on fresh ones;"
-        " it left something behind that ranks could not notice, or the verdict is not stable"
+        f"contaminated by {by}: {after.verdict.value} on ranks that had run it{', twice' * is_certain},"
+        f" {alone.verdict.value} on fresh ones; it left something behind that ranks could not notice"
+        f"{', or the verdict is not stable' * (not is_certain)}"
     )
     told = [one.summary for one in after.findings_that_tell]
     told += [f"rank {one.rank} said:\n{one.stderr[-_MOST_SAID:]}" for one in after.ranks if one.stderr]
     finding = Finding("runner", alone.verdict, summary, "\n".join(told))
     return replace(alone, findings=(finding, *alone.findings))
+
+
+def _unstable(result: ScenarioResult, alone: Verdict, after: Verdict, before: str) -> ScenarioResult:
+    """Return the failure `result` with what came when it was tried again: what fails at times, fails."""
+    summary = (
+        f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, and {after.value} on"
+        f" others that had first run {before}, as those that failed; replay it with --times 100"
+    )
+    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
 
 
 def _rank_fate(observation: Observation) -> RankFate:
