@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_impl.nested_tensors import map_tensors
 from ddp_impl.torch_internals import is_bound_to_transform
@@ -37,6 +37,8 @@ class Anchor:
 
     def _tie(self, tensor: Tensor) -> Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()) or is_bound_to_transform(tensor):
+            return tensor
+        if isinstance(tensor, nn.Parameter):  # whoever looks for the module's own would find a copy
             return tensor
         tied: Tensor = Tie.apply(self._leaf, tensor)
         return tied

@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from conformance.composed.features import OPTIONS, WORLD_SIZES, Pair, pairs_of, possible_pairs
+from conformance.composed.features import OPTIONS, WORLD_SIZES, Pair, may_autocast, pairs_of, possible_pairs
 from conformance.composed.simpler import renamed
 from conformance.composed.training import (
     ACTIONS,
+    AROUND,
     CHECKPOINTS,
     COMM_HOOKS,
     IDLE,
@@ -79,6 +80,9 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
     wanted = dict(feature.split(" ", 1) for feature in must if feature.split(" ", 1)[0] in ("output", "world"))
     blocks = _blocks(choose, must, tame)
     joins = any(feature.startswith("action join") for feature in must)
+    world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
+    if "around autocast" in must and not may_autocast([world_size]):
+        world_size = choose([one for one in world_sizes if may_autocast([one])])
     training = Training(
         blocks=blocks,
         output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame or joins else OUTPUTS),
@@ -86,13 +90,13 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
         idle=_one_of("idle", IDLE, choose, must),
         comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
         delays="delayed blocks" in must or choose((False,) * 9 + (True,)),
+        around=_one_of("around", _around(world_size), choose, must),
     )
     options = _options(choose, must)
     # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
     if depends_on_rank(training):
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)  # the user's promise that this does not happen
-    world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
     scenario = Scenario(
         f"composed/{REQUIREMENTS[0]}/composed", REQUIREMENTS, "composed", world_size=world_size, options=options,
         arguments=training.to_json(), seed=choose(range(4)), needs=needs_of(training, options),
@@ -138,6 +142,10 @@ def _one_of(what: str, values: Sequence[str], choose: Choose, must: tuple[str, .
     if what == "idle" and "option static_graph=True" in must:
         return ""
     return choose(("",) * 4 * len(values) + tuple(values))
+
+
+def _around(world_size: int) -> Sequence[str]:
+    return [around for around in AROUND if around != "autocast" or may_autocast([world_size])]
 
 
 def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, ...]:

@@ -130,7 +130,7 @@ def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Fa
     """Allow outputs of synchronised forwards that need no gradient to require one, and change nothing else of them.
 
     The rank must take part in a backward for which it has nothing, and another rank may have something. Only its
-    outputs can bring it there: `docs/decisions/idle_ranks.md`.
+    outputs can bring it there: `docs/decisions/idle_ranks.md`. A parameter that is an output stays the module's own.
     """
     end: Mapping[str, Any] = facts[AT_THE_END]
     idle: dict[str, Any] = {}
@@ -138,6 +138,7 @@ def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Fa
         seen = end.get(f"forward {number}", {})
         parts = [name for name in seen if name.startswith("output") and name.endswith(": requires_grad")]
         if parts and not any(seen[name] for name in parts):
+            parts = [name for name in parts if seen[name.replace(": requires_grad", ": type")] != "Parameter"]
             leaves = [name.replace(": requires_grad", ": is_leaf") for name in parts]
             idle[f"forward {number}"] = seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False)
     return {**facts, AT_THE_END: _WithIdleForwards(end, idle)} if idle else facts

@@ -67,6 +67,8 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         yield replace(training, comm_hook="")
     if training.delays:
         yield replace(training, delays=False)
+    if training.around:
+        yield replace(training, around="")
     if training.output != "tensor":
         yield replace(training, output="tensor")
     for index, block in enumerate(training.blocks):

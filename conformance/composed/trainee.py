@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -29,6 +32,7 @@ from conformance.composed.modules import (
     with_small_weights,
 )
 from conformance.composed.observable import of_input, of_module, of_output, of_process
+from conformance.composed.surroundings import run_backward, run_forward
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
 from conformance.own_mistake import instance
@@ -64,6 +68,7 @@ class _Pending:
     loss: Tensor
     rows: Tensor
     synchronised: bool
+    number: int
 
 
 #: The actions after which there are facts to look at.
@@ -108,6 +113,7 @@ class Trainee:
         self._num_forwards = 0
         self.has_data = True
         self._seen: dict[str, Any] = {}
+        self._made: list[tuple[int, weakref.ref[Tensor]]] = []
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._first_state = {name: value.clone() for name, value in self.model.state_dict().items()}
         # A loss that has something else to train, too, has a backward wherever forward used no parameter.
@@ -144,7 +150,23 @@ class Trainee:
     def observables(self) -> Mapping[str, Any]:
         """Return what the training can observe besides, see `observable`; of the process, what changed since."""
         changed = {name: value for name, value in of_process().items() if value != self._process[name]}
-        return {"the process": changed, **of_module(self.module), **self._seen}
+        return {
+            "the process": changed,
+            "kept of earlier forwards": self._kept(),
+            **of_module(self.module),
+            **self._seen,
+        }
+
+    def _kept(self) -> list[int]:
+        """Return the forwards of which somebody keeps the input or the output, the last one aside."""
+        self._pending = [one for one in self._pending if one.number == self._num_forwards - 1]
+
+        def alive() -> list[int]:
+            return sorted({number for number, made in self._made if made() is not None})
+
+        if set(alive()) - {self._num_forwards - 1}:
+            gc.collect()
+        return [number for number in alive() if number < self._num_forwards - 1]
 
     def _forward(self, action: Action) -> Iterator[Meeting]:
         was_training = self.model.training
@@ -163,14 +185,21 @@ class Trainee:
         key = ("rows", self._seed, where.rank, where.forward)
         # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
         inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
-        with self._phase("forward"), grad_mode() if grad_mode else contextlib.nullcontext():
-            output = self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
+
+        def forward() -> Any:
+            with grad_mode() if grad_mode else contextlib.nullcontext():
+                return self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
+
+        with self._phase("forward"):
+            output = run_forward(self._training.around, forward)
         self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
+        self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
         yield Meeting("after_forward", synchronised and grad_mode is None)
         if grad_mode is None and (rows.requires_grad or self._outside is not None):
             loss = self._loss(rows, where)
-            self._pending.append(_Pending(loss if self._outside is None else loss + self._outside, rows, synchronised))
+            loss = loss if self._outside is None else loss + self._outside
+            self._pending.append(_Pending(loss, rows, synchronised, where.forward))
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.
@@ -201,7 +230,7 @@ class Trainee:
     def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> Iterator[Meeting]:
         yield Meeting("before_backward")
         with self._phase("backward"):
-            loss.backward(retain_graph=retain_graph)
+            run_backward(self._training.around, partial(loss.backward, retain_graph=retain_graph))
         yield Meeting("after_backward", synchronised)
 
     def _no_sync(self, action: Action) -> Iterator[Meeting]:
@@ -314,13 +343,14 @@ class Trainee:
     def _head(self, action: Action) -> Iterator[Meeting]:
         """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
         if self._pending and self._is_meant(action):
-            rows = self._block(action).layer(self._pending[-1].rows, Where(self._rank, 1))
+            call = partial(self._block(action).layer, self._pending[-1].rows, Where(self._rank, 1))
+            rows = run_forward(self._training.around, call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
         yield from ()
 
     def _add_to_loss(self, more: Tensor) -> None:
         last = self._pending[-1]
-        self._pending[-1] = _Pending(last.loss + more, last.rows, last.synchronised)
+        self._pending[-1] = dataclasses.replace(last, loss=last.loss + more)
 
     def _autograd_grad(self, action: Action) -> Iterator[Meeting]:
         """Ask for gradients of the first layer without accumulating them; of the second order, a penalty on them."""

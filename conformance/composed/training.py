@@ -24,6 +24,8 @@ OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
 IDLE = ("", "rank_0", "by_turns")
 #: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
 COMM_HOOKS = ("", "allreduce", "wider")
+#: What the loop has around forward and, but for autocast and saved tensors, around backward; `surroundings` makes them.
+AROUND = ("", "autocast", "anomaly", "saved_tensors", "dispatch_mode", "thread")
 
 #: What a training loop can do, and the ways in which it can do it.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
@@ -99,7 +101,8 @@ class Action:
 class Training:
     """What is trained and how.
 
-    `idle` says whose forwards use no parameter, `comm_hook` what reduces buckets. With `delays` the gradients of all
+    `idle` says whose forwards use no parameter, `comm_hook` what reduces buckets, `around` what every forward and
+    backward runs within. With `delays` the gradients of all
     blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
     """
@@ -110,12 +113,14 @@ class Training:
     idle: str = ""
     comm_hook: str = ""
     delays: bool = False
+    around: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
         _check("output", self.output, OUTPUTS)
         _check("idle", self.idle, IDLE)
         _check("comm hook", self.comm_hook, COMM_HOOKS)
+        _check("around", self.around, AROUND)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
@@ -277,3 +279,50 @@ class ChangesInputs(DistributedDataParallel):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.is_grad_enabled():
                 tensor.requires_grad_(True)
         return super().forward(*inputs, **kwargs)
+
+
+class SwitchesAutocastOff(DistributedDataParallel):
+    """BUG: the module runs without the user's autocast."""
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return super()._run_ddp_forward(*inputs, **kwargs)
+
+
+class IsBoundToItsThread(DistributedDataParallel):
+    """BUG: gradients of a forward in another thread than the wrapper's stay local."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Note the thread."""
+        super().__init__(*args, **kwargs)
+        self._thread = threading.get_ident()
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Synchronise in one thread only."""
+        if threading.get_ident() == self._thread:
+            return super().forward(*inputs, **kwargs)
+        with self.no_sync():
+            return super().forward(*inputs, **kwargs)
+
+
+class KeepsEveryOutput(DistributedDataParallel):
+    """BUG: the outputs of all forwards are kept, with their graphs, as long as the wrapper lives."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Keep one more."""
+        output = super().forward(*inputs, **kwargs)
+        _KEPT.setdefault(self, []).append(output)
+        return output
+
+
+#: Beside the wrappers, which may be copied.
+_KEPT: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+
+
+class TiesParameters(DistributedDataParallel):
+    """BUG: a parameter that a forward returns is a copy, where the forward reaches frozen parameters alone."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Tie everything."""
+        with mock.patch("ddp_impl.anchor.nn.Parameter", ()):
+            return super().forward(*inputs, **kwargs)

@@ -102,6 +102,15 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         ),
         {},
     ),
+    # A forward reaches frozen parameters alone, and returns one of them.
+    (
+        Training(
+            (Block(when="never"), Block("shared", trainable=False), Block()),
+            output="parameter",
+            actions=(Action("freeze", "every_rank", 2),),
+        ),
+        {"static_graph": True, "find_unused_parameters": False},
+    ),
     # After a join context buffers are again those of rank 0, and no filter of warnings is left.
     (Training((Block("counted"), Block("branch")), actions=(Action("join", "rank_0_last"),)), {}),
     # A parameter is another one, behind tensors that stand in for it, and then a copy takes it for its own.
