@@ -163,7 +163,7 @@ def test_ranks_refuse_together_or_fail() -> None:
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
     # With other seeds the first failure is one of torch's DDP, below this one: a hook that delayed gradients leave.
-    found = explore(runner, examples=30, seed=3, world_sizes=(1, 2))
+    found = explore(runner, examples=30, seed=0, world_sizes=(1, 2))
     (smallest,) = scenarios_of(found)
     assert found.deviations[0].always_fails
     assert found.deviations[0].features == frozenset()
