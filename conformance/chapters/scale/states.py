@@ -1,0 +1,88 @@
+"""Program `state_at_scale`: many and large parameters and buffers of all dtypes, copied from rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.chapters.scale.trainings import first_difference, shortened
+from conformance.chapters.scale.values import arbitrary
+from conformance.observation import Facts
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+
+#: Of buffers, in turns; of parameters the first four.
+DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "complex64", "complex128",
+)  # fmt: skip
+
+
+class State(nn.Module):
+    """A layer, and parameters and buffers, of which the arguments say how many there are, how long, and of what dtypes.
+
+    Each forward notes in `wrong` which buffers do not hold what rank 0 wrote in the last one; then writes its own.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.arguments = arguments
+        self.rank = rank
+        self.num_forwards = 0
+        self.wrong: list[str] = []
+        for index, (name, value) in enumerate(self.values("parameter", rank, "start")):
+            trains = value.is_floating_point() and index % 2 == 0
+            self.register_parameter(name, nn.Parameter(value, requires_grad=trains))
+        for name, value in self.values("buffer", rank, "start"):
+            self.register_buffer(name, value)
+
+    def values(self, kind: str, rank: int, moment: object) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and values of all that is of `kind`, as `rank` writes it at `moment`: one by one, being large."""
+        dtypes = self.arguments.get("dtypes", DTYPES if kind == "buffer" else DTYPES[:4])
+        lengths = [length for number, length in self.arguments.get(f"{kind}s", ()) for _ in range(number)]
+        for index, length in enumerate(lengths):
+            yield f"{kind}{index}", arbitrary(length, getattr(torch, dtypes[index % len(dtypes)]), index, rank, moment)
+
+    def compare(self, kind: str, moment: object) -> None:
+        """Note what is not as rank 0 wrote it at `moment`."""
+        for name, value in self.values(kind, 0, moment):
+            if found := first_difference(value, getattr(self, name)):
+                self.wrong.append(f"{name} in forward {self.num_forwards} {found}")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return 3 elements."""
+        self.compare("buffer", self.num_forwards - 1 if self.num_forwards else "start")
+        for name, value in self.values("buffer", self.rank, self.num_forwards):
+            getattr(self, name).copy_(value)
+        self.num_forwards += 1
+        return self.weight * inputs
+
+
+@program("state_at_scale", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def state_at_scale(ctx: RankContext) -> None:
+    """Wrap `State`, with arguments `parameters` and `buffers`, pairs of a number and a length; take `steps` steps.
+
+    Observes `wrong`: which tensors did not hold what rank 0 wrote: after construction if `steps` is 0, otherwise in
+    each forward. The rank computes those values itself, which are too many to be sent. All ranks run it.
+    """
+    module = State(ctx.arguments, ctx.rank).to(ctx.device)
+    model = ctx.wrap(module)
+    if not ctx.arguments["steps"]:
+        module.compare("parameter", "start")
+        module.compare("buffer", "start")
+    for step in range(ctx.arguments["steps"]):
+        module.zero_grad(set_to_none=True)
+        turn = rank_step(ctx, step)
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
+    ctx.observe("wrong", shortened(module.wrong))
+
+
+@state_at_scale.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    nothing: dict[str, Any] = {"wrong": []}
+    return dict.fromkeys(range(scenario.world_size), nothing)
