@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_map
 
@@ -238,3 +238,63 @@ class UsesDefaultGroup(DistributedDataParallel):
         own, self.process_group = self.process_group, dist.group.WORLD  # type: ignore[assignment]
         super()._synchronise_state(with_buffers, group_src)
         self.process_group = own
+
+
+class DetachesKeywords(DistributedDataParallel):
+    """BUG: tensors that come by keyword are detached, so that no gradient reaches the caller's."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on detached tensors."""
+        return super().forward(*inputs, **tree_map(_detached, kwargs))
+
+
+class HalvesInputGradients(DistributedDataParallel):
+    """BUG: the gradients of inputs are divided by the number of ranks, like those of parameters."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on views whose gradients are divided."""
+        return super().forward(*tree_map(self._divided, inputs), **kwargs)
+
+    def _divided(self, leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.requires_grad):
+            return leaf
+        view = leaf.view_as(leaf)
+        view.register_hook(lambda gradient: gradient / self.process_group.size())
+        return view
+
+
+class DetachesInDataclasses(DistributedDataParallel):
+    """BUG: a tensor in a dataclass is detached."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on copies of the dataclasses."""
+        return super().forward(*map(_detached_within, inputs), **kwargs)
+
+
+class NeedsAPositional(DistributedDataParallel):
+    """BUG: a call without a positional argument, such as `model(input_ids=...)`, is refused."""
+
+    def forward(self, first: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return super().forward(first, *inputs, **kwargs)
+
+
+class LeavesOutNone(DistributedDataParallel):
+    """BUG: a keyword argument that is None is not passed on."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on what is there."""
+        return super().forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _detached_within(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    copied = copy.copy(value)
+    for field in dataclasses.fields(value):
+        object.__setattr__(copied, field.name, _detached(getattr(value, field.name)))
+    return copied

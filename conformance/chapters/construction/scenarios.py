@@ -116,6 +116,13 @@ def _calls() -> Iterator[Scenario]:
                 "CONS-21", structure.replace("_", "-"), "outputs", world_size, arguments={"structure": structure}
             ).replace(requirements=("CONS-20", "CONS-21"))
     yield _scenario("CONS-20", "arguments", "outputs", 3, arguments={"structure": "tuple"})
+    for requirement, judge in (("CONS-20", "passed"), ("CONS-30", "gradients")):
+        for find_unused in (False, True):
+            for world_size in (1, 2, 3):
+                yield _scenario(
+                    requirement, f"every-call{'-find-unused' * find_unused}", "calls", world_size,
+                    arguments={"judge": judge}, options={"find_unused_parameters": True} if find_unused else {},
+                )  # fmt: skip
     for find_unused in (False, True):
         for world_size in (2, 3):
             yield _scenario(
