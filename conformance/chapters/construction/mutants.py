@@ -287,6 +287,92 @@ class LeavesOutNone(DistributedDataParallel):
         return super().forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
 
 
+class LosesMetadata(DistributedDataParallel):
+    """BUG: what state_dict returns has no `_metadata`, so that no part learns the version of the state it loads."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state alone."""
+        state = super().state_dict(*args, **kwargs)
+        if hasattr(state, "_metadata"):
+            del state._metadata
+        return state
+
+
+class ClonesState(DistributedDataParallel):
+    """BUG: state_dict returns copies of the tensors."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a state of its own."""
+        state = super().state_dict(*args, **kwargs)
+        state.update({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
+        return state
+
+
+class IgnoresKeepVars(DistributedDataParallel):
+    """BUG: state_dict detaches, whatever keep_vars says."""
+
+    def state_dict(self, *args: Any, keep_vars: bool = False, **kwargs: Any) -> Any:
+        """Return the state without autograd."""
+        return super().state_dict(*args, **kwargs)
+
+
+class IgnoresPrefix(DistributedDataParallel):
+    """BUG: state_dict puts no prefix before its names but its own."""
+
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
+        """Return the state under the names that it has without a prefix."""
+        return super().state_dict(*args, **kwargs)
+
+
+class AsksTwice(DistributedDataParallel):
+    """BUG: state_dict walks the module twice, so that its hooks are called twice."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state after a look at it."""
+        self.module.state_dict()
+        return super().state_dict(*args, **kwargs)
+
+
+class NeverStrict(DistributedDataParallel):
+    """BUG: load_state_dict accepts whatever names there are."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load what fits."""
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+
+class NeverAssigns(DistributedDataParallel):
+    """BUG: load_state_dict copies, whatever assign says."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Fill the tensors that are there."""
+        return super().load_state_dict(state_dict, strict)
+
+
+class LoadsPlainStates(DistributedDataParallel):
+    """BUG: load_state_dict hands a plain dict on, without the versions that the state has."""
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load the tensors."""
+        return super().load_state_dict(dict(state_dict), *args, **kwargs)
+
+
+class NamesTiedOnce(DistributedDataParallel):
+    """BUG: named_parameters leaves the second name of a shared parameter out, whatever remove_duplicate says."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        """Yield each parameter once."""
+        return super().named_parameters(prefix, recurse)
+
+
+class AlwaysRecurses(DistributedDataParallel):
+    """BUG: named_parameters yields the parameters of all parts, also with recurse=False."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        """Yield all parameters."""
+        return super().named_parameters(prefix, True, remove_duplicate)
+
+
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 

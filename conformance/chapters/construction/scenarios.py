@@ -100,6 +100,10 @@ def _surface() -> Iterator[Scenario]:
                 requirement, aspect.replace("_", "-"), "wrapper_surface", world_size, arguments={"aspect": aspect},
                 min_collectives=0,  # a surface need not communicate
             )  # fmt: skip
+    for requirement, aspect in (("CONS-31", "state_dict"), ("CONS-32", "load_state_dict"), ("CONS-33", "walks")):
+        for world_size in (1, 2):
+            slug, arguments = f"every-{aspect.replace('_', '-')}", {"aspect": aspect}
+            yield _scenario(requirement, slug, "module_surface", world_size, arguments=arguments)
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):
         yield _scenario(
             "CONS-28", f"attributes-{option.replace('_', '-')}", "wrapper_surface", 2,
