@@ -22,6 +22,12 @@ from ddp_impl.torch_internals import foreach_copy_
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
+#: Dtypes that backends have a number for; tensors of others are broadcast as their bytes.
+_NUMBERED = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32,
+    torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
@@ -42,7 +48,9 @@ def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensor` with that of the group's rank `group_src`."""
+    """Overwrite `tensor`, which must be contiguous, with that of the group's rank `group_src`."""
+    if tensor.dtype not in _NUMBERED:  # gloo knows neither int16 nor float8
+        tensor = tensor.reshape(-1).view(torch.uint8)
     dist.broadcast(tensor, group=group, group_src=group_src)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -9,24 +10,32 @@ from torch import Tensor
 
 from conformance.models.integers import integers
 
+#: Every dtype of torch by name.
+DTYPES: Mapping[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+}
+
+#: Those whose elements gloo does not carry, and complex32, whose first use torch answers by a warning that it is
+#: experimental. Whatever else torch has, or will have, is among `BUFFERS`.
+LEFT_OUT = re.compile(r"u?int[1-7]|u?int16|uint32|uint64|float[48]_\w+|bits\w+|q\w+|complex32")
+
 #: Buffers by name: shape and dtype. `turned` is stored transposed; `hidden` is not part of the state dict.
 BUFFERS: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {
     "table": ((3, 2), torch.float32),
-    "doubles": ((2,), torch.float64),
-    "halves": ((3,), torch.float16),
-    "brains": ((3,), torch.bfloat16),
-    "phase": ((2,), torch.complex64),
     "count": ((), torch.int64),
-    "bytes": ((5,), torch.uint8),
     "mask": ((4,), torch.bool),
     "nothing": ((0, 2), torch.float32),
     "turned": ((2, 3), torch.float32),
     "hidden": ((2,), torch.float32),
+    **{f"of_{name}": ((3,), dtype) for name, dtype in DTYPES.items() if not LEFT_OUT.fullmatch(name)},
 }
 
 
 def buffer_value(name: str, *key: object) -> Tensor:
-    """Return a value for buffer `name` that depends on `key`."""
+    """Return a value for buffer `name` that depends on `key`; the parts of a complex one differ."""
     shape, dtype = BUFFERS[name]
     value = integers(*shape, key=("buffer", name, *key), largest=1 if dtype is torch.bool else 40)
+    if dtype.is_complex:
+        value = torch.complex(value, integers(*shape, key=("imaginary", name, *key), largest=40))
     return (value.abs() if dtype is torch.uint8 else value > 0 if dtype is torch.bool else value).to(dtype)

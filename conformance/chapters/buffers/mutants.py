@@ -75,6 +75,41 @@ class PersistentBuffersOnly(DistributedDataParallel):
         return {name: buffer for name, buffer in super().named_module_buffers.items() if name in kept}
 
 
+class WideIntegersOnly(DistributedDataParallel):
+    """BUG: of integer buffers only those of 64 bits are synchronised before forward."""
+
+    @property
+    def named_module_buffers(self) -> dict[str, Tensor]:
+        """Buffers that are not integers, and wide integers."""
+        narrow = (torch.int8, torch.int16, torch.int32)
+        return {name: buffer for name, buffer in super().named_module_buffers.items() if buffer.dtype not in narrow}
+
+
+class LosesImaginaryParts(DistributedDataParallel):
+    """BUG: of a complex buffer only the real part is copied."""
+
+    def _sync_buffers(self, authoritative: bool = True) -> None:
+        kept = {buffer: buffer.imag.clone() for buffer in self.modules_buffers if buffer.is_complex()}
+        super()._sync_buffers(authoritative)
+        for buffer, imaginary in kept.items():
+            buffer.data.imag.copy_(imaginary)
+
+
+class SkipsUncarriedBuffers(DistributedDataParallel):
+    """BUG: buffers of a dtype that gloo does not carry stay each rank's own, and nobody is told."""
+
+    @property
+    def named_module_buffers(self) -> dict[str, Tensor]:
+        """Buffers of dtypes that all backends know."""
+        known = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool)
+        buffers = super().named_module_buffers.items()
+        return {
+            name: buffer
+            for name, buffer in buffers
+            if buffer.dtype in known or (buffer.dtype.is_complex or buffer.dtype.is_floating_point)
+        }
+
+
 class SyncsBuffersThoughTold(DistributedDataParallel):
     """BUG: `forward_sync_buffers=False` and `broadcast_buffers=False` are ignored."""
 

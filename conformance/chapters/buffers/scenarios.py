@@ -27,6 +27,8 @@ def _drifting() -> Iterator[Scenario]:
     for world_size in (1, 2, 3, 4):
         scenario = _scenario("BUFFER-01", "every-kind", "buffer_sync", world_size)
         yield scenario.replace(requirements=("BUFFER-01", "BUFFER-02"))
+    for world_size in (2, 3):
+        yield _scenario("BUFFER-02", "dtypes-left-out", "uncarried_buffers", world_size, min_collectives=0)
     for slug, options in (("view", _VIEW), ("unused", _FIND), ("explicit", {"forward_sync_buffers": True})):
         yield _scenario("BUFFER-01", slug, "buffer_sync", 2, options=options)
     for world_size in (2, 3):

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_map
 
@@ -238,3 +238,149 @@ class UsesDefaultGroup(DistributedDataParallel):
         own, self.process_group = self.process_group, dist.group.WORLD  # type: ignore[assignment]
         super()._synchronise_state(with_buffers, group_src)
         self.process_group = own
+
+
+class DetachesKeywords(DistributedDataParallel):
+    """BUG: tensors that come by keyword are detached, so that no gradient reaches the caller's."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on detached tensors."""
+        return super().forward(*inputs, **tree_map(_detached, kwargs))
+
+
+class HalvesInputGradients(DistributedDataParallel):
+    """BUG: the gradients of inputs are divided by the number of ranks, like those of parameters."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on views whose gradients are divided."""
+        return super().forward(*tree_map(self._divided, inputs), **kwargs)
+
+    def _divided(self, leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.requires_grad):
+            return leaf
+        view = leaf.view_as(leaf)
+        view.register_hook(lambda gradient: gradient / self.process_group.size())
+        return view
+
+
+class DetachesInDataclasses(DistributedDataParallel):
+    """BUG: a tensor in a dataclass is detached."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on copies of the dataclasses."""
+        return super().forward(*map(_detached_within, inputs), **kwargs)
+
+
+class NeedsAPositional(DistributedDataParallel):
+    """BUG: a call without a positional argument, such as `model(input_ids=...)`, is refused."""
+
+    def forward(self, first: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return super().forward(first, *inputs, **kwargs)
+
+
+class LeavesOutNone(DistributedDataParallel):
+    """BUG: a keyword argument that is None is not passed on."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on what is there."""
+        return super().forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
+
+
+class LosesMetadata(DistributedDataParallel):
+    """BUG: what state_dict returns has no `_metadata`, so that no part learns the version of the state it loads."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state alone."""
+        state = super().state_dict(*args, **kwargs)
+        if hasattr(state, "_metadata"):
+            del state._metadata
+        return state
+
+
+class ClonesState(DistributedDataParallel):
+    """BUG: state_dict returns copies of the tensors."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a state of its own."""
+        state = super().state_dict(*args, **kwargs)
+        state.update({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
+        return state
+
+
+class IgnoresKeepVars(DistributedDataParallel):
+    """BUG: state_dict detaches, whatever keep_vars says."""
+
+    def state_dict(self, *args: Any, keep_vars: bool = False, **kwargs: Any) -> Any:
+        """Return the state without autograd."""
+        return super().state_dict(*args, **kwargs)
+
+
+class IgnoresPrefix(DistributedDataParallel):
+    """BUG: state_dict puts no prefix before its names but its own."""
+
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
+        """Return the state under the names that it has without a prefix."""
+        return super().state_dict(*args, **kwargs)
+
+
+class AsksTwice(DistributedDataParallel):
+    """BUG: state_dict walks the module twice, so that its hooks are called twice."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state after a look at it."""
+        self.module.state_dict()
+        return super().state_dict(*args, **kwargs)
+
+
+class NeverStrict(DistributedDataParallel):
+    """BUG: load_state_dict accepts whatever names there are."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load what fits."""
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+
+class NeverAssigns(DistributedDataParallel):
+    """BUG: load_state_dict copies, whatever assign says."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Fill the tensors that are there."""
+        return super().load_state_dict(state_dict, strict)
+
+
+class LoadsPlainStates(DistributedDataParallel):
+    """BUG: load_state_dict hands a plain dict on, without the versions that the state has."""
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load the tensors."""
+        return super().load_state_dict(dict(state_dict), *args, **kwargs)
+
+
+class NamesTiedOnce(DistributedDataParallel):
+    """BUG: named_parameters leaves the second name of a shared parameter out, whatever remove_duplicate says."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        """Yield each parameter once."""
+        return super().named_parameters(prefix, recurse)
+
+
+class AlwaysRecurses(DistributedDataParallel):
+    """BUG: named_parameters yields the parameters of all parts, also with recurse=False."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        """Yield all parameters."""
+        return super().named_parameters(prefix, True, remove_duplicate)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _detached_within(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    copied = copy.copy(value)
+    for field in dataclasses.fields(value):
+        object.__setattr__(copied, field.name, _detached(getattr(value, field.name)))
+    return copied

@@ -100,6 +100,10 @@ def _surface() -> Iterator[Scenario]:
                 requirement, aspect.replace("_", "-"), "wrapper_surface", world_size, arguments={"aspect": aspect},
                 min_collectives=0,  # a surface need not communicate
             )  # fmt: skip
+    for requirement, aspect in (("CONS-31", "state_dict"), ("CONS-32", "load_state_dict"), ("CONS-33", "walks")):
+        for world_size in (1, 2):
+            slug, arguments = f"every-{aspect.replace('_', '-')}", {"aspect": aspect}
+            yield _scenario(requirement, slug, "module_surface", world_size, arguments=arguments)
     for option in ("find_unused_parameters", "gradient_as_bucket_view"):
         yield _scenario(
             "CONS-28", f"attributes-{option.replace('_', '-')}", "wrapper_surface", 2,
@@ -116,6 +120,13 @@ def _calls() -> Iterator[Scenario]:
                 "CONS-21", structure.replace("_", "-"), "outputs", world_size, arguments={"structure": structure}
             ).replace(requirements=("CONS-20", "CONS-21"))
     yield _scenario("CONS-20", "arguments", "outputs", 3, arguments={"structure": "tuple"})
+    for requirement, judge in (("CONS-20", "passed"), ("CONS-30", "gradients")):
+        for find_unused in (False, True):
+            for world_size in (1, 2, 3):
+                yield _scenario(
+                    requirement, f"every-call{'-find-unused' * find_unused}", "calls", world_size,
+                    arguments={"judge": judge}, options={"find_unused_parameters": True} if find_unused else {},
+                )  # fmt: skip
     for find_unused in (False, True):
         for world_size in (2, 3):
             yield _scenario(

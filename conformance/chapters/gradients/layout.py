@@ -39,21 +39,26 @@ class Transposed(nn.Module):
 
 
 class Image(nn.Module):
-    """Shapes rows of 36 into 4 channels of 3 x 3 before `layers`."""
+    """Shapes rows of 36 into 4 channels of 3 x 3, or of another `shape`, before `layers`."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers: nn.Module, shape: tuple[int, ...] = (4, 3, 3)) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
+        self.shape = shape
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Take rows of 36, return what the layers return."""
-        output: Tensor = self.layers(inputs.reshape(-1, 4, 3, 3))
+        output: Tensor = self.layers(inputs.reshape(-1, *self.shape))
         return output
 
 
-def _channels_last(module: Any) -> nn.Module:
-    moved: nn.Module = module.to(memory_format=torch.channels_last)
+def _channels_last(module: Any, memory_format: torch.memory_format = torch.channels_last) -> nn.Module:
+    moved: nn.Module = module.to(memory_format=memory_format)
     return moved
+
+
+def _volume() -> nn.Module:
+    return Image(nn.Conv3d(2, 3, 2), nn.Conv3d(3, 2, (1, 2, 2), padding=1), shape=(2, 2, 3, 3))
 
 
 #: Modules by name, and the length of the rows that they take.
@@ -67,6 +72,8 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
     "pointwise_channels_last": (
         lambda: _channels_last(Image(nn.Conv2d(4, 3, 1), nn.Conv2d(3, 2, 1))), 36,
     ),
+    "volume": (_volume, 36),
+    "volume_channels_last": (lambda: _channels_last(_volume(), torch.channels_last_3d), 36),
 }  # fmt: skip
 
 

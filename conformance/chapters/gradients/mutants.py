@@ -175,6 +175,43 @@ class ReducesInSinglePrecision(DistributedDataParallel):
         super()._attach_reducer(members)
 
 
+class SumsComplexDoubles(Reducing):
+    """BUG: gradients in complex128 are summed and never divided."""
+
+    class OwnReducer(Reducer):
+        """Undoes the division."""
+
+        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+            if buffer.dtype == torch.complex128:
+                buffer.mul_(self.divisor)
+            super()._hand_out(bucket, buffer, used)
+
+
+class RoundsComplexDoubles(Reducing):
+    """BUG: gradients in complex128 are sent in complex64."""
+
+    class OwnReducer(Reducer):
+        """Rounds what it sends."""
+
+        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+            if buffer.dtype == torch.complex128:
+                buffer.copy_(buffer.to(torch.complex64))
+            super()._start(bucket, buffer)
+
+
+class SumsVolumes(Reducing):
+    """BUG: a parameter of five dimensions keeps the sum over the ranks."""
+
+    class OwnReducer(Reducer):
+        """Undoes the division."""
+
+        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
+                if parameter.dim() == 5:
+                    view.mul_(self.divisor)
+            super()._hand_out(bucket, buffer, used)
+
+
 class LosesGradientsInRebuilding(Reducing):
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
 
@@ -237,6 +274,16 @@ class ContiguousGradients(ActsAfterBackward):
         """Make gradients contiguous."""
         for parameter in self.module.parameters():
             if parameter.grad is not None:
+                parameter.grad = parameter.grad.contiguous()
+
+
+class ContiguousVolumes(ActsAfterBackward):
+    """BUG: gradients of five dimensions are contiguous whatever the strides of their parameters."""
+
+    def after_reduced(self) -> None:
+        """Make them contiguous."""
+        for parameter in self.module.parameters():
+            if parameter.grad is not None and parameter.dim() == 5:
                 parameter.grad = parameter.grad.contiguous()
 
 

@@ -112,6 +112,16 @@ def _dtypes() -> Iterator[Scenario]:
         yield _train("GRAD-05", f"mlp-{dtype}-view", "mlp", 4, _VIEW, dtype=dtype, schedule=(Step(), Step()))
     for model in ("complex", "mixed_dtypes"):
         yield _train("GRAD-05", f"{model.replace('_', '-')}-small-buckets", model, 2, {"bucket_cap_mb": 0.0001})
+    ways: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("", {}), ("-view", _VIEW), ("-unused", _FIND), ("-each-alone", {"bucket_cap_mb": 0.00001}),
+    )  # fmt: skip
+    for suffix, options in ways:
+        for world_size in (2, 3) if options else (1, 2, 3, 4):
+            kinds = {"options": options, "arguments": {"judge": "grad"}}
+            yield _scenario("GRAD-05", f"every-kind{suffix}", "parameter_kinds", world_size, **kinds)
+        yield _scenario(
+            "GRAD-06", f"every-kind{suffix}", "parameter_kinds", 2, options=options, arguments={"judge": "strides"}
+        )
 
 
 def _layouts() -> Iterator[Scenario]:

@@ -1,0 +1,211 @@
+"""Program `calls`: every way to hand something to forward, and the gradients that come back to the caller.
+
+A call is a place among the arguments of forward and a container in that place. Both lists are multiplied out: whoever
+handles arguments by name, or looks for tensors in some containers alone, goes wrong in one of the products.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+WIDTH = 3
+
+#: What a scenario may judge: what forward received and the caller got back, or the gradients of what was handed in.
+JUDGED = {"passed": ("received/", "returned/"), "gradients": ("input_grad/", "grad/")}
+
+
+class Named(NamedTuple):
+    """Two tensors under names."""
+
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Record:
+    """A tensor and something that is none."""
+
+    value: Tensor
+    note: Any = "note"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A record that nobody can change."""
+
+    value: Tensor
+    note: Any = None
+
+
+class Cache:
+    """A tensor inside an object of a class that no DDP knows."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Absent:
+    """The default of every parameter of forward: what was left out is this very object."""
+
+
+ABSENT = Absent()
+
+#: Containers by name: each makes what is handed to forward of a function that gives tensors that require a gradient.
+CONTAINERS: Mapping[str, Callable[[Callable[[], Tensor]], Any]] = {
+    "tensor": lambda leaf: leaf(),
+    "computed": lambda leaf: leaf() * 2,
+    "list": lambda leaf: [leaf(), leaf()],
+    "tuple": lambda leaf: (leaf(), 1.5, leaf()),
+    "dict": lambda leaf: {"a": leaf(), "b": "text", 3: leaf()},
+    "ordered_dict": lambda leaf: OrderedDict(z=leaf(), a=leaf()),
+    "named_tuple": lambda leaf: Named(leaf(), leaf()),
+    "dataclass": lambda leaf: Record(leaf()),
+    "frozen_dataclass": lambda leaf: Frozen(leaf(), [1, 2]),
+    "nested": lambda leaf: {"x": [(leaf(), None), {"y": Named(leaf(), leaf().detach())}], "z": Record(leaf())},
+    "object": lambda leaf: Cache(leaf()),
+    "twice": lambda leaf: [leaf()] * 2,
+    "constant": lambda leaf: leaf().detach(),
+    "integers": lambda leaf: leaf().detach().long(),
+    "nothing": lambda _: None,
+    "text": lambda _: "text",
+}
+
+#: Places by name: each returns the positional and the keyword arguments of a call that hands the value over there.
+PLACES: Mapping[str, Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any]]]] = {
+    "alone": lambda value: ((value,), {}),
+    "second": lambda value: ((7, value), {}),
+    "further": lambda value: ((None, 7, "text", value), {"named": False}),
+    "by_name": lambda value: ((), {"second": value}),
+    "keyword_only": lambda value: ((), {"named": value}),
+    "unknown_name": lambda value: ((7,), {"named": None, "other": value, "more": 0.5}),
+}
+
+
+class Receiver(nn.Module):
+    """Takes arguments in every way that a function of Python can, and keeps what it received."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+
+    def forward(
+        self, first: Any = ABSENT, /, second: Any = ABSENT, *further: Any, named: Any = ABSENT, **others: Any
+    ) -> Tensor:
+        """Return rows of 2, to which all tensors that were handed in contribute, each by a factor of its own."""
+        self.received = {"first": first, "second": second, "further": further, "named": named, "others": others}
+        hidden = torch.ones(2, WIDTH, device=self.layer.weight.device)
+        for factor, tensor in enumerate(_tensors(self.received), 1):
+            hidden = hidden + factor * tensor
+        output: Tensor = self.layer(hidden)
+        return output
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield `value` and everything in it, in order."""
+    yield value
+    if isinstance(value, Mapping):
+        inner = list(value.values())
+    elif isinstance(value, list | tuple):
+        inner = list(value)
+    elif is_dataclass(value):
+        inner = [getattr(value, field.name) for field in fields(value)]
+    else:
+        inner = list(vars(value).values()) if isinstance(value, Cache) else []
+    for item in inner:
+        yield from _parts(item)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [part for part in _parts(value) if isinstance(part, Tensor)]
+
+
+def _identity(part: Any) -> int:
+    """Return what tells a part from others: of a tensor its memory, because a DDP may pass a view on."""
+    return part.data_ptr() if isinstance(part, Tensor) else id(part)
+
+
+def _shown(value: Any, given: Mapping[int, int]) -> list[Any]:
+    """Return what every part of `value` is: its type, and which of the `given` parts; of tensors all else as well."""
+    shown: list[Any] = []
+    for part in _parts(value):
+        kind = type(part).__name__ if not isinstance(part, Mapping) else f"{type(part).__name__} of {list(part)}"
+        if isinstance(part, Tensor):
+            shown.append([kind, f"memory of part {given.get(_identity(part))}", part.requires_grad, part])
+        elif isinstance(part, list | tuple | Mapping) or is_dataclass(part):
+            shown.append(kind)  # moving tensors to a device rebuilds containers
+        else:
+            shown.append([kind, f"part {given.get(_identity(part))}"])
+    return shown
+
+
+def _call(model: Any, turn: RankStep, place: str, container: str) -> Mapping[str, Any]:
+    leaves: list[Tensor] = []
+
+    def leaf() -> Tensor:
+        leaves.append(turn.inputs(2, WIDTH, micro=len(leaves)).requires_grad_())
+        return leaves[-1]
+
+    args, kwargs = PLACES[place](CONTAINERS[container](leaf))
+    given: dict[int, int] = {id(ABSENT): 0}
+    for number, part in enumerate(_parts([*args, *kwargs.values()]), 1):
+        given.setdefault(_identity(part), number)
+    output = turn.forward(model, *args, **kwargs)
+    turn.backward(turn.loss(output))
+    slug = f"{place}-{container}"
+    return {
+        f"received/{slug}": _shown(getattr(model, "module", model).received, given),
+        f"returned/{slug}": output,
+        f"input_grad/{slug}": [tensor.grad for tensor in leaves],
+    }
+
+
+#: Each container in each place, and at the end a call without any argument.
+NUM_CALLS = len(PLACES) * len(CONTAINERS) + 1
+
+
+def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    if turn.step < NUM_CALLS - 1:
+        place, container = divmod(turn.step, len(CONTAINERS))
+        return _call(model, turn, list(PLACES)[place], list(CONTAINERS)[container])
+    turn.backward(turn.loss(turn.forward(model)))
+    return {"received/no_argument": _shown(getattr(model, "module", model).received, {id(ABSENT): 0})}
+
+
+def _build(scenario: Scenario) -> nn.Module:
+    return with_integer_weights(Receiver(), scenario.seed)
+
+
+@program("calls", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def calls(ctx: RankContext) -> None:
+    """Call forward with each container in each place, a step for each; argument `judge` is a name of `JUDGED`.
+
+    Observes of each call `received`, what forward found where, `returned`, what the caller got, `input_grad`, the
+    gradients of the tensors that were handed in, and `grad`, those of the parameters. All ranks run it.
+    """
+    module = _build(ctx.scenario).to(ctx.device)
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_CALLS))
+
+
+@calls.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_build(scenario) for _ in range(scenario.world_size)]
+    truth = simulate_steps(replicas, _step, NUM_CALLS)
+    judged = JUDGED[scenario.arguments["judge"]]
+    return {
+        rank: {name: value for name, value in facts.items() if name.partition("/")[2].startswith(judged)}
+        for rank, facts in truth.items()
+    }
