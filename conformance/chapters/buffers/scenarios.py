@@ -1,4 +1,4 @@
-"""Scenarios of chapter buffers: every synchronised forward starts with rank 0's buffers, without side effects."""
+"""Scenarios of chapter buffers: a forward after a synchronised one starts with rank 0's, without side effects."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _IGNORED = {"root": ("table", "count"), "child": ("state.mask", "state.hidden", 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _drifting()
+    yield from _due()
     yield from _autograd()
     yield from _silence()
     yield from _batch_norm()
@@ -51,6 +52,33 @@ def _drifting() -> Iterator[Scenario]:
     for world_size in (1, 2):
         aspect = {"aspect": "deprecated_broadcast"}
         yield _scenario("BUFFER-06", "warning", "wrapper_surface", world_size, arguments=aspect)
+
+
+def _due() -> Iterator[Scenario]:
+    orders = {
+        "in-turn": ["synchronised", "synchronised", "local", "local", "synchronised", "synchronised"],
+        "first-local": ["local", "synchronised", "synchronised", "local", "synchronised"],
+        "evaluated": [
+            "synchronised",
+            "no_grad",
+            "no_grad",
+            "synchronised",
+            "local",
+            "no_grad",
+            "synchronised",
+            "local",
+        ],
+    }
+    for slug, forwards in orders.items():
+        for suffix, options in (("", {}), ("-view", _VIEW), ("-unused", _FIND)):
+            for mode, world_size in (("train", 2), ("eval", 2), ("train", 3)):
+                if (mode == "eval" and options) or (world_size == 3 and options):
+                    continue
+                yield _scenario(
+                    "BUFFER-13", f"{slug}{suffix}{'-eval' * (mode == 'eval')}", "due_buffers", world_size,
+                    options=options, arguments={"forwards": forwards, "mode": mode},
+                    needs=("no_sync",) if "local" in forwards else (),
+                )  # fmt: skip
 
 
 def _autograd() -> Iterator[Scenario]:
