@@ -56,29 +56,20 @@ def _drifting() -> Iterator[Scenario]:
 
 def _due() -> Iterator[Scenario]:
     orders = {
-        "in-turn": ["synchronised", "synchronised", "local", "local", "synchronised", "synchronised"],
-        "first-local": ["local", "synchronised", "synchronised", "local", "synchronised"],
-        "evaluated": [
-            "synchronised",
-            "no_grad",
-            "no_grad",
-            "synchronised",
-            "local",
-            "no_grad",
-            "synchronised",
-            "local",
-        ],
+        "in-turn": "synchronised synchronised local local synchronised synchronised",
+        "first-local": "local synchronised synchronised local synchronised",
+        "evaluated": "synchronised no_grad no_grad synchronised local no_grad synchronised local",
     }
-    for slug, forwards in orders.items():
-        for suffix, options in (("", {}), ("-view", _VIEW), ("-unused", _FIND)):
-            for mode, world_size in (("train", 2), ("eval", 2), ("train", 3)):
-                if (mode == "eval" and options) or (world_size == 3 and options):
-                    continue
-                yield _scenario(
-                    "BUFFER-13", f"{slug}{suffix}{'-eval' * (mode == 'eval')}", "due_buffers", world_size,
-                    options=options, arguments={"forwards": forwards, "mode": mode},
-                    needs=("no_sync",) if "local" in forwards else (),
-                )  # fmt: skip
+    ways: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
+        ("", 2, "train", {}), ("", 3, "train", {}), ("-eval", 2, "eval", {}), ("-view", 2, "train", _VIEW),
+        ("-unused", 2, "train", _FIND),
+    )  # fmt: skip
+    for slug, order in orders.items():
+        for suffix, world_size, mode, options in ways:
+            yield _scenario(
+                "BUFFER-13", f"{slug}{suffix}", "due_buffers", world_size, options=options, needs=("no_sync",),
+                arguments={"forwards": order.split(), "mode": mode},
+            )  # fmt: skip
 
 
 def _autograd() -> Iterator[Scenario]:
