@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -34,12 +34,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence."""
+    """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence.
+
+    `requirements` are those that it speaks for, where that is not every one that the scenario tests.
+    """
 
     checker: str
     verdict: Verdict
     summary: str = ""
     explanation: str = ""
+    requirements: tuple[str, ...] = ()
 
 
 #: Checkers whose failure explains those of others.
@@ -86,6 +90,23 @@ class ScenarioResult:
     def findings_that_tell(self) -> tuple[Finding, ...]:
         """The findings that made the verdict what it is, see `telling`; none for PASS."""
         return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The requirements that the failed findings speak for; none if one of them speaks for all of the scenario."""
+        failed = [one for one in self.findings if one.verdict.is_failure and one.checker != "runner"]
+        if not all(one.requirements for one in failed):
+            return ()
+        return tuple(dict.fromkeys(requirement for one in failed for requirement in one.requirements))
+
+    def verdict_on(self, requirement: str, tested: Collection[str]) -> Verdict | None:
+        """Return the verdict on one requirement, of those `tested` or of another; None if nothing is said of it."""
+        if not self.verdict.is_failure or not (broken := self.broken):
+            return self.verdict if requirement in tested else None
+        if requirement in broken:
+            return self.verdict
+        others = [one.verdict for one in self.findings if not one.verdict.is_failure]
+        return Verdict.worst(others) if requirement in tested else None
 
     @property
     def summary(self) -> str:

@@ -7,7 +7,7 @@ never PASS or FAIL; if the checker does not apply to the run at all, it returns 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conformance.observation import Facts, Observation
 from conformance.own_mistake import certain
@@ -26,12 +26,14 @@ class Evidence:
 
     `expected` holds the facts required of each rank, None where the program requires none. `native_facts` are the facts
     observed on each rank under torch's own DDP: only those that the subject must equal, and only if torch's DDP passed.
+    `speaks_for` tells which requirements facts speak for, see `Program`.
     """
 
     scenario: Scenario
     observations: Mapping[int, Observation]
     expected: Mapping[int, Facts] | None = None
     native_facts: Mapping[int, Facts] | None = None
+    speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def by_rank(self) -> list[Observation]:
@@ -70,9 +72,9 @@ def passed(name: str, summary: str = "") -> Finding:
     return Finding(name, Verdict.PASS, summary)
 
 
-def failed(name: str, summary: str, explanation: str = "") -> Finding:
-    """Return a FAIL."""
-    return Finding(name, Verdict.FAIL, summary, explanation)
+def failed(name: str, summary: str, explanation: str = "", requirements: tuple[str, ...] = ()) -> Finding:
+    """Return a FAIL of `requirements`, of all that the scenario tests if there are none."""
+    return Finding(name, Verdict.FAIL, summary, explanation, requirements)
 
 
 def unknown(name: str, why: str) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import diagnose
@@ -89,7 +90,19 @@ def facts(evidence: Evidence) -> Finding | None:
     num_expected = sum(len(facts) for facts in expected.values())
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")
-    return failed("facts", summarise(wrong), explain_facts(wrong, expected))
+    return failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
+
+
+def _broken(evidence: Evidence, wrong: list[WrongFact]) -> tuple[str, ...]:
+    """Return the requirements that the wrong facts speak for; none if one of them speaks for all of the scenario."""
+    found: dict[str, None] = {}
+    for name in dict.fromkeys(fact.name for fact in wrong):
+        patterns = [pattern for pattern in evidence.speaks_for if fnmatchcase(name, pattern)]
+        if not patterns:
+            return ()
+        spoken_for = evidence.speaks_for[patterns[0]]
+        found[next((one for one in spoken_for if one in evidence.scenario.requirements), spoken_for[0])] = None
+    return tuple(found)
 
 
 def summarise(wrong: list[WrongFact]) -> str:

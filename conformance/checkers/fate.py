@@ -102,12 +102,13 @@ def no_exception(evidence: Evidence) -> Finding:
 
 @checker("leaves_no_trace")
 def leaves_no_trace(evidence: Evidence) -> Finding:
-    """Every rank's process ends the run in the state in which it began it."""
+    """Every rank's process ends the run in the state in which it began it, whatever the scenario is about."""
     traces = {one.rank: one.hygiene for one in evidence.by_rank if one.hygiene}
     if not traces:
         return passed("leaves_no_trace")
     lines = [f"Rank {rank}: {trace}" for rank, found in traces.items() for trace in found]
-    return failed("leaves_no_trace", f"{ranks(traces)} left traces: {next(iter(traces.values()))[0]}", "\n".join(lines))
+    summary = f"{ranks(traces)} left traces: {next(iter(traces.values()))[0]}"
+    return failed("leaves_no_trace", summary, "\n".join(lines), requirements=("COMPAT-12",))
 
 
 @checker("does_not_interfere")

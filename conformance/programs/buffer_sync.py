@@ -134,39 +134,74 @@ def _gradients_of_drifting(scenario: Scenario) -> Mapping[int, Facts]:
     }
 
 
-#: Whether each forward of `announced_buffers` is outside `no_sync`, and whether buffers are due before it: always but
-#: after a forward inside.
+@program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def due_buffers(ctx: RankContext) -> None:
+    """Run `Drifting` through argument `forwards`: each `synchronised`, `local` (inside `no_sync`) or `no_grad`.
+
+    But for the last kind a backward follows. Argument `mode` is `train` or `eval`. Observes for each forward
+    `<k>.<kind>/seen/<name>`, the buffers that it found. All ranks run it.
+    """
+    module: Any = _drifting(ctx.scenario, ctx.rank).to(ctx.device)
+    model: Any = ctx.wrap(module)
+    model.train(ctx.arguments["mode"] == "train")
+    for index, kind in enumerate(ctx.arguments["forwards"]):
+        with ctx.no_sync(model) if kind == "local" else contextlib.nullcontext():
+            turn = rank_step(ctx, index)
+            if kind == "no_grad":
+                with torch.no_grad():
+                    turn.forward(model, turn.inputs(4, 3))
+            else:
+                _ordinary(model, turn)
+        for name, value in module.seen.items():
+            ctx.observe(f"{index}.{kind}/seen/{name}", value)
+
+
+@due_buffers.expects
+def _due_buffers(scenario: Scenario) -> Mapping[int, Facts]:
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
+    due = True
+    for index, kind in enumerate(scenario.arguments["forwards"]):
+        for name, _ in Drifting(0, replaces=False).named_buffers():
+            for rank, mine in facts.items():
+                written = name.split(".")[-1], 0 if due else rank, index - 1 if index else "start"
+                mine[f"{index}.{kind}/seen/{name}"] = buffer_value(*written)
+        due = kind == "synchronised"
+    return facts
+
+
+#: Whether each forward of `announced_buffers` is outside `no_sync`.
 _OUTSIDE = (True, False, False, True, True)
-_DUE = (True, True, False, False, True)
 
 
 @program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def announced_buffers(ctx: RankContext) -> None:
     """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
 
-    With argument `none` the module has no buffer. Observes `says`, the answers, and `does`, whether the forward
-    broadcast anything. All ranks run it.
+    With argument `none` the module has no buffer. Observes `untrue`, the forwards of which the wrapper said otherwise
+    than they did, and `any`, whether any of them synchronised buffers. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if not ctx.arguments.get("none"):
         module.register_buffer("table", torch.ones(3))
     model: Any = ctx.wrap(module.to(ctx.device))
-    says, does = [], []
+    untrue, any_at_all = [], False
     for index, outside in enumerate(_OUTSIDE):
         with contextlib.nullcontext() if outside else ctx.no_sync(model):
-            says.append(model.will_sync_module_buffers())
+            says = model.will_sync_module_buffers()
             _ordinary(model, rank_step(ctx, index))
         issued = [each for each in ctx.collectives() if each.step == index and each.phase == "forward"]
-        does.append(any(each.op == "broadcast" and each.dtypes == ("float32",) for each in issued))
-    ctx.observe("says", says)
-    ctx.observe("does", does)
+        does = any(each.op == "broadcast" and each.dtypes == ("float32",) for each in issued)
+        any_at_all |= does
+        if says != does:
+            untrue.append({"forward": index, "says": says, "does": does})
+    ctx.observe("untrue", untrue)
+    ctx.observe("any", any_at_all)
 
 
 @announced_buffers.expects
 def _announced_buffers(scenario: Scenario) -> Mapping[int, Facts]:
     any_at_all = broadcasts_buffers(scenario.options) and not scenario.arguments.get("none")
-    due = [any_at_all and due for due in _DUE]
-    return {rank: {"says": due, "does": due} for rank in range(scenario.world_size)}
+    return {rank: {"untrue": [], "any": any_at_all} for rank in range(scenario.world_size)}
 
 
 class Scaled(nn.Module):

@@ -45,7 +45,9 @@ _PROGRAMS: dict[str, Program] = {}
 class Program:
     """A registered program; `invariants` names the checkers of the collective history that apply to it.
 
-    `preload` names modules that take long to import; the zygote imports them once, before it forks ranks.
+    `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
+    maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
+    for the first, and for no other. All other facts speak for every requirement that the scenario tests.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Program:
     invariants: tuple[str, ...] = ("same_collectives",)
     native_facts: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     expectation: Expectation | None = field(default=None)
 
     def expects(self, expectation: Expectation) -> Expectation:
@@ -68,15 +71,17 @@ def program(
     invariants: tuple[str, ...] = ("same_collectives",),
     native_facts: tuple[str, ...] = (),
     preload: tuple[str, ...] = (),
+    speaks_for: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Body], Program]:
     """Register the decorated function as program `name`.
 
     `native_facts` are prefixes of fact names in which the subject must equal torch's own DDP wherever torch's passes.
+    `Program` explains the others.
     """
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload)
+        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {})
         return _PROGRAMS[name]
 
     return register

@@ -9,7 +9,7 @@ from conformance.report.markdown import as_code
 from conformance.run.outcome import combine
 from conformance.run.report import Report
 from conformance.spec.behaviours import SECTIONS, Behaviour
-from conformance.verdict import Verdict
+from conformance.verdict import ScenarioResult, Verdict
 
 _HEAD = """# Behaviours
 
@@ -42,20 +42,21 @@ _Column = Mapping[str, Counter[Verdict]]  # requirement -> how often its scenari
 
 def _columns(reports: Sequence[Report]) -> dict[str, _Column]:
     """Return a column for each subject and one for torch's DDP; a scenario counts once, as its first report has it."""
-    found: dict[str, dict[str, tuple[tuple[str, ...], Verdict]]] = {}
+    found: dict[str, dict[str, tuple[tuple[str, ...], ScenarioResult]]] = {}
     for report in reports:
         for scenario in report.scenarios:
             for name, result in ((report.subject.name, scenario.subject), ("torch's DDP", scenario.native)):
                 if result is not None:
-                    found.setdefault(name, {}).setdefault(scenario.id, (scenario.requirements, result.verdict))
+                    found.setdefault(name, {}).setdefault(scenario.id, (scenario.requirements, result))
     return {name: _column(results.values()) for name, results in found.items()}
 
 
-def _column(results: Iterable[tuple[tuple[str, ...], Verdict]]) -> _Column:
+def _column(results: Iterable[tuple[tuple[str, ...], ScenarioResult]]) -> _Column:
     column: dict[str, Counter[Verdict]] = {}
-    for requirements, verdict in results:
-        for requirement in requirements:
-            column.setdefault(requirement, Counter())[verdict] += 1
+    for requirements, result in results:
+        for requirement in dict.fromkeys((*requirements, *result.broken)):
+            if (verdict := result.verdict_on(requirement, requirements)) is not None:
+                column.setdefault(requirement, Counter())[verdict] += 1
     return column
 
 

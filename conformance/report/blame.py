@@ -2,7 +2,7 @@
 
 A DDP that forgets to broadcast buffers breaks every scenario about buffers and the few about gradients whose model has
 some. The share of failed scenarios therefore names the cause before its consequences. A DDP that leaves a thread behind
-breaks every scenario that looks for such traces; what they are about is not to blame.
+breaks every scenario that looks for such traces; what they are about is not to blame, as their findings say.
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Verdict
 
-#: Checker -> the requirement that is to blame where no other checker finds anything.
-_HYGIENE = {"leaves_no_trace": "COMPAT-12"}
-
 
 def blamed(outcome: Outcome) -> str:
-    """Return the requirement to which a failure is to be put down: that of the id, but for traces left behind."""
-    failed = {finding.checker for finding in outcome.failed_result.findings if finding.verdict.is_failure}
-    checkers = failed - {"runner"}
-    if outcome.contaminated_by or len(checkers) != 1:
-        return outcome.leading_requirement
-    return _HYGIENE.get(next(iter(checkers)), outcome.leading_requirement)
+    """Return the requirement to which a failure is to be put down first: that of the id, unless it is not broken."""
+    return outcome.broken[0]
 
 
 @dataclass(frozen=True, slots=True)

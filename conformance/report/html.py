@@ -26,7 +26,7 @@ from conformance.report.headline import headline
 from conformance.report.ratio_chart import ratio_chart
 from conformance.report.timeline import Timeline, timeline
 from conformance.report.words import CHECKERS
-from conformance.run.outcome import NATIVE, Outcome, combine, verdicts_of
+from conformance.run.outcome import NATIVE, Outcome, combine, evidence_on, verdicts_of
 from conformance.run.report import Report, RequirementSummary
 from conformance.verdict import RankFate, ScenarioResult, Verdict
 
@@ -252,7 +252,7 @@ def _chapters(columns: Sequence[Column], entries: Sequence[Entry]) -> Mapping[st
 
 
 def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell:
-    relevant = [scenario for scenario in column.report.scenarios if requirement_id in scenario.requirements]
+    relevant = evidence_on(requirement_id, column.report.scenarios)
     excused = [] if column.is_native else [one for one in relevant if one.is_excused]
     total = sum(_verdicts(column, relevant).values())
     if not total:
@@ -262,8 +262,8 @@ def _cell(requirement_id: str, column: Column, entries: Sequence[Entry]) -> Cell
     count = _count(verdicts) + (f", {len(excused)} expected to fail" if excused else "")
     for entry in entries:
         if (
-            entry.column is column and requirement_id in entry.scenario.requirements
-            and (entry.result.verdict is verdict or (entry.is_expected and verdict is Verdict.PASS))
+            entry.column is column and (about := entry.scenario.about(requirement_id)) is not None
+            and (_verdicts(column, [about])[verdict] or (entry.is_expected and verdict is Verdict.PASS))
         ):  # fmt: skip
             return Cell(verdict, count, entry.anchor, is_expected=len(excused) == total)
     return Cell(verdict, count)

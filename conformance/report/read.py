@@ -5,6 +5,8 @@ Nothing in a report is executed, imported or looked up: a report from a stranger
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.codec import MismatchError, decode, parse_object
@@ -20,7 +22,7 @@ def read_report(path: Path) -> Report:
 
     Raises:
         ReportError: the file cannot be read, is truncated, is of another schema version, or a field has the wrong type
-            (the message names it, such as `scenarios[3].subject.verdict`).
+            (the message names it, such as `scenarios[3].subject.verdict`), or no run can have reported it.
 
     """
     if path.is_dir():
@@ -47,6 +49,41 @@ def parse_report(text: str) -> Report:
             f"schema_version {version!r} is not supported; this release of ddp-conformance reads {SCHEMA_VERSION}"
         )
     try:
-        return instance(decode(unpacked(data), Report), Report)
+        report = instance(decode(unpacked(data), Report), Report)
     except MismatchError as error:
         raise ReportError(str(error)) from error
+    if mistake := next(_impossible(report), ""):
+        raise ReportError(mistake)
+    return report
+
+
+def _impossible(report: Report) -> Iterator[str]:
+    """Yield what no run can have reported: a scenario with two outcomes, a duration or a count below zero."""
+    for scenario_id, number in Counter(one.id for one in report.scenarios).items():
+        if number > 1:
+            yield f"scenarios: {scenario_id} is there {number} times, a run reports each once"
+    for name, value in _amounts(report):
+        if value < 0:
+            yield f"{name}: must be >= 0, got {value}"
+
+
+def _amounts(report: Report) -> Iterator[tuple[str, float]]:
+    """Yield the path and the value of every duration and count."""
+    totals = report.totals
+    yield "duration_s", report.duration_s
+    for world_size, each in report.median_warm_scenario_ms.items():
+        yield f"median_warm_scenario_ms.{world_size}", each
+    yield "totals.selected", totals.selected
+    yield "totals.scenarios", totals.scenarios
+    yield "totals.requirements", totals.requirements
+    for column, counts in (("subject", totals.subject), ("native", totals.native)):
+        for verdict, count in counts.items():
+            yield f"totals.{column}.{verdict}", count
+    for index, requirement in enumerate(report.requirements):
+        yield f"requirements[{index}].scenarios", requirement.scenarios
+    for index, scenario in enumerate(report.scenarios):
+        yield f"scenarios[{index}].world_size", scenario.world_size
+        for column, result in (("subject", scenario.subject), ("native", scenario.native)):
+            if result is not None:
+                yield f"scenarios[{index}].{column}.duration_ms", result.duration_ms
+                yield f"scenarios[{index}].{column}.num_collectives", result.num_collectives

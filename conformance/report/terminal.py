@@ -25,6 +25,7 @@ from conformance.run.outcome import (
     combine,
     combined_text,
     counts_text,
+    evidence_on,
     reasons_unsupported,
     subjects_text,
     verdicts_of,
@@ -220,7 +221,7 @@ def requirements_table(report: Report, catalogue: Catalogue) -> Table:
         relevant = [outcome for outcome in report.scenarios if outcome.chapter == chapter.name]
         table.add_row(chapter.prefix, Text(chapter.title), *_cells(relevant, with_native), style="bold")
         for row in rows:
-            relevant = [outcome for outcome in report.scenarios if row.id in outcome.requirements]
+            relevant = evidence_on(row.id, report.scenarios)
             table.add_row(row.id, Text(row.statement), *_cells(relevant, with_native))
     return table
 

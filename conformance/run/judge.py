@@ -32,7 +32,7 @@ def judge(
     """
     if finding := _unsupported(observations):
         return finding.verdict, (finding,)
-    evidence = Evidence(scenario, observations, expected, authority)
+    evidence = Evidence(scenario, observations, expected, authority, program.speaks_for)
     findings = []
     for name in (*_ALWAYS, *program.invariants, "agrees_with_native"):
         try:

@@ -79,6 +79,27 @@ class Outcome:
         return leading_requirement(self.id, self.requirements)
 
     @property
+    def broken(self) -> tuple[str, ...]:
+        """The requirements that the column that failed is evidence against, the leading one first if it is among them.
+
+        A verdict that depended on what ran before is none against another requirement than those of the scenario.
+        """
+        found = self.requirements if self.contaminated_by else self.failed_result.broken or self.requirements
+        return tuple(sorted(found, key=lambda one: one != self.leading_requirement))
+
+    def about(self, requirement: str) -> Outcome | None:
+        """Return this outcome with the verdicts on one requirement; None if the subject's run says nothing of it."""
+        if self.contaminated_by:
+            return self if requirement in self.requirements else None
+        if (verdict := self.subject.verdict_on(requirement, self.requirements)) is None:
+            return None
+        native = self.native
+        if native is not None:
+            beside = native.verdict_on(requirement, self.requirements)
+            native = None if beside is None else replace(native, verdict=beside)
+        return replace(self, subject=replace(self.subject, verdict=verdict), native=native)
+
+    @property
     def is_failure(self) -> bool:
         """Whether this scenario keeps a run from being green; that torch's DDP breaks a promise does not."""
         if self.native is not None and self.native.verdict is Verdict.HARNESS_ERROR:
@@ -135,6 +156,11 @@ def combine(verdicts: Mapping[Verdict, int]) -> Verdict:
     """
     worst = Verdict.worst([verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED])
     return Verdict.UNSUPPORTED if not set(verdicts) - {Verdict.UNSUPPORTED} else worst
+
+
+def evidence_on(requirement: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return what `outcomes` say of one requirement: those that do, with their verdicts on it."""
+    return [about for outcome in outcomes if (about := outcome.about(requirement)) is not None]
 
 
 def combined_text(verdicts: Mapping[Verdict, int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted
-from conformance.run.outcome import Outcome, combine, counts_text, verdicts_of
+from conformance.run.outcome import Outcome, combine, counts_text, evidence_on, verdicts_of
 from conformance.spec.catalogue import Requirement
 from conformance.verdict import Verdict
 
@@ -219,7 +219,7 @@ class Report:
 
 def summarise(requirement: Requirement | RequirementSummary, outcomes: Iterable[Outcome]) -> RequirementSummary:
     """Return `requirement` with count and verdicts of the outcomes that give evidence for it."""
-    relevant = [outcome for outcome in outcomes if requirement.id in outcome.requirements]
+    relevant = evidence_on(requirement.id, outcomes)
     native = verdicts_of(outcome.native for outcome in relevant)
     return RequirementSummary(
         requirement.id,

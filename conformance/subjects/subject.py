@@ -50,33 +50,27 @@ CAPABILITIES = frozenset(
 )
 
 
-#: Options that ask for the capability of their name where they are given and true.
-_SWITCHES = (
-    "bucket_cap_mb_list",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "skip_all_reduce_unused_params",
-    "static_graph",
-)
-
-#: Options without which a DDP may do: a scenario that passes one that the subject's signature lacks is UNSUPPORTED.
-OPTIONS = frozenset(
-    {
-        *_SWITCHES,
-        "batched_grad_copy",
-        "broadcast_buffers",
-        "bucket_cap_mb",
-        "check_reduction",
-        "delay_all_reduce_named_params",
-        "device_ids",
-        "device_mesh",
-        "forward_sync_buffers",
-        "init_sync",
-        "mixed_precision",
-        "output_device",
-        "param_to_hook_all_reduce",
-    }
-)
+#: Options without which a DDP may do, and torch's default of each: a scenario that passes another value of one that the
+#: subject's signature lacks is UNSUPPORTED.
+DEFAULTS: Mapping[str, Any] = {
+    "batched_grad_copy": False,
+    "broadcast_buffers": None,
+    "bucket_cap_mb": None,
+    "bucket_cap_mb_list": None,
+    "check_reduction": False,
+    "delay_all_reduce_named_params": None,
+    "device_ids": None,
+    "device_mesh": None,
+    "find_unused_parameters": False,
+    "forward_sync_buffers": None,
+    "gradient_as_bucket_view": False,
+    "init_sync": True,
+    "mixed_precision": None,
+    "output_device": None,
+    "param_to_hook_all_reduce": None,
+    "skip_all_reduce_unused_params": False,
+    "static_graph": False,
+}
 
 
 #: Methods and class attributes of a DDP that come with a capability, and which one that is.
@@ -190,14 +184,21 @@ def load(subject: Subject) -> Callable[..., nn.Module]:
 
 def capabilities_of(options: Mapping[str, Any]) -> frozenset[str]:
     """Return the capabilities that these options of a DDP ask for; an option at its default asks for none."""
-    asked = {name for name in _SWITCHES if options.get(name)}
-    if options.get("mixed_precision") is not None:
-        asked.add("mixed_precision")
-    if options.get("init_sync") is False:
-        asked.add("init_sync")
-    if (cap := options.get("bucket_cap_mb")) is not None:
-        asked.add("auto_buckets" if cap == "auto" else "bucket_cap_mb")
-    return frozenset(asked)
+    asked = {name for name, value in options.items() if not _is_default(name, value)}
+    if options.get("bucket_cap_mb") == "auto":
+        asked = asked - {"bucket_cap_mb"} | {"auto_buckets"}
+    return CAPABILITIES & asked
+
+
+def given_options(subject: Callable[..., nn.Module], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `options` that `subject` is called with: its signature names them, or they are not at a default.
+
+    A DDP that has no such option need not refuse what it does anyway, with `**kwargs` neither.
+    """
+    named = _parameters(subject)
+    if named is None:
+        return dict(options)
+    return {name: value for name, value in options.items() if name in named or not _is_default(name, value)}
 
 
 def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -> tuple[str, ...]:
@@ -206,13 +207,23 @@ def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -
     A subject with `**kwargs`, or whose signature Python cannot tell, takes all. A name that no DDP has is a mistake:
     requirements say what must come of it. Every subject must take `process_group`.
     """
+    named = _parameters(subject)
+    if named is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
+        return ()
+    return tuple(name for name in options if name in DEFAULTS and name not in named)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether an option asks for what torch's DDP does without it."""
+    return name in DEFAULTS and value is DEFAULTS[name]
+
+
+def _parameters(subject: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a call; None if Python cannot tell."""
     try:
-        taken = inspect.signature(subject).parameters
+        return inspect.signature(subject).parameters
     except (TypeError, ValueError):
-        return ()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return ()
-    return tuple(name for name in options if name in OPTIONS and name not in taken)
+        return None
 
 
 def _installed_target(name: str) -> str:

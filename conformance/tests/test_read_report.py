@@ -87,11 +87,33 @@ def test_a_report_of_an_earlier_release_comes_back_as_it_was() -> None:
         written = encode(report)
         for scenario in written["scenarios"]:
             assert scenario.pop("contaminated_by") == ""  # later releases say this, too,
+            for result in filter(None, (scenario["subject"], scenario["native"])):
+                for finding in result["findings"]:
+                    finding.pop("requirements")  # which requirements it speaks for,
         assert written["subject"].pop("source") == ""  # and what was typed,
         written["environment"].pop("sources", None)  # and which sources were run
         assert written == data
     assert data["scenarios"][-2]["notes"][0]["value"] == "nan"
     VALIDATOR.validate(data)
+
+
+def test_a_scenario_that_is_there_twice_is_refused() -> None:
+    data = copy.deepcopy(DATA)
+    data["scenarios"].append(data["scenarios"][0])
+    assert refusal(data) == f"scenarios: {data['scenarios'][0]['id']} is there 2 times, a run reports each once"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("duration_s",), ("totals", "selected"), ("totals", "subject", "PASS"), ("requirements", 0, "scenarios"),
+        ("scenarios", 1, "subject", "duration_ms"), ("scenarios", 0, "subject", "num_collectives"),
+    ],
+)  # fmt: skip
+def test_a_negative_duration_or_count_is_refused(path: tuple[Any, ...]) -> None:
+    data = copy.deepcopy(DATA)
+    holder(data, path)[path[-1]] = -1
+    assert refusal(data).endswith(f"{path[-1]}: must be >= 0, got -1")
 
 
 def test_a_page_of_the_run_is_the_page_of_its_file() -> None:

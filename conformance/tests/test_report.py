@@ -30,6 +30,7 @@ from conformance.run.known_failures import UNEXPECTED_PASS
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario, Step
+from conformance.spec.catalogue import load_catalogue
 from conformance.suite import Selection, work
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
@@ -228,19 +229,51 @@ def test_the_requirement_that_fails_most_throughout_comes_first_unless_another_i
     ]  # fmt: skip
 
 
-def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
-    def failed(scenario_id: str, *checkers: str) -> Outcome:
-        one = outcome(scenario_id, FAIL)
-        findings = tuple(Finding(checker, FAIL, f"said {checker}") for checker in checkers)
-        return dataclasses.replace(one, subject=dataclasses.replace(one.subject, findings=findings))
+def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] = ()) -> Outcome:
+    one = outcome(scenario_id, FAIL)
+    subject = dataclasses.replace(one.subject, findings=findings)
+    return dataclasses.replace(one, requirements=requirements or one.requirements, subject=subject)
 
+
+def _verdicts(report: Report) -> dict[str, tuple[Verdict, int]]:
+    return {each.id: (each.subject, each.scenarios) for each in report.requirements}
+
+
+def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
+    trace = Finding("leaves_no_trace", FAIL, "a thread", requirements=("COMPAT-12",))
+    wrong, right = Finding("facts", FAIL, "wrong"), Finding("facts", PASS)
     report = run_report(
-        failed("gradients/GRAD-01/a", "leaves_no_trace"), failed("gradients/GRAD-02/a", "leaves_no_trace", "facts"),
-        failed("buckets/BUCKET-01/a", "leaves_no_trace"),
+        _failed("gradients/GRAD-01/a", trace, right), _failed("gradients/GRAD-02/a", wrong, trace),
+        _failed("buckets/BUCKET-01/a", trace), _failed("gradients/GRAD-03/a", trace, Finding("facts", UNKNOWN)),
+        catalogue=load_catalogue(),
     )  # fmt: skip
     assert [(one.requirement, one.count) for one in failed_requirements(report)] == [
-        ("COMPAT-12", "2 of 2"), ("GRAD-02", "1 of 1"),
+        ("COMPAT-12", "3 of 3"), ("GRAD-02", "1 of 1"),
     ]  # fmt: skip
+    assert _verdicts(report) == {
+        "GRAD-01": (PASS, 1), "GRAD-02": (FAIL, 1), "GRAD-03": (UNKNOWN, 1), "BUCKET-01": (PASS, 1),
+        "COMPAT-12": (FAIL, 3),
+    }  # fmt: skip
+    assert not report.is_green
+
+
+def test_a_fact_that_speaks_for_one_requirement_fails_no_other() -> None:
+    tested = ("GRAD-06", "GRAD-07", "GRAD-09")
+    warns = Finding("facts", FAIL, "warnings", requirements=("GRAD-07",))
+    both = Finding("facts", FAIL, "strides", requirements=("GRAD-07", "GRAD-06"))
+    elsewhere = Finding("facts", FAIL, "grad", requirements=("GRAD-01",))
+    scenario = "gradients/GRAD-06/a"
+    for finding, first, failed in (
+        (warns, "GRAD-07", {"GRAD-07"}), (both, "GRAD-06", {"GRAD-06", "GRAD-07"}), (elsewhere, "GRAD-01", {"GRAD-01"}),
+        (Finding("facts", FAIL, "anything"), "GRAD-06", set(tested)),
+    ):  # fmt: skip
+        report = run_report(_failed(scenario, finding, requirements=tested), catalogue=load_catalogue())
+        assert [one.requirement for one in failed_requirements(report)] == [first]
+        assert {name for name, (verdict, _) in _verdicts(report).items() if verdict is FAIL} == failed
+        assert set(_verdicts(report)) == {*tested, *failed}
+    # What came of other scenarios' remains is evidence against none of them.
+    after = dataclasses.replace(_failed(scenario, warns, requirements=tested), contaminated_by="gradients/GRAD-01/b")
+    assert {verdict for verdict, _ in _verdicts(run_report(after, catalogue=load_catalogue())).values()} == {FAIL}
 
 
 def test_two_crashes_do_not_hide_eleven_failures() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -14,7 +17,18 @@ from conformance.programs.rank_context import Unsupported
 from conformance.subjects import others
 from conformance.subjects.adapters.adapter import only
 from conformance.subjects.others import OTHERS
-from conformance.subjects.subject import CAPABILITIES, KNOWN, Subject, get_subject, load
+from conformance.subjects.subject import (
+    CAPABILITIES,
+    DEFAULTS,
+    KNOWN,
+    Subject,
+    capabilities_of,
+    get_subject,
+    given_options,
+    load,
+    refused_options,
+)  # fmt: skip
+from conformance.suite import load_scenarios
 from conformance.workers.finder import find_subject
 
 
@@ -114,3 +128,39 @@ def test_what_another_ddp_lacks_is_refused_and_what_it_does_anyway_is_not() -> N
     for asked in ({"broadcast_buffers": False}, {"static_graph": True}, {"bucket_cap_mb": 1}):
         with pytest.raises(Unsupported, match=next(iter(asked))):
             only(asked, "find_unused_parameters")
+
+
+@pytest.mark.parametrize("subject", KNOWN.values(), ids=lambda subject: subject.name)
+def test_defaults_of_options_are_those_of_the_signature(subject: Subject) -> None:
+    taken = inspect.signature(load(subject)).parameters
+    assert {name: taken[name].default for name in DEFAULTS if name in taken} == {
+        name: default for name, default in DEFAULTS.items() if name in taken
+    }
+
+
+def bare(module: nn.Module, process_group: Any = None) -> nn.Module:
+    """Stand for a DDP that has none of the options."""
+    return module
+
+
+def strict(module: nn.Module, **options: Any) -> nn.Module:
+    """Stand for a DDP that refuses options itself."""
+    return bare(module, **options)
+
+
+@pytest.mark.parametrize("ddp", [bare, strict])
+def test_no_scenario_gives_a_ddp_an_option_at_its_default_that_its_signature_does_not_name(
+    ddp: Callable[..., nn.Module],
+) -> None:
+    torchs = inspect.signature(load(KNOWN["torch"])).parameters
+    spared = 0
+    for scenario in load_scenarios():
+        given = given_options(ddp, scenario.options)
+        changed = [name for name, value in scenario.options.items() if value != torchs[name].default]
+        assert list(given) == changed, scenario.id
+        assert capabilities_of(given) == capabilities_of(scenario.options), scenario.id
+        assert set(refused_options(bare, given)) == set(changed), scenario.id
+        spared += len(scenario.options) - len(given)
+        # One that has the option is told its default, which another default of its own must not win over.
+        assert given_options(load(KNOWN["torch"]), scenario.options) == scenario.options
+    assert spared > 50

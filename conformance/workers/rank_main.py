@@ -36,7 +36,7 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject, get_subject, load, refused_options
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, violations
@@ -164,6 +164,7 @@ class Rank:
             if self._device.type != "cpu":
                 options.setdefault("device_ids", [self._device.index])
             ddp = load(subject)
+            options = given_options(ddp, options)
             if refused := refused_options(ddp, options):
                 raise Unsupported(f"{subject.name} takes no argument {', '.join(refused)}")
             with self._interference.construction(module, options):

@@ -76,7 +76,8 @@ def _twisted() -> Iterator[Scenario]:
 
 
 def _schedules() -> Iterator[Scenario]:
-    models = ("mlp", "cnn", "gpt", "lstm", "many_small_layers", "mixed_dtypes", "moe", "sparse_embedding")
+    # None of them has buffers: which forwards copy those around `no_sync` is BUFFER-13.
+    models = ("mlp", "channels_last_cnn", "gpt", "lstm", "many_small_layers", "mixed_dtypes", "moe", "sparse_embedding")
     for model in models:
         fixture = get_fixture(model)
         needed = _FIND if fixture.has_unused else {}
@@ -130,7 +131,7 @@ def _in_between() -> Iterator[Scenario]:
 def _composed(slug: str, world_size: int, options: dict[str, Any], *actions: Action) -> Scenario:
     last = Block(when="even_forwards" if options.get("find_unused_parameters") else "always")
     # A loss of two outputs reaches one of them before the failure.
-    training = Training((last, Block("counted")), output="dict", actions=actions)
+    training = Training((last, Block()), output="dict", actions=actions)
     return _scenario(
         "ACCUM-12", slug, "composed", world_size, options=options, arguments=training.to_json(), min_collectives=0,
         deadline_s=8.0,

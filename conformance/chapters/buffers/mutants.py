@@ -152,6 +152,14 @@ class SyncsNoBuffers(DistributedDataParallel):
         return super()._pre_forward(*inputs, **kwargs)
 
 
+class SyncsBuffersWithGradients(DistributedDataParallel):
+    """BUG: buffers are copied in exactly the synchronised forwards: also after one under `no_sync`, never inside."""
+
+    def will_sync_module_buffers(self) -> bool:
+        """Ask whether this forward synchronises, instead of the one before."""
+        return self._synchronises and self.forward_sync_buffers and self._has_buffers
+
+
 class SyncsBuffersInTrainingOnly(DistributedDataParallel):
     """BUG: in eval mode buffers are each rank's own."""
 

@@ -1,4 +1,4 @@
-"""Scenarios of chapter buffers: every synchronised forward starts with rank 0's buffers, without side effects."""
+"""Scenarios of chapter buffers: a forward after a synchronised one starts with rank 0's, without side effects."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _IGNORED = {"root": ("table", "count"), "child": ("state.mask", "state.hidden", 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _drifting()
+    yield from _due()
     yield from _autograd()
     yield from _silence()
     yield from _batch_norm()
@@ -53,6 +54,24 @@ def _drifting() -> Iterator[Scenario]:
     for world_size in (1, 2):
         aspect = {"aspect": "deprecated_broadcast"}
         yield _scenario("BUFFER-06", "warning", "wrapper_surface", world_size, arguments=aspect)
+
+
+def _due() -> Iterator[Scenario]:
+    orders = {
+        "in-turn": "synchronised synchronised local local synchronised synchronised",
+        "first-local": "local synchronised synchronised local synchronised",
+        "evaluated": "synchronised no_grad no_grad synchronised local no_grad synchronised local",
+    }
+    ways: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
+        ("", 2, "train", {}), ("", 3, "train", {}), ("-eval", 2, "eval", {}), ("-view", 2, "train", _VIEW),
+        ("-unused", 2, "train", _FIND),
+    )  # fmt: skip
+    for slug, order in orders.items():
+        for suffix, world_size, mode, options in ways:
+            yield _scenario(
+                "BUFFER-13", f"{slug}{suffix}", "due_buffers", world_size, options=options, needs=("no_sync",),
+                arguments={"forwards": order.split(), "mode": mode},
+            )  # fmt: skip
 
 
 def _autograd() -> Iterator[Scenario]:

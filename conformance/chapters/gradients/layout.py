@@ -103,7 +103,17 @@ def _layout(module: nn.Module) -> dict[str, Any]:
     }
 
 
-@program("gradient_layout", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+@program(
+    "gradient_layout",
+    invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"),
+    speaks_for={
+        "warnings": ("GRAD-07",),
+        "*/strides": ("GRAD-06",),
+        "*/num_storages": ("GRAD-08", "GRAD-09"),
+        "*/bytes_kept": ("GRAD-09",),
+        "*/grad/*": ("GRAD-01",),
+    },
+)
 def gradient_layout(ctx: RankContext) -> None:
     """Train steps of the module that argument `module` names; observe gradients and warnings.
 
