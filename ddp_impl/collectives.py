@@ -23,6 +23,15 @@ from ddp_impl.torch_internals import foreach_copy_
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
 
+#: What every backend sends as it is; gloo knows no int16, say, and NCCL neither.
+_SENT_AS_THEY_ARE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+        torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
     work: dist.Work | None = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
@@ -42,8 +51,9 @@ def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensor` with that of the group's rank `group_src`."""
-    dist.broadcast(tensor, group=group, group_src=group_src)
+    """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
+    sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
+    dist.broadcast(sent, group=group, group_src=group_src)
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
