@@ -22,11 +22,13 @@ from ddp_impl.torch_internals import foreach_copy_
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
 
-#: Dtypes that backends have a number for; tensors of others are broadcast as their bytes.
-_NUMBERED = {
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32,
-    torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
-}  # fmt: skip
+#: What every backend sends as it is; gloo knows no int16, say, and NCCL neither.
+_SENT_AS_THEY_ARE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+        torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
 
 
 def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
@@ -48,10 +50,9 @@ def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
-    """Overwrite `tensor`, which must be contiguous, with that of the group's rank `group_src`."""
-    if tensor.dtype not in _NUMBERED:  # gloo knows neither int16 nor float8
-        tensor = tensor.reshape(-1).view(torch.uint8)
-    dist.broadcast(tensor, group=group, group_src=group_src)
+    """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
+    sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
+    dist.broadcast(sent, group=group, group_src=group_src)
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:

@@ -17,7 +17,7 @@ from conformance.suite import load_scenarios
 
 #: Options that say nothing when they are given like this. (Some values are lists, so this is no set.)
 DEFAULTS = [[name, False] for name in ("find_unused_parameters", "gradient_as_bucket_view", "batched_grad_copy")]
-CHAPTERS = ("construction", "gradients", "buckets", "buffers", "accumulation", "unused")
+CHAPTERS = ("construction", "gradients", "buckets", "buffers", "accumulation", "unused", "scale")
 
 
 def own_scenarios() -> list[Scenario]:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from conformance.mutants.bases import Reducing
@@ -167,6 +168,17 @@ class SendsTheFirstChunk(DistributedDataParallel):
     def _sync_buffers(self, authoritative: bool = True) -> None:
         with mock.patch("ddp_impl.collectives._chunks", _first_chunks):
             super()._sync_buffers(authoritative)
+
+
+class SendsEveryDtypeAsItIs(DistributedDataParallel):
+    """BUG: state goes to the backend in its own dtype, also where the backend does not know that."""
+
+    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
+        def broadcast(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
+            dist.broadcast(tensor, group=group, group_src=group_src)
+
+        with mock.patch("ddp_impl.collectives.broadcast_from", broadcast):
+            super()._synchronise_state(with_buffers, group_src)
 
 
 _all_chunks = collectives._chunks

@@ -14,6 +14,8 @@ _scenario = in_chapter("scale")
 COUNTS = (257, 63, 64, 65, 129, 600)
 #: In float32: just below, at and above 64 KiB and 1 MiB.
 EDGES = [[1, length + more] for length in (2**14, 2**18) for more in (-1, 0, 1)]
+#: Dtypes in which gloo and NCCL reduce nothing.
+SELDOM = ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 
 _VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
 _FIND: dict[str, Any] = {"find_unused_parameters": True}
@@ -73,7 +75,7 @@ def _lengths() -> Iterator[Scenario]:
 
 
 def _magnitudes() -> Iterator[Scenario]:
-    pairs = [[1, 1000], [3, 1], [2, 257], [1, 3000]]
+    pairs = [[1, 1000], [3, 1], [2, 257], [1, 3000], [1, 1]]
     for dtype in ("float32", "float64", "float16", "bfloat16", "complex64", "complex128"):
         for suffix, options in (("", {}), ("-view", _VIEW), ("-each-alone", _ALONE), ("-unused", _FIND)):
             yield _training("SCALE-06", f"{dtype}{suffix}", 2, options, pairs, arbitrary=dtype)
@@ -95,3 +97,7 @@ def _states() -> Iterator[Scenario]:
     chunks: dict[str, Any] = {"buffers": [[5, 14_000_000]], "dtypes": ["float32"]}
     yield _state("SCALE-07", "more-than-a-broadcast", 2, steps=2, **chunks)
     yield _state("SCALE-08", "more-than-a-broadcast", 2, steps=0, **chunks)
+    for world_size in (2, 3):
+        seldom: dict[str, Any] = {"buffers": [[len(SELDOM), 1], [len(SELDOM), 33]], "dtypes": list(SELDOM)}
+        yield _state("SCALE-09", "forward", world_size, steps=3, **seldom)
+        yield _state("SCALE-09", "construction", world_size, parameters=seldom["buffers"], steps=0, **seldom)

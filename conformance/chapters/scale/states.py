@@ -36,7 +36,7 @@ class State(nn.Module):
         self.num_forwards = 0
         self.wrong: list[str] = []
         for index, (name, value) in enumerate(self.values("parameter", rank, "start")):
-            trains = value.is_floating_point() and index % 2 == 0
+            trains = value.dtype.itemsize > 1 and value.is_floating_point() and index % 2 == 0
             self.register_parameter(name, nn.Parameter(value, requires_grad=trains))
         for name, value in self.values("buffer", rank, "start"):
             self.register_buffer(name, value)

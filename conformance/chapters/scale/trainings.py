@@ -57,7 +57,7 @@ def training_at_scale(ctx: RankContext) -> None:
     wrong: list[str] = []
     for step in range(ctx.arguments["steps"]):
         module.zero_grad(set_to_none=True)
-        users = [_users(ctx.scenario, index, step) for index in range(len(lengths))]
+        users = [users_of(ctx.scenario, index, step) for index in range(len(lengths))]
         of_ranks = [_gradients(ctx.scenario, sum(lengths), rank, step).split(lengths) for rank in range(ctx.world_size)]
         factors = [factor.to(ctx.device) for factor in of_ranks[ctx.rank]]
         turn = rank_step(ctx, step)
@@ -88,7 +88,7 @@ def _dtype(scenario: Scenario) -> torch.dtype:
     return instance(getattr(torch, scenario.arguments.get("arbitrary", "float32")), torch.dtype)
 
 
-def _users(scenario: Scenario, index: int, step: int) -> Collection[int]:
+def users_of(scenario: Scenario, index: int, step: int) -> Collection[int]:
     """Return the ranks that use parameter `index` in `step`: beside powers of two none, one, or all, in turns."""
     ranks = range(scenario.world_size)
     if not scenario.arguments.get("idle") or not any(_is_power_of_two(near) for near in (index - 1, index, index + 1)):
@@ -108,6 +108,7 @@ def _gradients(scenario: Scenario, length: int, rank: int, step: int) -> Tensor:
     values = arbitrary(length, dtype, scenario.seed, step)
     if not dtype.is_complex:  # dividing a complex infinity may give not-a-numbers
         values[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    values[-1] = 0  # which is not the same as none
     # One rank or two hold an element, the others a zero of either sign: the sum needs no more bits than the element.
     choices = torch.Generator().manual_seed(mixed_seed("holders", scenario.seed, step))
     first_holder, num_holders, sign = torch.randint(0, 2**20, (3, length), generator=choices)

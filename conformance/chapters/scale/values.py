@@ -27,8 +27,8 @@ def whole(length: int, *key: object) -> Tensor:
 def arbitrary(length: int, dtype: torch.dtype, *key: object) -> Tensor:
     """Return values of any dtype whose bits are random.
 
-    Of a floating or complex dtype all are finite, and so large and so small that the eightfold and a quarter of each
-    are normal numbers: halves, doubles and quarters are exact.
+    Of a floating or complex dtype (but float8) all are finite, and so large and so small that the eightfold and a
+    quarter of each are normal numbers: halves, doubles and quarters are exact.
     """
     generator = torch.Generator().manual_seed(mixed_seed("arbitrary", str(dtype), *key))
     return _repeated(_random_bits(min(length, PERIOD), dtype, generator), length)
@@ -39,7 +39,7 @@ def _random_bits(length: int, dtype: torch.dtype, generator: torch.Generator) ->
         return torch.randint(0, 2, (length,), generator=generator).bool()
     if dtype.is_complex:
         return torch.view_as_complex(_random_bits(2 * length, dtype.to_real(), generator).view(length, 2))
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point or dtype.itemsize == 1:
         return torch.randint(0, 256, (length * dtype.itemsize,), generator=generator, dtype=torch.uint8).view(dtype)
     width = 8 * dtype.itemsize
     mantissa_width = -round(math.log2(torch.finfo(dtype).eps))
