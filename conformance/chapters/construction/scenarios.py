@@ -120,6 +120,9 @@ def _calls() -> Iterator[Scenario]:
                 "CONS-21", structure.replace("_", "-"), "outputs", world_size, arguments={"structure": structure}
             ).replace(requirements=("CONS-20", "CONS-21"))
     yield _scenario("CONS-20", "arguments", "outputs", 3, arguments={"structure": "tuple"})
+    nothing = {"judge": "passed", "arguments": False}
+    for world_size in (1, 2):
+        yield _scenario("CONS-20", "no-argument", "calls", world_size, arguments=nothing)
     for requirement, judge in (("CONS-20", "passed"), ("CONS-30", "gradients")):
         for find_unused in (False, True):
             for world_size in (1, 2, 3):
