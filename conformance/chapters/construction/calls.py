@@ -6,6 +6,7 @@ handles arguments by name, or looks for tensors in some containers alone, goes w
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.steps import simulate_steps
+from conformance.oracles.steps import StepFunction, simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
@@ -173,16 +174,23 @@ def _call(model: Any, turn: RankStep, place: str, container: str) -> Mapping[str
     }
 
 
-#: Each container in each place, and at the end a call without any argument.
-NUM_CALLS = len(PLACES) * len(CONTAINERS) + 1
+#: Each container in each place.
+CALLS = tuple(itertools.product(PLACES, CONTAINERS))
 
 
 def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    if turn.step < NUM_CALLS - 1:
-        place, container = divmod(turn.step, len(CONTAINERS))
-        return _call(model, turn, list(PLACES)[place], list(CONTAINERS)[container])
-    turn.backward(turn.loss(turn.forward(model)))
-    return {"received/no_argument": _shown(getattr(model, "module", model).received, {id(ABSENT): 0})}
+    return _call(model, turn, *CALLS[turn.step])
+
+
+def _call_without_arguments(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    output = turn.forward(model)
+    turn.backward(turn.loss(output))
+    received = getattr(model, "module", model).received
+    return {"received/nothing": _shown(received, {id(ABSENT): 0}), "returned/nothing": output}
+
+
+def _steps(scenario: Scenario) -> tuple[StepFunction, int]:
+    return (_step, len(CALLS)) if scenario.arguments.get("arguments", True) else (_call_without_arguments, 2)
 
 
 def _build(scenario: Scenario) -> nn.Module:
@@ -191,19 +199,20 @@ def _build(scenario: Scenario) -> nn.Module:
 
 @program("calls", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def calls(ctx: RankContext) -> None:
-    """Call forward with each container in each place, a step for each; argument `judge` is a name of `JUDGED`.
+    """Call forward with each container in each place, a step for each; with `arguments` false, without any, twice.
 
     Observes of each call `received`, what forward found where, `returned`, what the caller got, `input_grad`, the
-    gradients of the tensors that were handed in, and `grad`, those of the parameters. All ranks run it.
+    gradients of the tensors that were handed in, and `grad`, those of the parameters. Argument `judge`, a name of
+    `JUDGED`, says which of them are required. All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_CALLS))
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), *_steps(ctx.scenario)))
 
 
 @calls.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    truth = simulate_steps(replicas, _step, NUM_CALLS)
+    truth = simulate_steps(replicas, *_steps(scenario))
     judged = JUDGED[scenario.arguments["judge"]]
     return {
         rank: {name: value for name, value in facts.items() if name.partition("/")[2].startswith(judged)}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.models.catalogue import moved
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
@@ -249,7 +250,7 @@ def module_surface(ctx: RankContext) -> None:
 
     Facts are `constructed/<call>`, before a step of training, and `trained/<call>`, after it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
+    module = moved(_build(ctx.scenario), ctx.device)
     model = ctx.wrap(module)
     aspect = ctx.arguments["aspect"]
     for moment in MOMENTS[aspect]:

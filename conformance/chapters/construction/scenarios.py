@@ -120,12 +120,19 @@ def _calls() -> Iterator[Scenario]:
                 "CONS-21", structure.replace("_", "-"), "outputs", world_size, arguments={"structure": structure}
             ).replace(requirements=("CONS-20", "CONS-21"))
     yield _scenario("CONS-20", "arguments", "outputs", 3, arguments={"structure": "tuple"})
+    nothing = {"judge": "passed", "arguments": False}
+    for world_size in (1, 2):
+        yield _scenario("CONS-20", "no-argument", "calls", world_size, arguments=nothing)
+    ways: tuple[tuple[str, dict[str, bool], tuple[int, ...]], ...] = (
+        ("", {}, (1, 2, 3)), ("-find-unused", {"find_unused_parameters": True}, (2, 3)),
+        ("-static", {"static_graph": True}, (2,)),
+    )  # fmt: skip
     for requirement, judge in (("CONS-20", "passed"), ("CONS-30", "gradients")):
-        for find_unused in (False, True):
-            for world_size in (1, 2, 3):
+        for suffix, options, world_sizes in ways:
+            for world_size in world_sizes:
                 yield _scenario(
-                    requirement, f"every-call{'-find-unused' * find_unused}", "calls", world_size,
-                    arguments={"judge": judge}, options={"find_unused_parameters": True} if find_unused else {},
+                    requirement, f"every-call{suffix}", "calls", world_size, arguments={"judge": judge},
+                    options=options,
                 )  # fmt: skip
     for find_unused in (False, True):
         for world_size in (2, 3):
