@@ -69,9 +69,9 @@ def _lengths() -> Iterator[Scenario]:
     for suffix, options in (
         ("", {}), ("-view", _VIEW), ("-unused", _FIND), ("-each-alone", _ALONE), ("-static", {"static_graph": True}),
     ):  # fmt: skip
-        yield _training("SCALE-05", f"300-steps{suffix}", 2, options, pairs, steps=300)
+        yield _training("SCALE-05", f"260-steps{suffix}", 2, options, pairs, steps=260)
     yield _training("SCALE-05", "1100-steps", 2, {}, pairs, steps=1100)
-    yield _state("SCALE-05", "300-forwards", 2, buffers=[[3, 2]], steps=300)
+    yield _state("SCALE-05", "300-forwards", 2, buffers=[[3, 2]], steps=260)
 
 
 def _magnitudes() -> Iterator[Scenario]:
