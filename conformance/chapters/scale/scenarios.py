@@ -48,12 +48,12 @@ def _counts() -> Iterator[Scenario]:
             yield _training("SCALE-01", f"{count}{suffix}", 2, options, pairs)
             yield _training("SCALE-02", f"{count}{suffix}", 2, {**_FIND, **options}, pairs, idle=True)
             yield _training("SCALE-03", f"{count}{suffix}", 2, {**_ALONE, **options}, pairs)
-    for slug, options, arguments in (
-        ("SCALE-01", {}, {}), ("SCALE-02", _FIND, {"idle": True}), ("SCALE-03", _ALONE, {}),
-        ("SCALE-03", {**_ALONE, **_FIND}, {"idle": True}), ("SCALE-03", {**_ALONE, "static_graph": True}, {}),
+    for requirement, slug, options, idle in (
+        ("SCALE-01", "257", {}, False), ("SCALE-02", "257", _FIND, True), ("SCALE-03", "257", _ALONE, False),
+        ("SCALE-03", "257-unused", {**_ALONE, **_FIND}, True),
+        ("SCALE-03", "257-static", {**_ALONE, "static_graph": True}, False),
     ):  # fmt: skip
-        suffix = "-unused" if arguments and slug == "SCALE-03" else "-static" if "static_graph" in options else ""
-        yield _training(slug, f"257{suffix}", 3, options, [[257, 2]], **arguments)
+        yield _training(requirement, slug, 3, options, [[257, 2]], **({"idle": True} if idle else {}))
 
 
 def _sizes() -> Iterator[Scenario]:
@@ -69,9 +69,9 @@ def _lengths() -> Iterator[Scenario]:
     for suffix, options in (
         ("", {}), ("-view", _VIEW), ("-unused", _FIND), ("-each-alone", _ALONE), ("-static", {"static_graph": True}),
     ):  # fmt: skip
-        yield _training("SCALE-05", f"300-steps{suffix}", 2, options, pairs, steps=300)
+        yield _training("SCALE-05", f"260-steps{suffix}", 2, options, pairs, steps=260)
     yield _training("SCALE-05", "1100-steps", 2, {}, pairs, steps=1100)
-    yield _state("SCALE-05", "300-forwards", 2, buffers=[[3, 2]], steps=300)
+    yield _state("SCALE-05", "260-forwards", 2, buffers=[[3, 2]], steps=260)
 
 
 def _magnitudes() -> Iterator[Scenario]:
