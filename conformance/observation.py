@@ -58,6 +58,10 @@ class Ending:
         return self.detail or self.kind
 
 
+#: What `Observation.hygiene` calls child processes.
+PROCESSES = "child processes"
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
 from conformance.history import Collective, by_member
-from conformance.observation import Observation, Raised
+from conformance.observation import PROCESSES, Observation, Raised
 from conformance.verdict import Finding, Verdict
 
 _TAIL_LINES = 8
@@ -39,7 +39,10 @@ def no_hang(evidence: Evidence) -> Finding:
     hung = evidence.ended("hung")
     if not hung:
         if evidence.ended("abandoned") and not evidence.ended(*DEAD, "raised"):
-            abandoned = ranks(_ranks(evidence.ended("abandoned")))
+            lost = evidence.ended("abandoned")
+            abandoned = ranks(_ranks(lost))
+            if (why := lost[0].fate.detail.partition(": ")[2]) and all(one.fate == lost[0].fate for one in lost):
+                return harness_error("no_hang", f"{abandoned} ended, because {why}")
             return harness_error("no_hang", f"the harness ended {abandoned}, although no rank died or raised")
         return passed("no_hang")
     missing = missing_from(evidence.observations)
@@ -103,12 +106,27 @@ def no_exception(evidence: Evidence) -> Finding:
 @checker("leaves_no_trace")
 def leaves_no_trace(evidence: Evidence) -> Finding:
     """Every rank's process ends the run in the state in which it began it, whatever the scenario is about."""
-    traces = {one.rank: one.hygiene for one in evidence.by_rank if one.hygiene}
+    return _traces(evidence, "leaves_no_trace") or passed("leaves_no_trace")
+
+
+@checker("leaves_no_process")
+def leaves_no_process(evidence: Evidence) -> Finding | None:
+    """No rank has more child processes at the end than at the beginning; does not apply where none has.
+
+    Such a process may hold the rank's connections and its device, so that no program may leave one.
+    """
+    return _traces(evidence, "leaves_no_process", PROCESSES)
+
+
+def _traces(evidence: Evidence, checker_name: str, of: str = "") -> Finding | None:
+    """Return a failure that names what ranks left, of one kind or of all; None where they left nothing."""
+    traces = {one.rank: [each for each in one.hygiene if each.startswith(of)] for one in evidence.by_rank}
+    traces = {rank: found for rank, found in traces.items() if found}
     if not traces:
-        return passed("leaves_no_trace")
+        return None
     lines = [f"Rank {rank}: {trace}" for rank, found in traces.items() for trace in found]
     summary = f"{ranks(traces)} left traces: {next(iter(traces.values()))[0]}"
-    return failed("leaves_no_trace", summary, "\n".join(lines), requirements=("COMPAT-12",))
+    return failed(checker_name, summary, "\n".join(lines), requirements=("COMPAT-12",))
 
 
 @checker("does_not_interfere")

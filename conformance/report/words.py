@@ -11,6 +11,7 @@ CHECKERS = {
     "does_not_interfere": "Nothing but the DDP's own business changed: no modes, no random states, not the module.",
     "exercised": "The scenario did what it is for: every rank reported, and faults and collectives took place.",
     "facts": "What each rank saw (gradients, parameters, buffers, exceptions) is what the requirement demands.",
+    "leaves_no_process": "No rank keeps a process that it started: such a process may hold connections and devices.",
     "leaves_no_trace": "No rank's process keeps anything when it is done: no threads, no hooks, no changed settings.",
     "no_broadcast_in_forward": "A forward of a model without buffers to share broadcasts nothing.",
     "no_crash": "No rank's process died.",

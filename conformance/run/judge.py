@@ -14,7 +14,10 @@ from conformance.scenario import Scenario
 from conformance.verdict import Finding, Verdict
 
 #: Run for every program, in the order in which a reader wants to hear of them.
-_ALWAYS = ("exercised", "no_crash", "no_hang", "no_exception", "facts", "does_not_interfere", "device_is_content")
+_ALWAYS = (
+    "exercised", "no_crash", "no_hang", "no_exception", "facts", "does_not_interfere", "leaves_no_process",
+    "device_is_content",
+)  # fmt: skip
 
 
 def judge(

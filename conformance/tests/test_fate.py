@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from conformance.observation import Observation
 from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
+from conformance.workers.hearing import lost
 
 
 def test_the_frames_that_explanations_leave_out_are_of_files_that_exist() -> None:
@@ -129,6 +131,26 @@ def test_a_hang_in_which_nobody_is_missing() -> None:
 
 def test_ranks_that_end_without_a_cause_are_our_fault() -> None:
     assert _check("no_hang", returned(0), ended(1, "abandoned")).verdict is Verdict.HARNESS_ERROR
+
+
+def test_ranks_whose_zygote_was_killed_say_so_and_accuse_nobody() -> None:
+    gone = [replace(ended(rank, "abandoned"), fate=lost("was killed by SIGKILL")) for rank in range(2)]
+    finding = _check("no_hang", *gone)
+    assert (finding.verdict, finding.summary) == (
+        Verdict.HARNESS_ERROR,
+        "ranks 0 and 1 ended, because the process that forks ranks was killed by SIGKILL; nobody of the harness did"
+        " that, perhaps the subject or the kernel",
+    )
+    assert "nobody" not in _check("no_hang", *[replace(one, fate=lost()) for one in gone]).summary
+
+
+def test_a_child_process_that_is_left_counts_in_every_scenario_and_against_one_requirement() -> None:
+    left = [replace(returned(rank), hygiene=("grad mode changed", "child processes changed")) for rank in range(2)]
+    finding = _check("leaves_no_process", *left)
+    assert (finding.verdict, finding.requirements) == (Verdict.FAIL, ("COMPAT-12",))
+    assert finding.explanation == "Rank 0: child processes changed\nRank 1: child processes changed"
+    evidence = evidence_of(replace(returned(0), hygiene=("grad mode changed",)), returned(1))
+    assert get_checker("leaves_no_process")(evidence) is None
 
 
 def test_exceptions_name_rank_and_message() -> None:

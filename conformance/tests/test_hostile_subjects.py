@@ -28,7 +28,7 @@ AFTER = (
 )
 SAMPLE = (
     "patches_all_reduce", "patches_linear", "adds_saved_tensor_hooks", "exits_0", "real_time_signal", "stops_itself",
-    "raises_without_text", "threads", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
+    "raises_without_text", "threads", "child", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
     "flight_record_is_a_pipe",
 )  # fmt: skip
 NAMES = tuple(pytest.param(name, marks=() if name in SAMPLE else pytest.mark.nightly) for name in HOSTILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from conformance.checkers.registry import get_checker
 from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation, Raised
-from conformance.programs.registry import Program
+from conformance.programs.registry import Program, load_programs
 from conformance.run.judge import authority_of, judge
+from conformance.spec.catalogue import load_catalogue
 from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, ended, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
 
@@ -59,6 +61,34 @@ def test_the_gravest_finding_decides_and_comes_first() -> None:
     verdict, findings = _judge({0: ended(0, "hung", gradients(4, 5)), 1: raised(1, ValueError("no"), gradients(4))})
     assert [finding.checker for finding in findings[:2]] == ["no_hang", "no_exception"]
     assert verdict is Verdict.HANG
+
+
+def test_a_fact_speaks_for_the_requirement_that_its_program_says() -> None:
+    tested = SCENARIO.requirements[0]
+    speaks_for = {"warnings": ("GRAD-07",), "*/grad/*": ("GRAD-08", tested)}
+    program = Program("speaks", lambda ctx: None, speaks_for=speaks_for)
+    expected = {rank: {**facts, "warnings": [], "loss": 1} for rank, facts in EXPECTED.items()}
+    right: dict[str, object] = {"warnings": [], "loss": 1}
+    for more, gradient, broken in (
+        ({"warnings": ["no"]}, MEAN, ("GRAD-07",)), ({}, -MEAN, (tested,)),
+        ({"warnings": ["no"]}, -MEAN, (tested, "GRAD-07")), ({"warnings": ["no"], "loss": 2}, MEAN, ()),
+    ):  # fmt: skip
+        _, findings = _judge(_run(gradient, **{**right, **more}), program=program, expected=expected)
+        assert (finding := _named(findings, "facts")) is not None
+        assert finding.requirements == broken
+
+
+def test_every_requirement_that_a_fact_speaks_for_exists() -> None:
+    catalogue = load_catalogue()
+    spoken_for = [each for program in load_programs().values() for each in program.speaks_for.values()]
+    assert {requirement for each in spoken_for for requirement in each} - {each.id for each in catalogue} == set()
+    assert spoken_for
+
+
+def test_a_child_process_is_looked_for_in_every_program() -> None:
+    left = {rank: dataclasses.replace(one, hygiene=("child processes changed",)) for rank, one in _run().items()}
+    verdict, findings = _judge(left)
+    assert (verdict, findings[0].checker) == (Verdict.FAIL, "leaves_no_process")
 
 
 def test_wrong_facts_fail() -> None:

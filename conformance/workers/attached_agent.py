@@ -33,7 +33,7 @@ from conformance.workers.attached_messages import (
 from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.channel import Channel, MessageError, wait
-from conformance.workers.hearing import EOF_GRACE_S, LOST, answer, not_an_answer, prolonged
+from conformance.workers.hearing import EOF_GRACE_S, answer, lost, not_an_answer, prolonged
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.pool import START_TIMEOUT_S
 from conformance.workers.tensors import portable
@@ -162,7 +162,7 @@ class Agent:
             if (status := self._zygote.exit_status(post.seat)) is not None:
                 return describe(post.seat, death(status))
             if self._zygote.gone:
-                return describe(post.seat, LOST)
+                return describe(post.seat, lost(self._zygote.end))
             if post.open and kind == "hung" and time.monotonic() >= deadline:
                 deadline = prolonged(started, deadline_s, post.seat.file("flight"))
             left_s = deadline - time.monotonic()

@@ -26,8 +26,6 @@ EOF_GRACE_S = 10.0
 #: with a long answer waits for its reader. So often, because a subject may write into its rank's connection for ever.
 LATE_GRACE_S = 2.0
 _MOST_GRACES = 20
-#: The fate of a rank whose zygote is gone.
-LOST = Ending("abandoned", detail="abandoned: the process that had forked it ended first")
 #: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
 #: the machine may be slow.
 MOST_DEADLINES = 5
@@ -149,7 +147,7 @@ class Hearing:
         silent = [seat for seat in self._seats if seat.rank not in heard and seat.rank not in unread]
         dead = {seat: death(status) for seat in silent if (status := self._zygote.exit_status(seat)) is not None}
         if self._zygote.gone:  # the zygote would have reported how they ended
-            dead |= {seat: LOST for seat in silent if seat not in self._listening.values()}
+            dead |= {seat: lost(self._zygote.end) for seat in silent if seat not in self._listening.values()}
         return dead
 
     def _patience(self) -> float:
@@ -160,6 +158,14 @@ class Hearing:
         if len(heard) + len(self._listening) < len(self._seats):
             return EOF_GRACE_S
         return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
+
+
+def lost(how: str = "") -> Ending:
+    """Return the fate of a rank whose zygote ended, in the way `how` if that is known: the harness ends none so."""
+    if not how:
+        return Ending("abandoned", detail="abandoned: the process that forks ranks ended first")
+    by = "nobody of the harness did that, perhaps the subject or the kernel"
+    return Ending("abandoned", detail=f"abandoned: the process that forks ranks {how}; {by}")
 
 
 def alive_at(*flights: str) -> float:

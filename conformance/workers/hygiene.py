@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import get_debug_level
 
 from conformance.composed.observable import modes
+from conformance.observation import PROCESSES
 
 #: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]
@@ -51,7 +52,7 @@ def surroundings() -> Surroundings:
             if not isinstance(thread, threading._DummyThread)  # a C++ thread that once called into Python
         },
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
-        "child processes": _has_children(),
+        PROCESSES: _has_children(),
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "working directory": _working_directory(),
         "signal handler": {str(signum): str(signal.getsignal(signum)) for signum in _SIGNALS},

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conformance.errors import ConformanceError
 from conformance.workers.channel import Channel, MessageError, pair
-from conformance.workers.forked import is_stopped, signal_group
+from conformance.workers.forked import is_stopped, name_of_signal, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 from conformance.workers.messages import (
     Ended,
@@ -30,6 +30,8 @@ from conformance.workers.messages import (
 )
 
 _CLOSE_TIMEOUT_S = 5.0
+#: A process whose connection is closed, because it dies, can be waited for this soon.
+_END_TIMEOUT_S = 1.0
 
 #: The environment variable by which /proc/<pid>/environ shows which zygote a process belongs to.
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
@@ -54,6 +56,7 @@ class ZygoteProcess:
         except OSError as error:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
         self.gone = False
+        self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
         self._ready = False
         self._failure = ""
         self._pids: dict[tuple[int, int], int] = {}
@@ -191,6 +194,9 @@ class ZygoteProcess:
         if self.gone:
             return
         self.gone = True
+        if isinstance(error, EOFError):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, and has closed its connection
+                self.end = _described(self._process.wait(_END_TIMEOUT_S))
         if self._ready and self._process.poll() is None:
             why = (
                 "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
@@ -209,3 +215,8 @@ class ZygoteProcess:
                 signal_group(pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+
+
+def _described(status: int) -> str:
+    """Return how a process ended, by its exit status (negative for a signal)."""
+    return f"was killed by {name_of_signal(-status)}" if status < 0 else f"exited with code {status}"

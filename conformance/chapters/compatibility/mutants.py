@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -83,6 +84,14 @@ class LeavesAThread(DistributedDataParallel):
     def __init__(self, module: Any, **options: Any) -> None:
         super().__init__(module, **options)
         threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
+
+
+class LeavesAProcess(DistributedDataParallel):
+    """BUG: each wrapper starts a process with a session of its own, and nobody ends it."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        subprocess.Popen(["sleep", "5"], start_new_session=True)
 
 
 class IsRemembered(DistributedDataParallel):
