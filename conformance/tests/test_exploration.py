@@ -160,6 +160,7 @@ def test_ranks_refuse_together_or_fail() -> None:
     assert refuses_together(evidence_of(returned(0, facts={"0.backward": {}}))) is None
 
 
+@pytest.mark.nightly
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
     # With other seeds the first failure is one of torch's DDP, below this one: a hook that delayed gradients leave.

@@ -86,6 +86,7 @@ def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) 
     assert f"Of 3 tests that torch's DDP passes, {BROKEN} passes 1" in result.output
 
 
+@pytest.mark.nightly
 def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     with warm_hosts(Subject("broken", BROKEN), 1) as (host,):
         hung = host.run(SETS_STATIC_GRAPH, 2, timeout_s=6.0)
