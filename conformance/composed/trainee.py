@@ -68,7 +68,6 @@ class _Pending:
     loss: Tensor
     rows: Tensor
     synchronised: bool
-    number: int
 
 
 #: The actions after which there are facts to look at.
@@ -159,14 +158,14 @@ class Trainee:
 
     def _kept(self) -> list[int]:
         """Return the forwards of which somebody keeps the input or the output, the last one aside."""
-        self._pending = [one for one in self._pending if one.number == self._num_forwards - 1]
 
-        def alive() -> list[int]:
-            return sorted({number for number, made in self._made if made() is not None})
+        def kept() -> list[int]:
+            earlier = range(self._num_forwards - 1)
+            return sorted({number for number, made in self._made if number in earlier and made() is not None})
 
-        if set(alive()) - {self._num_forwards - 1}:
+        if kept():
             gc.collect()
-        return [number for number in alive() if number < self._num_forwards - 1]
+        return kept()
 
     def _forward(self, action: Action) -> Iterator[Meeting]:
         was_training = self.model.training
@@ -199,7 +198,7 @@ class Trainee:
         if grad_mode is None and (rows.requires_grad or self._outside is not None):
             loss = self._loss(rows, where)
             loss = loss if self._outside is None else loss + self._outside
-            self._pending.append(_Pending(loss, rows, synchronised, where.forward))
+            self._pending.append(_Pending(loss, rows, synchronised))
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.
