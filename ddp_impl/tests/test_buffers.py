@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import run_ranks
 
-DTYPES = (torch.int16, torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.bits8)
+DTYPES = (
+    torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bits8,
+)  # fmt: skip
 
 
 def values(rank: int, dtype: torch.dtype) -> Tensor:
@@ -21,12 +23,21 @@ def bytes_after_wrapping(rank: int) -> list[list[int]]:
     module = nn.Linear(2, 2)
     for index, dtype in enumerate(DTYPES):
         module.register_buffer(f"alone{index}", values(rank, dtype))
+        module.register_buffer(f"scalar{index}", values(rank, dtype)[0])
     module.register_buffer("neighbour", values(rank, torch.int16))
     module.register_buffer("transposed", values(rank, torch.int16).view(2, 4).t())
     DistributedDataParallel(module)
-    return [buffer.t().contiguous().view(torch.uint8).flatten().tolist() for _, buffer in module.named_buffers()]
+    return [
+        buffer.reshape(-1).view(torch.uint8).tolist()
+        if buffer.dim() < 2
+        else buffer.t().flatten().view(torch.uint8).tolist()
+        for _, buffer in module.named_buffers()
+    ]
 
 
 def test_buffers_travel_as_bytes_where_no_backend_knows_their_dtype(tmp_path: Path) -> None:
     first, second = run_ranks(bytes_after_wrapping, 2, tmp_path)
-    assert first == second == [list(range(16))] * (len(DTYPES) + 2)
+    everything = [list(range(16))] * (len(DTYPES) + 2)
+    scalars = [list(range(dtype.itemsize)) for dtype in DTYPES]
+    assert first == second
+    assert sorted(first) == sorted([*everything, *scalars])
