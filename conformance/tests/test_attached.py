@@ -301,6 +301,7 @@ def test_without_a_launcher_there_is_nothing_to_attach_to() -> None:
         place_of({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"})
 
 
+@pytest.mark.nightly
 def test_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     # One that all pass, and one of three ranks, for which there are too few processes.

@@ -213,7 +213,11 @@ def test_a_replay_shows_one_scenario_again(tmp_path: Path, ddp: str, exit_code: 
     assert shown in result.stdout
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGINT, *(pytest.param(late, marks=pytest.mark.nightly) for late in (signal.SIGTERM, signal.SIGHUP))],
+    ids=lambda signum: signum.name,
+)
 def test_a_signal_leaves_a_partial_report_and_no_process(tmp_path: Path, signum: signal.Signals) -> None:
     """As in a terminal, every process of the command gets the signal; the ranks are in the middle of a scenario."""
     announcements = tmp_path / "announcements"

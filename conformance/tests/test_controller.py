@@ -83,6 +83,7 @@ def test_nothing_survives_a_killed_controller(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
 
 
+@pytest.mark.nightly
 def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
     controller, _ = start_waiting(tmp_path)
     os.killpg(controller.pid, signal.SIGINT)
@@ -116,6 +117,7 @@ def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_p
     assert processes_under(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_two_controllers_at_once_and_close_leaves_nothing(tmp_path: Path) -> None:
     def work() -> None:
         with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
@@ -141,11 +143,14 @@ def test_two_controllers_at_once_and_close_leaves_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        pytest.param(
+            "import no_such_module_anywhere", "No module named 'no_such_module_anywhere'", marks=pytest.mark.nightly
+        ),
         ("import os; print('goodbye', flush=True); os._exit(7)", "goodbye"),
-        (
+        pytest.param(
             "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "importing preloaded started 1 thread(s)",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["cannot_import", "dies", "starts_a_thread"],
@@ -194,6 +199,7 @@ def test_a_backend_is_asked_before_ranks_have_a_deadline() -> None:
         Controller(asked)
 
 
+@pytest.mark.nightly
 def test_a_preloaded_module_may_leave_a_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starter.py").write_text("import subprocess; process = subprocess.Popen(['true'])")
     monkeypatch.syspath_prepend(str(tmp_path))

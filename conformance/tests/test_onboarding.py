@@ -29,6 +29,7 @@ def commands_of(page: str) -> list[str]:
     return [line.strip() for block in blocks for line in block.splitlines() if line.strip().startswith(COMMANDS)]
 
 
+@pytest.mark.nightly
 def test_the_page_followed_word_for_word_ends_in_a_passing_run(tmp_path: Path) -> None:
     commands = commands_of(PAGE.read_text().partition(DEVICES)[0])
     assert commands[0] == "ddp-conformance new backend acme"

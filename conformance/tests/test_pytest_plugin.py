@@ -41,6 +41,7 @@ def test_scenarios_run_side_by_side_in_workers_with_ranks_of_their_own(tmp_path:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.nightly
 def test_an_installed_copy_whose_files_pytest_loads_as_a_plugins_judges_the_same(tmp_path: Path) -> None:
     """From a wheel, and from a checkout with `python -m pytest`, pytest rewrites the asserts of all our modules."""
     (tmp_path / "rewritten.py").write_text(
@@ -78,7 +79,9 @@ def test_a_baseline_excuses_what_torchs_ddp_breaks_and_nothing_else(tmp_path: Pa
     assert "--backend conformance.mutants.backends:LocalSparse" in bad.stdout  # the command that shows it again
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize(
+    "workers", [pytest.param([], marks=pytest.mark.nightly), ["-n", "2"]], ids=["alone", "workers"]
+)
 def test_an_unusable_subject_is_said_once_and_ends_the_session(tmp_path: Path, workers: list[str]) -> None:
     done = run_pytest(tmp_path, "-k", "TRAIN-16", "--ddp", f"{SUBJECTS}:NOT_A_CLASS", *workers)
     assert done.returncode != 0

@@ -68,6 +68,7 @@ def test_who_changes_nothing_gets_the_verdicts_of_its_base(controller: Controlle
         assert came == {one.id: expected[one.id] for one in comparable}, name
 
 
+@pytest.mark.nightly
 def test_every_gradient_treated_as_large_is_averaged_alike(controller: Controller) -> None:
     """The suite's models are small: without this, few scenarios would see how a reducer treats large gradients."""
     chosen = tuple(one for one in scenarios() if one.chapter in ABOUT_GRADIENTS)

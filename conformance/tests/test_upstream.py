@@ -70,6 +70,7 @@ def run(method: str, *ends: RankEnd) -> TestRun:
 # ------------------------------------------------------------------------------------------------------- on real ranks
 
 
+@pytest.mark.nightly
 def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     selection = [option for name in (TRAINS, REFUSES, CREATES_GRAPHS) for option in ("-k", str(name))]

@@ -187,10 +187,12 @@ def _train(rank: int, compiled: bool, backend: str, options: dict[str, Any]) -> 
     ("backend", "options"),
     [
         ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB}),
-        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "gradient_as_bucket_view": True}),
-        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "static_graph": True}),
+        pytest.param(
+            "aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "gradient_as_bucket_view": True}, marks=pytest.mark.nightly
+        ),
+        pytest.param("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "static_graph": True}, marks=pytest.mark.nightly),
         ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "find_unused_parameters": True}),
-        ("inductor", {"bucket_cap_mb": ONE_LAYER_MB}),
+        pytest.param("inductor", {"bucket_cap_mb": ONE_LAYER_MB}, marks=pytest.mark.nightly),
     ],
     ids=["default", "views", "static", "unused", "inductor"],
 )

@@ -219,7 +219,10 @@ def train_all(rank: int, feature: str) -> dict[tuple[str, int], str]:
     return outcomes
 
 
-@pytest.mark.parametrize("feature", list(FEATURES))
+@pytest.mark.parametrize(
+    "feature",
+    ["plain", "static", "skip", pytest.param("unused", marks=pytest.mark.nightly)],
+)
 def test_right_or_an_error_on_every_rank(feature: str, tmp_path: Path) -> None:
     of_ranks = run_ranks(train_all, WORLD_SIZE, tmp_path, feature)
     expected = {key: ("raised" if key[0] in REFUSED[feature] else "right") for key in of_ranks[0]}

@@ -287,6 +287,7 @@ def test_convolutions_keep_their_strides_across_parts() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_inductor_compiles_parts_with_strides_floats_and_symbolic_sizes() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -386,9 +386,9 @@ def _train(rank: int, compiled: bool, options: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize(
     "options",
     [
-        {"fusion": "concat"},
+        pytest.param({"fusion": "concat"}, marks=pytest.mark.nightly),
         {"fusion": "coalesced", "gradient_as_bucket_view": True},
-        {"hook": default_hooks.fp16_compress_hook},
+        pytest.param({"hook": default_hooks.fp16_compress_hook}, marks=pytest.mark.nightly),
     ],
     ids=["concat", "coalesced", "fp16"],
 )
@@ -488,7 +488,7 @@ def _train_sharded(rank: int, directory: Path, reduction: Reduction) -> dict[str
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("reduction", [Reduction.SPLIT, Reduction.IN_GRAPH])
+@pytest.mark.parametrize("reduction", [pytest.param(Reduction.SPLIT, marks=pytest.mark.nightly), Reduction.IN_GRAPH])
 def test_shards_are_averaged_and_the_traffic_between_them_stays(tmp_path: Path, reduction: Reduction) -> None:
     for result in run_ranks(_train_sharded, 4, tmp_path, tmp_path, reduction):
         torch.testing.assert_close(result["ours"], result["truth"])
