@@ -48,11 +48,15 @@ def listeners_of(pids: list[int]) -> set[tuple[str, int]]:
                 with contextlib.suppress(OSError):
                     inodes.add(os.readlink(entry))
     found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in inodes:
-            address, port = fields[1].split(":")
-            found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    with open("/proc/net/tcp") as table:
+        next(table)
+        for line in table:
+            fields = line.split()
+            if fields[3] != _LISTENING:
+                break  # the kernel lists what listens first; thousands of closed connections follow
+            if f"socket:[{fields[9]}]" in inodes:
+                address, port = fields[1].split(":")
+                found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
     return found
 
 
