@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
+from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import subject_options
 from conformance.errors import ScenarioError
@@ -18,6 +20,9 @@ from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.verdict import Verdict
+
+if TYPE_CHECKING:
+    from conformance.workers.zygote_process import ZygoteProcess
 
 
 @click.command("replay", short_help="Run the scenario of a file again.")
@@ -49,6 +54,16 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
         catalogue.requirement(requirement_id)
     click.echo(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
+    with early_zygote() as zygote:
+        report = _replayed([scenario] * times, ddp, backend, zygote, native=not no_native)
+    print_replay(make_console(), report, catalogue)
+    if not report.is_complete and not report.failures:
+        click.get_current_context().exit(EXIT_INTERRUPTED)
+    click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
+
+
+def _replayed(repeated: list[Scenario], ddp: str, backend_name: str, zygote: ZygoteProcess, *, native: bool) -> Report:
+    """Run the scenarios, all the same one, and tell the DDP's last run step by step."""
     from conformance.programs.registry import preloads_of
     from conformance.report.steps import told_by_steps
     from conformance.run import runner
@@ -56,29 +71,19 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     from conformance.workers.controller import Controller
     from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend_value = find_subject(ddp), find_backend(backend)
-    runner.check_world_sizes((scenario.world_size,), backend_value)
-    repeated = [scenario] * times
-    runner.check(repeated, backend_value)
-    with interrupted_once(), Controller(backend_value, preload=preloads_of(repeated)) as controller:
+    subject, backend = find_subject(ddp), find_backend(backend_name)
+    runner.check_world_sizes((repeated[0].world_size,), backend)
+    runner.check(repeated, backend)
+    with interrupted_once(), Controller(backend, preload=preloads_of(repeated), zygote=zygote) as controller:
         watched = WatchedRanks(controller, subject)
         report = runner.run(
-            repeated,
-            subject,
-            backend_value,
-            native=not no_native,
-            fail_fast=True,
-            controller=watched,
-            one_at_a_time=True,
+            repeated, subject, backend, native=native, fail_fast=True, controller=watched, one_at_a_time=True
         )
     console = make_console()
     for line in told_by_steps(watched.observations, watched.expected):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print()
-    print_replay(console, report, catalogue)
-    if not report.is_complete and not report.failures:
-        click.get_current_context().exit(EXIT_INTERRUPTED)
-    click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
+    return report
 
 
 def read_scenario(file: Path) -> Scenario:

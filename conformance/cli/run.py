@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shlex
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import click
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
+from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.cli.options import selection_of, selection_options, subject_options
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from conformance.bench.ratio import Ratio
     from conformance.subjects.subject import Subject
     from conformance.workers.attached_controller import AttachedController
+    from conformance.workers.zygote_process import ZygoteProcess
 
 
 @click.command("run", short_help="Judge a DDP and write the report.")
@@ -268,8 +271,8 @@ def judge_selection(
 
     Ranks are this machine's, unless a `controller` of others is given.
     """
-    with sole_writer(folder):
-        return _judge(request, ddp, backend_name, folder, controller)
+    with sole_writer(folder), nullcontext() if controller else early_zygote() as zygote:
+        return _judge(request, ddp, backend_name, folder, controller, zygote)
 
 
 def _judge(
@@ -278,6 +281,7 @@ def _judge(
     backend_name: str,
     folder: Path,
     controller: AttachedController | None,
+    zygote: ZygoteProcess | None,
 ) -> int:
     catalogue, everything = load_catalogue(), load_scenarios()
     selected = selected_by(request)
@@ -296,7 +300,7 @@ def _judge(
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)
     runner.check_world_sizes(request.selection.world_sizes, backend)
-    how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast, "controller": controller}
+    how: dict[str, Any] = {"native": request.native, "fail_fast": request.fail_fast}
     circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
     excuses = []
     if request.known_failures is not None:
@@ -321,7 +325,16 @@ def _judge(
                     write_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
                 progress(event)
 
-            report = runner.run(scenarios, subject, backend, order=request.order, on_event=on_event, **how)
+            report = runner.run(
+                scenarios,
+                subject,
+                backend,
+                order=request.order,
+                on_event=on_event,
+                controller=controller,
+                zygote=zygote,
+                **how,
+            )
         report = replace(report, selection=assignment, certified=request.certified)
         if request.certified:
             if sources != sources_of(subject):

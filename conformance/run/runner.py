@@ -28,6 +28,7 @@ from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
 _Waiting = tuple[int, Callable[[float], Outcome | None]]
@@ -51,13 +52,15 @@ def run(
     most_hangs: int | None = None,
     excuses: Excuses = lambda scenario, verdict: None,
     controller: Ranks | None = None,
+    zygote: ZygoteProcess | None = None,
     one_at_a_time: bool = False,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
     beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
-    stays open. While some ranks wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order.
+    stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
+    wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -67,7 +70,8 @@ def run(
     """
     chosen = order.apply(scenarios)
     check(chosen, backend)
-    with nullcontext(controller) if controller else Controller(backend, preload=preloads_of(chosen)) as ranks:
+    own = None if controller else Controller(backend, preload=preloads_of(chosen), zygote=zygote)
+    with own or nullcontext(controller) as ranks:
         runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
         return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event, one_at_a_time=one_at_a_time)
 

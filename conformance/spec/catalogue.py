@@ -25,7 +25,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,7 @@ def _plain(name: str) -> str:
     return re.sub(r"-0+(?=[0-9])", "-", name.lower())
 
 
+@cache
 def load_catalogue(directory: Path = CHAPTERS_DIR) -> Catalogue:
     """Read every chapter of `directory`; raises `SpecificationError`, which names file and entry of the first mistake.
 

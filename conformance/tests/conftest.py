@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from conformance.run import runner
-from conformance.workers.controller import Controller
+from conformance.cli import replay, run
 from conformance.workers.zygote_process import ZygoteProcess
 
 
@@ -23,4 +22,5 @@ def zygote() -> Iterator[ZygoteProcess]:
 @pytest.fixture
 def lent_zygote(monkeypatch: pytest.MonkeyPatch, zygote: ZygoteProcess) -> None:
     """Lend the zygote to every run of the test: its ranks are forked anew, and end with the run, as always."""
-    monkeypatch.setattr(runner, "Controller", functools.partial(Controller, zygote=zygote))
+    for command in (run, replay):
+        monkeypatch.setattr(command, "early_zygote", lambda: nullcontext(zygote))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
 from conformance.tests.processes import all_end, processes_under
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 TORCH = get_subject("torch")
 PROGRAMS = ("conformance.tests.worker_programs",)
@@ -165,6 +167,25 @@ def test_a_preloaded_module_that_cannot_be_shared(
             with pytest.raises(ConformanceError) as caught:
                 controller.run(STEP, TORCH)
             assert says in str(caught.value)
+
+
+def test_a_zygote_that_runs_already_imports_more_before_it_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "further.py").write_text("import pathlib; pathlib.Path(__file__).with_suffix('.imported').touch()")
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with contextlib.closing(ZygoteProcess(tmp_path, PROGRAMS)) as zygote:
+        with Controller(get_backend("gloo"), zygote=zygote) as controller:
+            assert run_step(controller) == {"returned"}
+            assert not (tmp_path / "further.imported").exists()
+            with Controller(get_backend("gloo"), preload=("further",), zygote=zygote) as another:
+                assert run_step(another) == {"returned"}
+            assert (tmp_path / "further.imported").exists()
+        missing = pytest.raises(ConformanceError, match="No module named 'no_such_module_anywhere'")
+        with Controller(get_backend("gloo"), preload=("broken",), zygote=zygote) as controller, missing:
+            controller.run(STEP, TORCH)
+    assert processes_under(tmp_path) == []
 
 
 def test_a_backend_that_fails_is_every_ranks_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

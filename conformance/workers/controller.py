@@ -41,7 +41,7 @@ class Controller:
     ) -> None:
         """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
-        The controller creates its private directory in `work_dir` (default: the system's temporary directory). The
+        The controller creates its private directory in `work_dir` (default: the system's temporary directory). Either
         zygote imports the modules in `preload` before it forks ranks. Ranks may take `start_timeout_s` seconds to
         connect. Raises `BackendError` for a backend that cannot be used here.
         """
@@ -53,6 +53,8 @@ class Controller:
         self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
         self._busy: dict[Pool, _PoolKey] = {}
         self._lent = zygote
+        if zygote is not None:
+            zygote.preload(preload)
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:

@@ -80,8 +80,14 @@ class SignalRank(Struct, frozen=True, tag=True):
     signum: int
 
 
+class Preload(Struct, frozen=True, tag=True):
+    """Controller to zygote: import these modules, too; `Preloaded` answers."""
+
+    modules: tuple[str, ...]
+
+
 class Preloaded(Struct, frozen=True, tag=True):
-    """Zygote to controller, once: all imports are done (`error` is empty), or the traceback of the one that failed."""
+    """Zygote to controller, at its start and for each `Preload`: imports are done, or the traceback of what failed."""
 
     error: str = ""
 
@@ -102,5 +108,5 @@ class Ended(Struct, frozen=True, tag=True):
     status: int
 
 
-ToZygote = ForkPool | SignalRank
+ToZygote = ForkPool | SignalRank | Preload
 FromZygote = Preloaded | Forked | Ended

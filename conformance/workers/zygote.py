@@ -31,6 +31,7 @@ from conformance.workers.messages import (
     Forked,
     ForkPool,
     Job,
+    Preload,
     Preloaded,
     Seat,
     SignalRank,
@@ -92,6 +93,18 @@ class Nursery:
                     self._fork_pool(message.seats)
                 elif isinstance(message, SignalRank):
                     self._signal(message)
+                elif isinstance(message, Preload):
+                    self.preload(message.modules)
+
+    def preload(self, modules: tuple[str, ...]) -> bool:
+        """Import what ranks need and tell the controller; returns whether that succeeded."""
+        try:
+            preload(modules)
+        except BaseException:
+            self._channel.send(Preloaded(traceback.format_exc()))
+            return False
+        self._channel.send(Preloaded())
+        return True
 
     def kill_all(self) -> None:
         """Kill every rank and the processes that it started, and wait until they are gone."""
@@ -179,13 +192,8 @@ def main(arguments: list[str]) -> None:
     channel, directory = Channel(socket.socket(fileno=int(arguments[0])), ToZygote), arguments[1]
     nursery = Nursery(channel)
     try:
-        try:
-            preload(tuple(arguments[2:]))
-        except BaseException:
-            channel.send(Preloaded(traceback.format_exc()))
-            return
-        channel.send(Preloaded())
-        nursery.serve()
+        if nursery.preload(tuple(arguments[2:])):
+            nursery.serve()
     finally:
         nursery.kill_all()
         shutil.rmtree(directory, ignore_errors=True)

@@ -24,6 +24,7 @@ from conformance.workers.messages import (
     FromRank,
     FromZygote,
     Job,
+    Preload,
     Preloaded,
     Seat,
     SignalRank,
@@ -57,7 +58,7 @@ class ZygoteProcess:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
         self.gone = False
         self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
-        self._ready = False
+        self._imports = 1  #: how many times the zygote has yet to say that it has imported what it was asked to
         self._failure = ""
         self._pids: dict[tuple[int, int], int] = {}
         self._ended: dict[tuple[int, int], int] = {}
@@ -72,6 +73,17 @@ class ZygoteProcess:
                 environment={MARKER: str(self.directory), **(environment or {})},
                 output=output,
             )
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Have the zygote import `modules`, too, before it forks further ranks. Does not wait for it."""
+        if not modules or self.gone:
+            return
+        try:
+            self._channel.send(Preload(modules))
+        except OSError as error:
+            self._lose(error)
+        else:
+            self._imports += 1
 
     def new_pool(self) -> tuple[int, Path]:
         """Return the number and the directory of a new pool, once the zygote has imported everything.
@@ -151,9 +163,7 @@ class ZygoteProcess:
     def close(self) -> None:
         """End the zygote and its ranks; none of them is left when this returns."""
         self.update()
-        if not self._ready:
-            self._process.kill()  # it has no ranks yet, and would notice the closed connection only after its imports
-        if self.is_stopped:
+        if self._imports or self.is_stopped:  # it would notice the closed connection only after its imports, or never
             self._kill()
         self._channel.close()
         self.gone = True
@@ -166,7 +176,7 @@ class ZygoteProcess:
     def await_ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not (self._ready or self._failure):
+        while self._imports and not self._failure:
             try:
                 self._record(self._channel.receive(deadline - time.monotonic()))
             except TimeoutError:
@@ -186,8 +196,9 @@ class ZygoteProcess:
             case Forked():
                 self._forked[message.pool] = message
             case Preloaded(error):
-                self._ready = not error
-                self._failure = error and f"the ranks' zygote could not import what ranks need:\n{error}"
+                self._imports -= 1
+                if error:
+                    self._failure = f"the ranks' zygote could not import what ranks need:\n{error}"
 
     def _lose(self, error: Exception) -> None:
         """Note that the zygote is of no use any more; it may still be there, stopped for example."""
@@ -197,7 +208,7 @@ class ZygoteProcess:
         if isinstance(error, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, and has closed its connection
                 self.end = _described(self._process.wait(_END_TIMEOUT_S))
-        if self._ready and self._process.poll() is None:
+        if not self._imports and self._process.poll() is None:
             why = (
                 "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
             )

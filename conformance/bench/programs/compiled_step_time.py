@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import trace_rules
-from torch._dynamo.utils import counters
 
 from conformance.bench.programs.step_time import TimedStep, take_turns
 from conformance.bench.programs.workloads import Inputs
@@ -122,11 +120,15 @@ class _Globals:
 
     @staticmethod
     def current() -> _Globals:
+        from torch._dynamo import trace_rules  # a second, which only ranks that compile should spend
+
         config: Any = torch._inductor.config
         inlined = _WRAPPER_FILE in trace_rules.LEGACY_MOD_INLINELIST
         return _Globals(config._fuse_ddp_communication, config._fuse_ddp_bucket_size, inlined)
 
     def restore(self) -> None:
+        from torch._dynamo import trace_rules
+
         config: Any = torch._inductor.config
         config._fuse_ddp_communication, config._fuse_ddp_bucket_size = self.fuses, self.fused_bucket_mb
         if self.inlines_wrapper != (_WRAPPER_FILE in trace_rules.LEGACY_MOD_INLINELIST):
@@ -138,6 +140,8 @@ class _Globals:
 
 
 def _num_graphs() -> int:
+    from torch._dynamo.utils import counters
+
     return int(counters["aot_autograd"]["total"])
 
 
