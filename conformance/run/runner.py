@@ -70,8 +70,8 @@ def run(
     """
     chosen = order.apply(scenarios)
     check(chosen, backend)
-    own = None if controller else Controller(backend, preload=preloads_of(chosen), zygote=zygote)
-    with own or nullcontext(controller) as ranks:
+    preload = preloads_of(chosen)
+    with nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote) as ranks:
         runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
         return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event, one_at_a_time=one_at_a_time)
 

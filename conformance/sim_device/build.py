@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -51,7 +52,7 @@ def why_not() -> str:
 def build() -> Path:
     """Compile the device unless that was done before, and return its path.
 
-    Processes may do so at once: each compiles into a file of its own, and the last one's stays.
+    Of processes that need it at once one compiles, and the others wait for it.
 
     Raises:
         BackendError: there is no compiler, or it failed; with the end of what it printed.
@@ -62,9 +63,17 @@ def build() -> Path:
         return path
     if reason := why_not():
         raise BackendError(reason)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel gives it up with the process that holds it
+        if not path.exists():
+            _compile(path)
+    return path
+
+
+def _compile(path: Path) -> None:
     from torch.utils import cpp_extension
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     libraries = cpp_extension.library_paths()[0]
@@ -79,7 +88,6 @@ def build() -> Path:
         Path(unfinished).unlink()
         raise BackendError(f"the simulated device could not be compiled by {command[0]}:\n{done.stderr[-4000:]}")
     os.replace(unfinished, path)
-    return path
 
 
 @cache

@@ -22,7 +22,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -72,6 +72,7 @@ def is_noticed_everywhere(mutant: Mutant) -> bool:
     return any(kill.requirement in EVERYWHERE for kill in mutant.kills)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "mutant", [mutant for mutant in MUTANTS if not is_noticed_everywhere(mutant)], ids=lambda mutant: mutant.name
 )

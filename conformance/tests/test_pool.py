@@ -18,6 +18,7 @@ from conformance.backends.backend import get_backend
 from conformance.observation import Observation
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
+from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS
 from conformance.workers import hearing as hearing_module
@@ -135,11 +136,11 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
 
 
 def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
-    slow = controller.start(scenario("slow", arguments={"times": 1, "seconds": 1.0}), TORCH)
+    slow = controller.start(scenario("slow", arguments={"times": 1, "seconds": at_this_load(1.0)}), TORCH)
     begin = time.monotonic()
     first = pids(run(controller, scenario("step")))
     assert slow(0.0) is None, f"the other scenario took {time.monotonic() - begin} s"
-    observations = slow(10.0)
+    observations = slow(at_this_load(10.0))
     assert observations is not None
     assert {str(one.fate) for one in observations.values()} == {"returned"}
     assert pids(run(controller, scenario("idle"))) != first  # those that came back last are the warm ones
@@ -257,7 +258,7 @@ def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None
     started = time.monotonic()
     faults = (Fault("stop", rank=1, at="backward"),)
     observations = run(controller, scenario("step", faults=faults, deadline_s=deadline_s))
-    assert deadline_s <= time.monotonic() - started < deadline_s + 2
+    assert deadline_s <= time.monotonic() - started < deadline_s + at_this_load(2)
     assert str(observations[1].fate) == "hung in backward, stopped by a signal"
     assert str(observations[0].fate) == "hung in backward"
     assert [observations[rank].fate.kind for rank in (0, 1)] == ["hung", "hung"]
@@ -297,7 +298,7 @@ def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> 
     started = time.monotonic()
     wanted = scenario("slow", arguments={"times": 1_000_000, "seconds": 0.01}, deadline_s=0.5)
     observations = run(controller, wanted)
-    assert 2.5 <= time.monotonic() - started < 4.5
+    assert 2.5 <= time.monotonic() - started < 2.5 + at_this_load(2)
     assert {seen.fate.kind for seen in observations.values()} == {"hung"}  # in a phase or, for a moment, between two
 
 
@@ -315,7 +316,7 @@ def test_an_exception_on_one_rank_ends_the_wait_of_the_others(controller: Contro
     arguments = {"ranks": [1], "meet": True}
     started = time.monotonic()
     observations = run(controller, scenario("raise", arguments=arguments, deadline_s=60))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < at_this_load(10)
     raised = observations[1].raised
     assert raised is not None
     assert str(raised) == "ValueError: as asked"

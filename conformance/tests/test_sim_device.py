@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,22 @@ def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyP
     with pytest.raises(BackendError, match="install g\\+\\+, or set CXX"):
         build.build()
     assert "\n" not in get_backend("sim").unavailable()
+
+
+def test_of_processes_that_need_it_at_once_one_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        """#!/bin/bash
+echo compiled >> "$(dirname "$0")/log"
+sleep 0.2
+while [ "$1" != -o ]; do shift; done
+echo device > "$2"
+"""
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: build.build(), range(4)))
+    assert [path.read_text() for path in paths] == ["device\n"]
+    assert (tmp_path / "log").read_text() == "compiled\n"
