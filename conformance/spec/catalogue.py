@@ -137,7 +137,12 @@ def _plain(name: str) -> str:
 
 
 @cache
-def load_catalogue(directory: Path = CHAPTERS_DIR) -> Catalogue:
+def load_catalogue() -> Catalogue:
+    """Return the catalogue of the suite; raises what `read_catalogue` does."""
+    return read_catalogue(CHAPTERS_DIR)
+
+
+def read_catalogue(directory: Path) -> Catalogue:
     """Read every chapter of `directory`; raises `SpecificationError`, which names file and entry of the first mistake.
 
     A chapter is a folder with `requirements.toml`, at any depth: chapters on one subject may share a parent folder.

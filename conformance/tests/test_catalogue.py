@@ -10,7 +10,7 @@ from conformance.backends.gloo import GLOO
 from conformance.backends.nccl import NCCL
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario, Step
-from conformance.spec.catalogue import Catalogue, load_catalogue
+from conformance.spec.catalogue import Catalogue, load_catalogue, read_catalogue
 from conformance.subjects.subject import CAPABILITIES
 from conformance.suite import Selection, check_scenarios, load_scenarios, one_per_requirement
 
@@ -39,7 +39,7 @@ since = "0.1"
 def catalogue_of(directory: Path, text: str, name: str = "gradients") -> Catalogue:
     (directory / name).mkdir(exist_ok=True)
     (directory / name / "requirements.toml").write_text(text)
-    return load_catalogue(directory)
+    return read_catalogue(directory)
 
 
 def test_a_chapter_is_read_as_values(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_chapter_may_stand_in_a_folder_with_others(tmp_path: Path) -> None:
     deeper = CHAPTER.replace('"gradients"', '"fusion"').replace("GRAD", "FUSE")
     (tmp_path / "compiled").mkdir()
     catalogue_of(tmp_path / "compiled", deeper, "fusion")
-    assert [chapter.name for chapter in load_catalogue(tmp_path).chapters] == ["fusion", "gradients"]
+    assert [chapter.name for chapter in read_catalogue(tmp_path).chapters] == ["fusion", "gradients"]
 
 
 def test_two_chapters_may_not_share_a_prefix(tmp_path: Path) -> None:

@@ -136,11 +136,14 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
 
 
 def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
-    slow = controller.start(scenario("slow", arguments={"times": 1, "seconds": at_this_load(1.0)}), TORCH)
+    seconds = at_this_load(1.0)
+    slow = controller.start(
+        scenario("slow", arguments={"times": 1, "seconds": seconds}, deadline_s=10 * seconds), TORCH
+    )
     begin = time.monotonic()
     first = pids(run(controller, scenario("step")))
     assert slow(0.0) is None, f"the other scenario took {time.monotonic() - begin} s"
-    observations = slow(at_this_load(10.0))
+    observations = slow(10 * seconds)
     assert observations is not None
     assert {str(one.fate) for one in observations.values()} == {"returned"}
     assert pids(run(controller, scenario("idle"))) != first  # those that came back last are the warm ones

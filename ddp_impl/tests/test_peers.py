@@ -113,12 +113,15 @@ def rank_that_fails(rank: int) -> tuple[str, str]:
     def refuse(gradient: torch.Tensor) -> torch.Tensor:
         if rank == 1:
             raise ArithmeticError("no such gradient")
+        dist.barrier()  # only now does rank 0 begin to wait for what rank 1 will never send
         return gradient
 
     layer.weight.register_hook(refuse)
     try:
         ddp(torch.ones(1, 2)).sum().backward()
     except Exception as error:
+        if rank == 1:
+            dist.barrier()
         dist.barrier()
         return type(error).__name__, "\n".join((str(error), *getattr(error, "__notes__", ())))
     raise AssertionError("nothing was raised")
