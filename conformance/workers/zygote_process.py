@@ -163,8 +163,8 @@ class ZygoteProcess:
     def close(self) -> None:
         """End the zygote and its ranks; none of them is left when this returns."""
         self.update()
-        if self._imports or self.is_stopped:  # it would notice the closed connection only after its imports, or never
-            self._kill()
+        if not self.gone and (self._imports or self.is_stopped):
+            self._kill()  # it would notice the closed connection only after its imports, or never
         self._channel.close()
         self.gone = True
         try:
