@@ -47,7 +47,19 @@ class Finding:
 
 
 #: Checkers whose failure explains those of others.
-_CAUSES = ("same_collectives",)
+_CAUSES = ("same_collectives", "same_until_refused")
+
+
+def decisive(findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict to which `findings` lead: that of the most severe one, unless another is its cause.
+
+    Where collectives met that do not match, whether ranks then die, hang, raise or average wrongly is a race of the
+    backend's threads, for example gloo's abort against Python's next line. The verdict is that of the cause, FAIL.
+    """
+    found = list(findings)
+    worst = Verdict.worst([one.verdict for one in found])
+    caused = any(one.checker in _CAUSES and one.verdict is Verdict.FAIL for one in found)
+    return Verdict.FAIL if caused and worst in (Verdict.HANG, Verdict.CRASH) else worst
 
 
 def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:

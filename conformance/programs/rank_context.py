@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -54,8 +55,9 @@ class RankContext:
         wrap_named: Callable[[str], Wrap] | None = None,
         listeners: tuple[PhaseListener, ...] = (),
         history: Callable[[], tuple[Collective, ...]] = tuple,
+        in_flight: Callable[[int], int] = lambda among: 0,
     ) -> None:
-        """Bind a scenario to a rank; only the harness calls it. `history` is the recorder's."""
+        """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's."""
         self.scenario = scenario
         self.rank = rank
         self.world_size = scenario.world_size
@@ -67,6 +69,7 @@ class RankContext:
         self._wrap_named = wrap_named
         self._listeners = listeners
         self._history = history
+        self._in_flight = in_flight
         self._phase = "start"
         self._step = -1
         self._sync = True
@@ -155,6 +158,14 @@ class RankContext:
     def collectives(self) -> tuple[Collective, ...]:
         """Return the collectives that this rank has issued so far, in order; none if the scenario is not recorded."""
         return self._history()
+
+    def let_complete(self, among: int) -> None:
+        """Wait until the first `among` collectives of this rank have completed, whoever else waits for them, or nobody.
+
+        Returns at once if the scenario is not recorded. It has no deadline of its own: a rank that waits too long hangs.
+        """
+        while self._in_flight(among):
+            time.sleep(0.001)
 
     def unsupported(self, reason: str) -> NoReturn:
         """End the program with UNSUPPORTED: the scenario does not apply here. All ranks must come to this."""

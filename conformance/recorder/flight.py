@@ -10,9 +10,12 @@ from conformance.history import Collective
 
 
 class Flight:
-    """One issued collective. It lands once it has completed and the subject or the program has waited for it."""
+    """One issued collective. It lands once it has completed and the subject or the program has waited for it.
 
-    __slots__ = ("collective", "ended_ns", "finished", "poll")
+    `completed` asks the backend whether it has completed, whoever waits for it, and is None where nobody need ask.
+    """
+
+    __slots__ = ("collective", "completed", "ended_ns", "finished", "poll")
 
     def __init__(self, collective: Collective) -> None:
         """Begin the flight of `collective`."""
@@ -20,13 +23,14 @@ class Flight:
         self.finished = False
         self.ended_ns = 0
         self.poll: Callable[[], bool] | None = None
+        self.completed: Callable[[], bool] | None = None
 
     def land(self) -> None:
         """Record that the collective has completed and that somebody has waited for it."""
         if not self.finished:
             self.ended_ns = time.perf_counter_ns()
             self.finished = True
-            self.poll = None  # a future keeps the tensors of its collective alive
+            self.poll = self.completed = None  # both keep the tensors of the collective alive
 
     def landed(self) -> bool:
         """Whether the collective is finished by now; if the subject took its future, asks the future."""

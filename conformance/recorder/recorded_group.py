@@ -225,6 +225,9 @@ class RecordedGroup(dist.ProcessGroup):
 
     def _watched(self, work: Any, flights: Sequence[Flight]) -> RecordedWork:
         watched = RecordedWork(work, flights)
+        if work is not None:
+            for flight in flights:
+                flight.completed = work.is_completed
         self._recent.append(watched)
         return watched
 

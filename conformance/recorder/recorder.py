@@ -54,6 +54,10 @@ class Recorder:
         """Return every collective issued since `start`, in the order of issue."""
         return tuple(flight.settle() for flight in list(self._flights))
 
+    def in_flight(self, among: int) -> int:
+        """Return how many of the first `among` collectives since `start` the backend has not completed yet."""
+        return sum(flight.completed is not None and not flight.completed() for flight in self._flights[:among])
+
     def issue(
         self,
         op: str,

@@ -11,7 +11,7 @@ from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation
 from conformance.programs.registry import Program
 from conformance.scenario import Scenario
-from conformance.verdict import Finding, Verdict
+from conformance.verdict import Finding, Verdict, decisive
 
 #: Run for every program, in the order in which a reader wants to hear of them.
 _ALWAYS = (
@@ -27,7 +27,7 @@ def judge(
     expected: Mapping[int, Facts] | None,
     authority: Mapping[int, Facts] | None,
 ) -> tuple[Verdict, tuple[Finding, ...]]:
-    """Return the verdict on one run, the gravest of its findings, and all findings with the gravest first.
+    """Return the verdict on one run, to which its findings lead (`decisive`), and all findings with the gravest first.
 
     `expected` are the facts required of each rank (None: the program requires none); `authority` those in which torch's
     own DDP is to be followed, see `authority_of`. A scenario in which a fault kills or stops a rank is CRASH or HANG
@@ -47,7 +47,7 @@ def judge(
             findings.append(found)
     order = list(Verdict)
     findings.sort(key=lambda finding: -order.index(finding.verdict))
-    return Verdict.worst([finding.verdict for finding in findings]), tuple(findings)
+    return decisive(findings), tuple(findings)
 
 
 def authority_of(

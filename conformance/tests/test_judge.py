@@ -15,7 +15,7 @@ from conformance.programs.registry import Program, load_programs
 from conformance.run.judge import authority_of, judge
 from conformance.spec.catalogue import load_catalogue
 from conformance.tests.evidence_by_hand import PROGRAM, SCENARIO, ended, gradients, raised, returned
-from conformance.verdict import Finding, Verdict
+from conformance.verdict import Finding, Verdict, decisive
 
 FOLLOWING = Program("follows", lambda ctx: None, native_facts=("step", "construct"))
 MEAN = torch.tensor([2.0, 4.0])
@@ -61,6 +61,20 @@ def test_the_gravest_finding_decides_and_comes_first() -> None:
     verdict, findings = _judge({0: ended(0, "hung", gradients(4, 5)), 1: raised(1, ValueError("no"), gradients(4))})
     assert [finding.checker for finding in findings[:2]] == ["no_hang", "no_exception"]
     assert verdict is Verdict.HANG
+
+
+@pytest.mark.parametrize("checker", ["same_collectives", "same_until_refused"])
+def test_collectives_that_meet_and_do_not_match_are_fail_whatever_came_of_it(checker: str) -> None:
+    program = Program("p", lambda ctx: None, invariants=(checker,))
+    for fate in ("killed", "hung"):
+        for theirs, verdict in ((gradients(4, 5), None), (gradients(4, 6), Verdict.FAIL)):
+            observations = {0: ended(0, fate, gradients(4, 5)), 1: ended(1, "abandoned", theirs)}
+            came, findings = _judge(observations, program=program)
+            of_fate = Verdict.CRASH if fate == "killed" else Verdict.HANG
+            assert came is (verdict or of_fate)
+            assert findings[0].verdict is of_fate  # told, and not the verdict
+    crashed = Finding("no_crash", Verdict.HARNESS_ERROR)
+    assert decisive([Finding(checker, Verdict.FAIL), crashed]) is Verdict.HARNESS_ERROR
 
 
 def test_a_fact_speaks_for_the_requirement_that_its_program_says() -> None:

@@ -155,6 +155,7 @@ class Rank:
             # Faults last, so that the others record the phase.
             listeners=(self._interference, self._recorder, self._flight, self._faults),
             history=self._recorder.history,
+            in_flight=self._recorder.in_flight,
         )
 
     def _wrapper(self, subject: Subject) -> Callable[..., nn.Module]:

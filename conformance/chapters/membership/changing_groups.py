@@ -38,6 +38,7 @@ class Team(nn.Module):
         self.seen: Tensor | None
         self.register_buffer("seen", torch.zeros(2) if with_buffer else None)
         self.armed = False
+        self.midway: Callable[[], None] | None = None
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
         """Return rows of 2: those of the three layers, and of the one beside them if it is in `uses`."""
@@ -47,6 +48,9 @@ class Team(nn.Module):
         hidden: Tensor = self.first(inputs)
         if self.armed:
             hidden = Bomb.apply(hidden)
+        elif self.midway is not None:
+            midway, self.midway = self.midway, None
+            hidden.register_hook(lambda _: midway())
         output: Tensor = self.last(self.middle(hidden))
         return output + self.beside(inputs) if "b" in uses else output
 
@@ -92,7 +96,12 @@ def membership(ctx: RankContext) -> None:
 
 @program("membership_after_exception", invariants=("leaves_no_trace",))
 def membership_after_exception(ctx: RankContext) -> None:
-    """Run `membership` for courses with a `bomb`, where no rank waits for the collectives in flight at that moment."""
+    """Run `membership` for courses with a `bomb`, where no rank waits for the collectives in flight at that moment.
+
+    With `late`, they are in flight for long: the last rank runs that backward only when the others are in the middle of
+    their next one, with half of its gradients reduced or on their way, and those go on once the old collectives are
+    complete. What these have left anywhere by then must not be taken for a gradient.
+    """
     _course(ctx)
 
 
@@ -101,6 +110,7 @@ def _course(ctx: RankContext) -> None:
     model: Any = ctx.wrap(module)
     groups: dict[tuple[int, ...], Any] = {tuple(range(ctx.world_size)): ctx.process_group}
     calls: list[int] = []
+    lateness = _Lateness(ctx, module, groups) if ctx.arguments.get("late") else None
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, _averaging_hook(model, calls))
     index = 0
@@ -115,7 +125,7 @@ def _course(ctx: RankContext) -> None:
         if ctx.rank in members:
             before = len(ctx.collectives())
             for offset, text in enumerate(steps):
-                _run(ctx, module, model, index + offset, text)
+                _run(ctx, module, model, index + offset, text, lateness)
             names = {each.group for each in ctx.collectives()[before:] if is_gradient(each)}
             expected = {"default"} if group is ctx.process_group else names - {"default"}
             ctx.observe(f"phase{phase}/own", names <= expected and len(names) <= 1)
@@ -124,8 +134,37 @@ def _course(ctx: RankContext) -> None:
         index += len(steps)
     dist.barrier(group=ctx.process_group)
     for ranks, group in groups.items():
-        if ctx.rank in ranks and group is not ctx.process_group:
+        if ctx.rank in (ranks or [ctx.rank]) and group is not ctx.process_group:
             dist.destroy_process_group(group)
+
+
+class _Lateness:
+    """Makes the last rank late with the backward that raises, and the others wait for it in the middle of the next."""
+
+    def __init__(self, ctx: RankContext, module: Team, groups: dict[tuple[int, ...], Any]) -> None:
+        """Add the group of every phase to `groups`: later its ranks would meet the late one. All ranks must call it."""
+        self._ctx, self._module = ctx, module
+        self._signal = groups[()] = dist.new_group()  # what is in flight in other groups does not hold it up
+        for members, _ in _phases(ctx.scenario):
+            if tuple(members) not in groups:
+                groups[tuple(members)] = dist.new_group(members)
+
+    def before_bomb(self) -> None:
+        """Wait on the last rank until the others are in the middle of their next backward."""
+        if self._ctx.rank == self._ctx.world_size - 1:
+            dist.barrier(group=self._signal)
+
+    def after_bomb(self) -> None:
+        """Let the others, in the middle of the next backward, wait for the last rank's old collectives and theirs."""
+        if self._ctx.rank == self._ctx.world_size - 1:
+            return
+        num_old = len(self._ctx.collectives())
+
+        def wait() -> None:
+            dist.barrier(group=self._signal)
+            self._ctx.let_complete(num_old)
+
+        self._module.midway = wait
 
 
 def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) -> bool:
@@ -134,7 +173,9 @@ def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) 
     return rank in members or bool(scenario.arguments.get("outsiders"))
 
 
-def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str) -> None:
+def _run(
+    ctx: RankContext, module: Team, model: Any, index: int, text: str, lateness: _Lateness | None = None
+) -> None:
     word, uses = _word(text)
     turn = rank_step(ctx, index)
     if word == "local":
@@ -147,8 +188,12 @@ def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str) -> N
         return
     if word == "bomb":
         module.armed = True
+        if lateness is not None:
+            lateness.before_bomb()
         with ctx.catching(f"step{index}/raised"):
             _backward(model, turn, 0, uses)
+        if lateness is not None:
+            lateness.after_bomb()
         module.armed = False
         module.zero_grad()
         return

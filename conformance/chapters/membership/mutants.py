@@ -90,6 +90,19 @@ class ResetKeepsIteration(Reducing):
             self.state.rank = dist.get_rank(group)
 
 
+class ResetKeepsStorage(Reducing):
+    """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
+
+    class OwnReducer(Reducer):
+        """Keeps its buckets."""
+
+        def _begin_to_learn(self) -> None:
+            if self.buckets:
+                self.state.replan(len(self.buckets))
+            else:
+                super()._begin_to_learn()
+
+
 class ResetDropsGradients(Reducing):
     """BUG: `_update_process_group` throws away what was accumulated under `no_sync`."""
 

@@ -91,15 +91,16 @@ def _accidents() -> Iterator[Scenario]:
     for world_size in (2, 3):
         everybody, fewer = list(range(world_size)), list(range(world_size - 1))
         for suffix, options in _VARIANTS:
+            late = {"late": True} if options == _EACH_ALONE else {}  # the others have one bucket, never full by then
             for slug, before in (("first-step", ["bomb"]), ("later", ["step", "step", "bomb"])):
                 if world_size == 2 or not options:
                     yield _scenario(
                         "MEMBER-04", f"{slug}{suffix}", world_size, (everybody, before), (everybody, _STEPS),
-                        options=options,
+                        options=options, **late,
                     )  # fmt: skip
             yield _scenario(
                 "MEMBER-04", f"shrink{suffix}", world_size, (everybody, ["step", "step", "bomb"]), (fewer, _STEPS),
-                options=options,
+                options=options, **late,
             )  # fmt: skip
             if world_size == 2:
                 yield _scenario(

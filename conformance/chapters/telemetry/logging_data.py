@@ -185,6 +185,12 @@ def _error(ctx: RankContext) -> Mapping[str, Any]:
 
 
 def _unused(ctx: RankContext) -> Mapping[str, Any]:
+    """Observe the second wrapper of two, because what a process says but once it must say of every wrapper."""
+    _course_of_uses(ctx)
+    return _course_of_uses(ctx)
+
+
+def _course_of_uses(ctx: RankContext) -> Mapping[str, Any]:
     module = with_integer_weights(Switched()).to(ctx.device)
     model: Any = ctx.wrap(module)
     facts: dict[str, Any] = {}
