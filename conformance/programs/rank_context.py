@@ -162,7 +162,7 @@ class RankContext:
     def let_complete(self, among: int) -> None:
         """Wait until the first `among` collectives of this rank have completed, whoever else waits for them, or nobody.
 
-        Returns at once if the scenario is not recorded. It has no deadline of its own: a rank that waits too long hangs.
+        Returns at once if the scenario is not recorded. It has no deadline but the scenario's.
         """
         while self._in_flight(among):
             time.sleep(0.001)

@@ -492,6 +492,9 @@ class Promise(dist.Work):
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._future
 
+    def is_completed(self) -> bool:
+        return self._future.done()
+
 
 def test_futures_are_watched_until_they_are_done_and_then_let_go() -> None:
     recorder = Recorder()
@@ -507,6 +510,19 @@ def test_futures_are_watched_until_they_are_done_and_then_let_go() -> None:
     recorder.entered("optimizer", 0, True)
     assert value() is None
     assert [one.finished for one in recorder.history()] == [True]
+
+
+def test_what_is_in_flight_is_asked_of_the_backend_whoever_waits() -> None:
+    recorder = Recorder()
+    inner = Promising(0, 1)  # type: ignore[call-arg]
+    group = recorder.wrap(inner, "python")
+    group.allreduce([torch.ones(1)], dist.AllreduceOptions())  # nobody keeps the Work
+    first = inner.future
+    group.allreduce([torch.ones(1)], dist.AllreduceOptions())
+    assert [recorder.in_flight(among) for among in (0, 1, 2, 9)] == [0, 1, 2, 2]
+    first.set_result([torch.ones(1)])
+    assert [recorder.in_flight(among) for among in (1, 2)] == [0, 1]
+    assert [one.finished for one in recorder.history()] == [False, False]  # nobody has waited
 
 
 class Finished(dist.Work):

@@ -173,9 +173,7 @@ def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) 
     return rank in members or bool(scenario.arguments.get("outsiders"))
 
 
-def _run(
-    ctx: RankContext, module: Team, model: Any, index: int, text: str, lateness: _Lateness | None = None
-) -> None:
+def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str, lateness: _Lateness | None = None) -> None:
     word, uses = _word(text)
     turn = rank_step(ctx, index)
     if word == "local":
