@@ -162,9 +162,10 @@ def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_id
     known = set(scenario_ids)
     both: dict[str, Broken] = {}
     for one in (*earlier.broken, *later.broken):
-        first = both.setdefault(one.requirement, one)  # with the reason that was there before
+        first = both.setdefault(one.requirement, one)
         scenarios = known.intersection((*first.scenarios, *one.scenarios))
-        both[one.requirement] = replace(first, scenarios=tuple(sorted(scenarios)))
+        told = one if scenarios.issubset(one.scenarios) else first  # the last reason that speaks of all of them
+        both[one.requirement] = replace(told, scenarios=tuple(sorted(scenarios)))
     return replace(later, broken=tuple(both[one.id] for one in catalogue if one.id in both and both[one.id].scenarios))
 
 

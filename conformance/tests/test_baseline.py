@@ -72,6 +72,9 @@ def test_a_baseline_made_onto_another_keeps_what_that_has_and_still_exists() -> 
     assert [(one.requirement, one.reason, one.scenarios) for one in both.broken] == [
         ("GRAD-01", "new", (third.id,)), ("GRAD-02", "as before", (OTHER.id, BROKEN.id)),
     ]  # fmt: skip
+    whole = Baseline("2.13.0", "gloo", (Broken("GRAD-02", "of both", (), (OTHER.id, BROKEN.id)),))
+    known = [BROKEN.id, OTHER.id, third.id]
+    assert [one.reason for one in joined(both, whole, load_catalogue(), known).broken] == ["new", "of both"]
     with pytest.raises(KnownFailureError, match=r"got torch 2\.13\.0 over gloo, and torch 2\.14\.0 over gloo"):
         joined(earlier, Baseline("2.14.0", "gloo", ()), load_catalogue(), [])
 
