@@ -10,7 +10,7 @@
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
-#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders
+#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders, slow ranks
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
@@ -62,7 +62,7 @@ if [ -n "${DEVICES:-}" ]; then
     ddp-conformance run --backend sim-late --profile gpu --no-native --quiet --report "$NIGHT/sim-late" || status=1
 fi
 if [ -n "${TRUST:-}" ]; then
-    for program in fault_sweep.py hardships.py "meetings.py --seconds 1800" "shuffled.py --seconds 1800"; do
+    for program in fault_sweep.py hardships.py "meetings.py --seconds 1800" "shuffled.py --seconds 1800" "slow_ranks.py --seconds 1800"; do
         # shellcheck disable=SC2086  # a program and its arguments
         python ci/trust/$program | tee -a "$NIGHT/trust.txt" || status=1
     done

@@ -104,6 +104,11 @@ class ScenarioResult:
         return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
 
     @property
+    def hung(self) -> bool:
+        """Whether ranks hung, whatever the verdict is: they may have had a reason that is one of its own."""
+        return any(one.verdict is Verdict.HANG for one in self.findings)
+
+    @property
     def broken(self) -> tuple[str, ...]:
         """The requirements that the failed findings speak for; none if one of them speaks for all of the scenario."""
         failed = [one for one in self.findings if one.verdict.is_failure and one.checker != "runner"]

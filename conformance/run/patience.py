@@ -30,10 +30,10 @@ def hangs_after(outcome: Outcome, num_hangs: int) -> int:
     """Return how many scenarios in a row the subject hung in, now that `outcome` is known."""
     if outcome.subject.verdict is Verdict.UNSUPPORTED:
         return num_hangs
-    return num_hangs + 1 if outcome.subject.verdict is Verdict.HANG else 0
+    return num_hangs + 1 if outcome.subject.hung else 0
 
 
 def nothing_but_hangs(outcomes: Iterable[Outcome]) -> int:
     """Return how many scenarios hung if every one that could run did so, and was not known to; else 0."""
     ran = [one for one in outcomes if one.subject.verdict is not Verdict.UNSUPPORTED]
-    return len(ran) if all(one.subject.verdict is Verdict.HANG and one.is_failure for one in ran) else 0
+    return len(ran) if all(one.subject.hung and one.is_failure for one in ran) else 0

@@ -21,11 +21,12 @@ from conformance.programs.registry import Program
 from conformance.run import runner
 from conformance.run.known_failures import MET, Excuse
 from conformance.run.order import LISTED, Order
-from conformance.run.outcome import Note, Progress
+from conformance.run.outcome import Note, Outcome, Progress
+from conformance.run.patience import hangs_after, nothing_but_hangs
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject
-from conformance.verdict import Verdict
+from conformance.verdict import Finding, ScenarioResult, Verdict
 
 GLOO = get_backend("gloo")
 MINE = Subject("mine", "tests:Mine", frozenset({"static_graph"}))
@@ -426,6 +427,16 @@ def test_a_subject_that_also_does_something_else_than_hang_runs_to_the_end() -> 
     ranks = HangingRanks(lambda name: name != "a")
     report = runner.run([scenario(name) for name in "abcdefg"], MINE, GLOO, most_hangs=2, controller=ranks)
     assert len(report.scenarios) == 7
+
+
+def test_ranks_that_hung_for_a_reason_that_is_the_verdict_hung_all_the_same() -> None:
+    chosen = scenario("a")
+    findings = (Finding("no_hang", Verdict.HANG), Finding("same_collectives", Verdict.FAIL))
+    for found, hung in ((findings, True), (findings[1:], False)):
+        mine = ScenarioResult("mine", Verdict.FAIL, 1.0, 0, found, ())
+        came = Outcome.of(chosen, mine, None)
+        assert hangs_after(came, 2) == (3 if hung else 0)
+        assert nothing_but_hangs([came]) == (1 if hung else 0)
 
 
 def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
