@@ -6,6 +6,7 @@ import os
 import select
 from pathlib import Path
 
+from conformance.tests.busy_machine import at_this_load
 from conformance.workers.zygote_process import MARKER
 
 
@@ -32,14 +33,14 @@ def _began_at(entry: Path) -> int:
 
 
 def all_end(pids: list[int], within_s: float) -> bool:
-    """Wait until the processes have ended; False when one is left after `within_s` seconds."""
+    """Wait until the processes have ended; False when one is left after `within_s` seconds of an idle machine."""
     for pid in pids:
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
-            ended, _, _ = select.select([handle], [], [], within_s)
+            ended, _, _ = select.select([handle], [], [], at_this_load(within_s))
         finally:
             os.close(handle)
         if not ended:

@@ -94,7 +94,9 @@ def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedContr
 
 
 def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None:
-    slow = TRAIN.replace(program="workers/slow", arguments={"times": 4, "seconds": 0.5}, deadline_s=1.0)
+    deadline_s = at_this_load(1.0)
+    arguments = {"times": 4, "seconds": deadline_s / 2}
+    slow = TRAIN.replace(program="workers/slow", arguments=arguments, deadline_s=deadline_s)
     attached.run(TRAIN, OURS)  # ranks are there: their making is not part of the deadline
     assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
 

@@ -80,10 +80,11 @@ class Stranger:
 
 
 def test_ranks_that_make_progress_are_not_silent(controller: Controller) -> None:
-    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": 0.2}), TORCH)
+    silence = at_this_load(0.4)
+    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
     begin = time.monotonic()
-    assert wait_for_ranks(0.4) is not None
-    assert time.monotonic() - begin > 0.9
+    assert wait_for_ranks(silence) is not None
+    assert time.monotonic() - begin > 2.2 * silence
 
 
 def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) -> None:
@@ -292,16 +293,18 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
 
 def test_ranks_that_are_slow_get_more_time(controller: Controller) -> None:
     run(controller, scenario("idle"))
-    wanted = scenario("slow", arguments={"times": 4, "seconds": 0.5}, deadline_s=1.0)
+    deadline_s = at_this_load(1.0)
+    wanted = scenario("slow", arguments={"times": 4, "seconds": deadline_s / 2}, deadline_s=deadline_s)
     assert {str(seen.fate) for seen in run(controller, wanted).values()} == {"returned"}
 
 
 def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> None:
     run(controller, scenario("idle"))
     started = time.monotonic()
-    wanted = scenario("slow", arguments={"times": 1_000_000, "seconds": 0.01}, deadline_s=0.5)
+    deadline_s = at_this_load(0.5)  # as long as a rank may be without a processor
+    wanted = scenario("slow", arguments={"times": 1_000_000, "seconds": 0.01}, deadline_s=deadline_s)
     observations = run(controller, wanted)
-    assert 2.5 <= time.monotonic() - started < 2.5 + at_this_load(2)
+    assert 0 <= time.monotonic() - started - 5 * deadline_s < at_this_load(2)
     assert {seen.fate.kind for seen in observations.values()} == {"hung"}  # in a phase or, for a moment, between two
 
 
@@ -438,9 +441,10 @@ def test_a_process_that_a_program_started_goes_with_its_rank(controller: Control
     for seen in observations.values():
         assert seen.hygiene == ("child processes changed: False before, True after",)
     assert all_end([seen.facts["child"] for seen in observations.values()], within_s=5)
-    orphaned = run(controller, scenario("spawn", arguments={"exits": True}))
-    assert {str(seen.fate) for seen in orphaned.values()} == {"exited 4"}
-    assert all_end([int(seen.stderr) for seen in orphaned.values()], within_s=5)
+    # One rank: of several that exit, the first one's death can end the others' before they have said theirs.
+    (orphaned,) = run(controller, scenario("spawn", world_size=1, arguments={"exits": True})).values()
+    assert str(orphaned.fate) == "exited 4"
+    assert all_end([int(orphaned.stderr)], within_s=5)
 
 
 def test_a_rank_that_dies_between_scenarios_harms_none(controller: Controller) -> None:
