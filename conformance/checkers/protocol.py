@@ -14,6 +14,9 @@ from conformance.observation import Observation, Raised
 from conformance.own_mistake import present
 from conformance.verdict import Finding
 
+#: A rank and what it issued, None for nothing.
+_Issued = tuple[int, Collective | None]
+
 #: The operations by which a DDP may reduce gradients.
 _REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
                "reduce_scatter_tensor_coalesced")  # fmt: skip
@@ -66,11 +69,10 @@ def same_until_refused(evidence: Evidence) -> Finding:
 def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
     for group in _groups(evidence):
         histories = by_member({one.rank: one.history for one in evidence.by_rank}, group)
-        first, *others = histories
-        for other in others:
-            pair = (evidence.observations[first], evidence.observations[other])
-            if found := _first_mismatch(histories[first], histories[other], whole):
-                return failed(name, *_describe_mismatch(pair, *found))
+        if found := _first_mismatch(histories, whole):
+            (one, mine), (other, theirs) = found
+            pair = (evidence.observations[one], evidence.observations[other])
+            return failed(name, *_describe_mismatch(pair, mine, theirs))
     if evidence.ended(*DEAD, "hung") and not any(one.history for one in evidence.by_rank):
         return unknown(name, "ranks died or hung before any collective was recorded")
     return passed(name)
@@ -186,13 +188,19 @@ def _matching(collective: Collective) -> tuple[object, ...]:
     return (collective.op, numel, collective.dtypes, collective.reduce_op, collective.root)
 
 
-def _first_mismatch(
-    one: Mapping[int, Collective], other: Mapping[int, Collective], whole: bool
-) -> tuple[Collective | None, Collective | None] | None:
-    for index in sorted(one.keys() | other.keys() if whole else one.keys() & other.keys()):
-        mine, theirs = one.get(index), other.get(index)
-        if mine is None or theirs is None or _matching(mine) != _matching(theirs):
-            return mine, theirs
+def _first_mismatch(histories: Mapping[int, Mapping[int, Collective]], whole: bool) -> tuple[_Issued, _Issued] | None:
+    """Return the first two by rank that differ in the earliest collective in which any two do; by default None.
+
+    A rank that issued nothing there differs if histories are `whole`, and says nothing if it may not have come so far.
+    """
+    for index in sorted(set[int]().union(*histories.values())):
+        issued = {rank: history.get(index) for rank, history in histories.items()}
+        reference = next(one for one in issued.values() if one is not None)
+        same = [rank for rank, one in issued.items() if one is not None and _matching(one) == _matching(reference)]
+        for rank, one in issued.items():
+            if rank not in same and (whole or one is not None):
+                first, second = sorted((rank, same[0]))
+                return (first, issued[first]), (second, issued[second])
     return None
 
 

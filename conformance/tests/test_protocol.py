@@ -107,6 +107,20 @@ def test_every_aspect_of_a_collective_must_match(changes: dict[str, Any], aspect
     assert aspect in finding.explanation
 
 
+def test_a_rank_that_did_not_come_so_far_hides_no_mismatch_of_the_others() -> None:
+    check = get_checker("same_collectives")
+    seen = (ended(0, "abandoned", gradients(1)), ended(1, "killed", gradients(1, 2)), ended(2, "hung", gradients(1, 3)))
+    finding = check(evidence_of(*seen))
+    assert finding is not None
+    assert finding.verdict is Verdict.FAIL
+    assert finding.summary.startswith("ranks 1 and 2 differ: all_reduce #1 (2 ")
+
+
+def test_of_several_mismatches_the_earliest_is_told() -> None:
+    finding = _check("same_collectives", gradients(1, 2, 3), gradients(1, 2, 4), gradients(1, 5, 3))
+    assert finding.summary.startswith("ranks 0 and 2 differ: all_reduce #1 (2 ")
+
+
 def test_what_may_differ_between_ranks() -> None:
     shaped = replace(collective(), shapes=((2, 2),), phase="forward", step=9, started_ns=5)
     assert _check("same_collectives", (collective(),), (shaped,)).verdict is Verdict.PASS
