@@ -35,15 +35,21 @@ def named(name: str) -> Mutant:
 def pairs() -> list[Any]:
     """Return every mutant with the first requirement that tells it; compiled modules have tests of their own.
 
-    Of those that the same requirement tells, all but the first are left to the nightly. `ddp-conformance mutants` runs
-    all pairs; so does a job of the workflow.
+    The first of each requirement of level core and the first of each chapter are told at every push, the others in the
+    nightly. `ddp-conformance mutants` runs all pairs; so does a job of the workflow.
     """
-    firsts = [(mutant, mutant.kills[0]) for mutant in (*MUTANTS, load_deviations())]
-    of_every_push = {kill.requirement: mutant for mutant, kill in reversed(firsts) if mutant.name != LATE}
+    firsts = [
+        (mutant, mutant.kills[0], CATALOGUE.requirement(mutant.kills[0].requirement))
+        for mutant in (*MUTANTS, load_deviations())
+    ]
+    of_every_push: dict[str, Mutant] = {}
+    for mutant, _, requirement in firsts:
+        if requirement.level in ("core", "full") and mutant.name != LATE:
+            of_every_push.setdefault(requirement.id if requirement.level == "core" else requirement.chapter, mutant)
     return [
-        pytest.param(mutant, kill, marks=() if of_every_push.get(kill.requirement) is mutant else pytest.mark.nightly)
-        for mutant, kill in firsts
-        if CATALOGUE.requirement(kill.requirement).level != "compiled"
+        pytest.param(mutant, kill, marks=() if mutant in of_every_push.values() else pytest.mark.nightly)
+        for mutant, kill, requirement in firsts
+        if requirement.level != "compiled"
     ]
 
 
