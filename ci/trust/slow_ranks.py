@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -86,6 +87,8 @@ def _run(ids: list[str], seed: str, until: float) -> tuple[int, int]:
                     told = other.summary or one.summary
                     num_changed += 1
                     print(f"CHANGED {one.subject} {scenario.id}: {changed} {other.verdict.value} [{told}]", flush=True)
+                    for finding in (*other.findings_that_tell, *one.findings_that_tell)[:1]:
+                        print(textwrap.indent(finding.explanation, "    "), flush=True)
     return runs, num_changed
 
 
