@@ -10,7 +10,8 @@
 #     DEVICES=1 bash ci/nightly.sh       # also runs profiles core and gpu on the simulated device, with two seeds
 #     TESTS=1 bash ci/nightly.sh         # also runs the tests that take too long for every push: every hostile subject,
 #                                        # processes stopped at every message, every gradient treated as large, ...
-#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders, slow ranks
+#     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
+#                                        # slow ranks
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has

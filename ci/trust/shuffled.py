@@ -52,7 +52,7 @@ def main() -> None:
         while runs < arguments.runs and time.monotonic() - started < arguments.seconds:
             for scenario in scenarios:
                 outcome = runner.run(scenario)
-                for result in filter(None, (outcome.subject, outcome.native)):
+                for result in outcome.results:
                     runs += 1
                     before = first.setdefault((result.subject, scenario.id), result.verdict.value)
                     if before != result.verdict.value or outcome.contaminated_by:

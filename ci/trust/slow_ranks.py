@@ -14,12 +14,10 @@ import random
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from conformance.backends.gloo import GLOO
 from conformance.programs.registry import preloads_of
-from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Fault, Scenario
 from conformance.spec.catalogue import load_catalogue
@@ -71,13 +69,13 @@ def _run(ids: list[str], seed: str, until: float) -> tuple[int, int]:
         for scenario in scenarios:
             if time.monotonic() > until:
                 break
-            before = runner.run(scenario)
-            shortest = min((each.num_collectives for each in _columns(before)), default=0)
+            before = runner.run(scenario).results
+            shortest = min(each.num_collectives for each in before)
             if shortest == 0:
                 continue
             fault = Fault("slow", chooser.randrange(scenario.world_size), "collective", chooser.randrange(shortest))
-            after = {each.subject: each for each in _columns(runner.run(scenario.replace(faults=(fault,))))}
-            for one in _columns(before):
+            after = {each.subject: each for each in runner.run(scenario.replace(faults=(fault,))).results}
+            for one in before:
                 other = after.get(one.subject)
                 if other is None or _was_not_reached(other):
                     continue
@@ -96,10 +94,6 @@ def _was_not_reached(result: ScenarioResult) -> bool:
     """Whether that rank issued fewer collectives than another, so that the fault did not fire."""
     gravest = result.findings[0]
     return gravest.verdict is Verdict.HARNESS_ERROR and gravest.checker == "exercised"
-
-
-def _columns(outcome: Outcome) -> Iterator[ScenarioResult]:
-    yield from filter(None, (outcome.subject, outcome.native))
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def _matching(collective: Collective) -> tuple[object, ...]:
 
 
 def _first_mismatch(histories: Mapping[int, Mapping[int, Collective]], whole: bool) -> tuple[_Issued, _Issued] | None:
-    """Return the first two by rank that differ in the earliest collective in which any two do; by default None.
+    """Return two ranks that differ, in the earliest collective in which any do, and what each issued; None if none do.
 
     A rank that issued nothing there differs if histories are `whole`, and says nothing if it may not have come so far.
     """

@@ -103,7 +103,7 @@ def print_replay(console: Console, report: Report, catalogue: Catalogue) -> None
     if not report.scenarios:
         return
     outcome = report.scenarios[-1]
-    for result in filter(None, (outcome.subject, outcome.native)):
+    for result in outcome.results:
         if result.verdict is Verdict.PASS:
             console.print(f"PASS    {outcome.id}  subject={result.subject}", highlight=False)
         else:

@@ -21,8 +21,8 @@ def trace_of(report: Report) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = []
     for scenario in report.scenarios:
-        for result in (scenario.subject, scenario.native):
-            if result is not None and any(rank.collectives for rank in result.ranks):
+        for result in scenario.results:
+            if any(rank.collectives for rank in result.ranks):
                 name = f"{result.verdict.value} {scenario.id} ({result.subject})"
                 events += _events(len(events), name, scenario, result.ranks)
     return {"displayTimeUnit": "ms", "traceEvents": events}

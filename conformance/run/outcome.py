@@ -69,6 +69,11 @@ class Outcome:
         return replace(outcome, replay=scenario.to_json()) if outcome.is_failure else outcome
 
     @property
+    def results(self) -> tuple[ScenarioResult, ...]:
+        """The result of each column that there is: the subject's, then torch's DDP's."""
+        return (self.subject,) if self.native is None else (self.subject, self.native)
+
+    @property
     def chapter(self) -> str:
         """The first part of the id."""
         return self.id.split("/", 1)[0]

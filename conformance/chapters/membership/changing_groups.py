@@ -134,8 +134,10 @@ def _course(ctx: RankContext) -> None:
         index += len(steps)
     dist.barrier(group=ctx.process_group)
     for ranks, group in groups.items():
-        if ctx.rank in (ranks or [ctx.rank]) and group is not ctx.process_group:
+        if ctx.rank in ranks and group is not ctx.process_group:
             dist.destroy_process_group(group)
+    if lateness is not None:
+        lateness.end()
 
 
 class _Lateness:
@@ -144,7 +146,7 @@ class _Lateness:
     def __init__(self, ctx: RankContext, module: Team, groups: dict[tuple[int, ...], Any]) -> None:
         """Add the group of every phase to `groups`: later its ranks would meet the late one. All ranks must call it."""
         self._ctx, self._module = ctx, module
-        self._signal = groups[()] = dist.new_group()  # what is in flight in other groups does not hold it up
+        self._signal = dist.new_group()  # what is in flight in other groups does not hold it up
         for members, _ in _phases(ctx.scenario):
             if tuple(members) not in groups:
                 groups[tuple(members)] = dist.new_group(members)
@@ -165,6 +167,10 @@ class _Lateness:
             self._ctx.let_complete(num_old)
 
         self._module.midway = wait
+
+    def end(self) -> None:
+        """Give up the group of its own. All ranks must call it."""
+        dist.destroy_process_group(self._signal)
 
 
 def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) -> bool:
