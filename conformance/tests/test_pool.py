@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,28 @@ def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> 
     observations = run(controller, wanted)
     assert 0 <= time.monotonic() - started - 5 * deadline_s < at_this_load(2)
     assert {seen.fate.kind for seen in observations.values()} == {"hung"}  # in a phase or, for a moment, between two
+
+
+class Starved:
+    """Stands for ranks that have waited 1 s for a processor."""
+
+    seconds = 1.0
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("deadline_s", "given_up_after_s"), [(0.6, 1.6), (0.1, 0.5)])
+def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, deadline_s: float, given_up_after_s: float
+) -> None:
+    run(controller, scenario("idle"))
+    monkeypatch.setattr(hearing_module, "ProcessorWait", Starved)
+    started = time.monotonic()
+    faults = (Fault("stop", rank=1, at="forward"),)
+    observations = run(controller, scenario("step", faults=faults, deadline_s=deadline_s))
+    assert 0 <= time.monotonic() - started - given_up_after_s < at_this_load(2)
+    assert {seen.fate.kind for seen in observations.values()} == {"hung"}
 
 
 def test_a_rank_that_holds_the_interpreter_is_seen_all_the_same(controller: Controller, tmp_path: Path) -> None:

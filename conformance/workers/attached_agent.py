@@ -36,6 +36,7 @@ from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.hearing import EOF_GRACE_S, answer, lost, not_an_answer, prolonged
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.pool import START_TIMEOUT_S
+from conformance.workers.processor_wait import ProcessorWait
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -143,7 +144,7 @@ class Agent:
         See `answer` for `number`.
         """
         post.ready = False
-        started = time.monotonic()
+        started, processor_wait = time.monotonic(), ProcessorWait([post.pid])
         deadline, kind = started + deadline_s, "hung"
         while True:
             self._zygote.update()
@@ -164,7 +165,7 @@ class Agent:
             if self._zygote.gone:
                 return describe(post.seat, lost(self._zygote.end))
             if post.open and kind == "hung" and time.monotonic() >= deadline:
-                deadline = prolonged(started, deadline_s, post.seat.file("flight"))
+                deadline = prolonged(started, deadline_s, processor_wait, post.seat.file("flight"))
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 half, deaf = ([post.seat.rank] if so else () for so in (post.channel.half_a_message, not post.open))

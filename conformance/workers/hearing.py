@@ -12,6 +12,7 @@ from conformance.recorder.flight_record import read_flight
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
+from conformance.workers.processor_wait import ProcessorWait
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: How long the other ranks may go on after one has died. gloo raises at once when a connection breaks; a rank that
@@ -26,15 +27,16 @@ EOF_GRACE_S = 10.0
 #: with a long answer waits for its reader. So often, because a subject may write into its rank's connection for ever.
 LATE_GRACE_S = 2.0
 _MOST_GRACES = 20
-#: As long as some rank enters a phase or issues a collective now and then, ranks may take this many deadlines, because
-#: the machine may be slow.
+#: As long as some rank enters a phase or issues a collective now and then, or could go on if it had a processor, ranks
+#: may take this many deadlines, because the machine may be slow.
 MOST_DEADLINES = 5
 
 
 class Hearing:
     """One message of each rank is waited for; `messages` are those that came, `strange` what is known of other ranks.
 
-    The wait ends when no rank has made progress for `deadline_s` seconds. It ends earlier when a rank has died or
+    The wait ends when no rank has made progress for `deadline_s` seconds, not counting those in which one could not for
+    want of a processor. It ends earlier when a rank has died or
     failed, because the others may then wait for it for ever.
     """
 
@@ -59,6 +61,7 @@ class Hearing:
         self._number = number
         self._deadline_s = deadline_s
         self._started = time.monotonic()
+        self._processor_wait = ProcessorWait(pids)
         self._deadline = self._started + deadline_s
         self._patience_s = math.inf
         self._is_over = False
@@ -107,7 +110,7 @@ class Hearing:
         self._grant_for_more()
         if time.monotonic() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
-        later = prolonged(self._started, self._deadline_s, *self._flights)
+        later = prolonged(self._started, self._deadline_s, self._processor_wait, *self._flights)
         if later <= self._deadline or not math.isinf(self._patience_s):
             return True
         self._deadline = later
@@ -173,9 +176,13 @@ def alive_at(*flights: str) -> float:
     return max(read_flight(path).alive_at for path in flights)
 
 
-def prolonged(started: float, deadline_s: float, *flights: str) -> float:
-    """Return when to give up ranks that started at `started`, extended by the progress in their flight records."""
-    return min(max(started, alive_at(*flights)) + deadline_s, started + MOST_DEADLINES * deadline_s)
+def prolonged(started: float, deadline_s: float, processor_wait: ProcessorWait, *flights: str) -> float:
+    """Return when to give up ranks that started at `started`, extended by the progress in their flight records.
+
+    What they have waited for a processor is no part of the deadline.
+    """
+    progress = max(started, alive_at(*flights)) + processor_wait.seconds
+    return min(progress + deadline_s, started + MOST_DEADLINES * deadline_s)
 
 
 def answer(channel: Channel, rank: int, number: int) -> FromRank | None:

@@ -1,0 +1,56 @@
+"""What counts as waiting for a processor: neither sleeping nor computing does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.workers.processor_wait import ProcessorWait
+
+#: Two that share a processor have each waited for it so long, a few moments later.
+_LONG_S = 0.3
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """Two processes on one processor that run the parameter."""
+    processor = min(os.sched_getaffinity(0))
+    code = f"import os, time; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: {request.param}"
+    started = [subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
+    for one in started:
+        assert one.stdout is not None
+        one.stdout.readline()  # it runs
+    yield [one.pid for one in started]
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.parametrize("processes", ["pass"], indirect=True)
+def test_two_that_compute_on_one_processor_wait_for_it(processes: list[int]) -> None:
+    waits = ProcessorWait(processes)
+    assert waits.seconds < _LONG_S  # from now on
+    until = time.monotonic() + 60
+    while (waited_s := waits.seconds) < _LONG_S and time.monotonic() < until:
+        time.sleep(0.05)
+    assert waited_s >= _LONG_S
+    assert ProcessorWait(processes).seconds < _LONG_S
+
+
+@pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)
+def test_one_that_sleeps_waits_for_none(processes: list[int]) -> None:
+    waits = ProcessorWait(processes)
+    time.sleep(2 * _LONG_S)
+    assert waits.seconds < _LONG_S
+
+
+def test_a_process_that_is_gone_waits_for_none() -> None:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
+    waits = ProcessorWait([ended.pid])
+    ended.wait()
+    assert waits.seconds == 0
