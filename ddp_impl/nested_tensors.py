@@ -51,11 +51,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, (list, tuple)):
+        return type(value)._make(map_tensors(function, item) for item in value)
+    if isinstance(value, tuple) or type(value) is list:
         return type(value)(map_tensors(function, item) for item in value)
+    if isinstance(value, list):
+        replaced = copy.copy(value)  # with its attributes; its constructor may take anything
+        replaced[:] = [map_tensors(function, item) for item in value]
+        return replaced
     if isinstance(value, dict):
-        return type(value)((key, map_tensors(function, item)) for key, item in value.items())
+        replaced = copy.copy(value)
+        for key, item in value.items():
+            replaced[key] = map_tensors(function, item)
+        return replaced
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         replaced = copy.copy(value)
         for field in dataclasses.fields(value):  # a frozen one, too; and `replace` would run its __init__ again
