@@ -60,7 +60,7 @@ class AutogradHooks:
         torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
         user leave of a gradient, as in torch's DDP, which listens behind all of them.
         """
-        if list(map(_last, self._tables)) == self._keys:
+        if list(map(next, map(reversed, self._tables))) == self._keys:  # in C; an empty table ends it
             return False
         late = [index for index, key in enumerate(self._keys) if _follows_user(self._tables[index], key)]
         for index in late:
@@ -118,10 +118,6 @@ class AutogradHooks:
                 gradient_came(None)
 
         return keep_out_of_graphs(gradient_captured)
-
-
-def _last(table: dict[int, Any]) -> int | None:
-    return next(reversed(table), None)
 
 
 def _follows_user(table: dict[int, Any], own: int) -> bool:

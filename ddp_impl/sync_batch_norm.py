@@ -143,7 +143,7 @@ class _NormaliseOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, mean, scale, count = ctx.saved_tensors
-        found = _gradients(grads[0], rows, weight, mean, scale, count, ctx.group)
+        found: tuple[Tensor | None, ...] = _gradients(grads[0], rows, weight, mean, scale, count, ctx.group)
         if torch.is_grad_enabled():
             found = tuple(None if one is None else _First.apply(one, grads[0], rows, weight) for one in found)
         return *found, None, None, None, None

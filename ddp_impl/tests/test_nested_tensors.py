@@ -70,7 +70,7 @@ def _named() -> Named:
         (torch.ones(2), 1),
         {"values": torch.ones(2)},
         OrderedDict(values=torch.ones(2), other=None),
-        defaultdict(list, values=torch.ones(2)),
+        defaultdict[str, Any](list, values=torch.ones(2)),
         Counter({"values": torch.ones(2)}),
         Checked(torch.ones(2), 1),
         Own(torch.ones(2), 3),
