@@ -271,7 +271,7 @@ def model_traffic(ctx: RankContext) -> None:
             before = len(ctx.collectives())
             ctx.backward(ctx.loss(model, index), index)
             issued = ctx.collectives()[before:]
-            found = _traffic(_but_for_agreement(issued, len(list(module.parameters()))))
+            found = _traffic(but_for_agreement(issued, len(list(module.parameters()))))
             found["num_buckets"] = len(found["buckets"])
             why_not = uncounted(issued, gradients, ctx.world_size)
             steps.append(_as_counted(found, why_not) | {"sent": found["buckets"]})
@@ -283,7 +283,7 @@ def model_traffic(ctx: RankContext) -> None:
         ctx.observe(f"step{index}/same_as_twin", mine["sent"] == twin["sent"])
 
 
-def _but_for_agreement(collectives: Sequence[Collective], num_parameters: int) -> list[Collective]:
+def but_for_agreement(collectives: Sequence[Collective], num_parameters: int) -> list[Collective]:
     """Leave out the first collective by which ranks can agree on unused parameters: a few whole numbers of every rank.
 
     A broadcast is none: it tells of one rank.
