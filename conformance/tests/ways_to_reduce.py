@@ -31,21 +31,21 @@ class Averaging(TorchDDP):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        average, groups = type(self).average, self.make_groups(self.process_group)
+        average, group = type(self).average, self.make_group(self.process_group)
 
         def hook(state: None, bucket: GradBucket) -> Future[Tensor]:
             done: Future[Tensor] = Future()
-            done.set_result(average(groups, bucket.buffer()))
+            done.set_result(average(group, bucket.buffer()))
             return done
 
         self.register_comm_hook(None, hook)
 
-    def make_groups(self, group: dist.ProcessGroup) -> Any:
+    def make_group(self, group: dist.ProcessGroup) -> Any:
         """Return what `average` communicates in: `group`."""
         return group
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """Return the mean of `flat` over the ranks."""
         raise NotImplementedError
 
@@ -58,38 +58,38 @@ class Gathers(Averaging):
     """Every rank gets the gradients of all, and averages for itself."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By all_gather."""
-        parts = [torch.empty_like(flat) for _ in range(groups.size())]
-        dist.all_gather(parts, flat, group=groups)
-        return torch.stack(parts).sum(0) / groups.size()
+        parts = [torch.empty_like(flat) for _ in range(group.size())]
+        dist.all_gather(parts, flat, group=group)
+        return torch.stack(parts).sum(0) / group.size()
 
 
 class Sends(Averaging):
     """Every rank sends its gradients to every other."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By isend and irecv."""
-        parts = {peer: torch.empty_like(flat) for peer in range(groups.size()) if peer != groups.rank()}
-        works = [dist.isend(flat, group=groups, group_dst=peer) for peer in parts]
-        works += [dist.irecv(part, group=groups, group_src=peer) for peer, part in parts.items()]
+        parts = {peer: torch.empty_like(flat) for peer in range(group.size()) if peer != group.rank()}
+        works = [dist.isend(flat, group=group, group_dst=peer) for peer in parts]
+        works += [dist.irecv(part, group=group, group_src=peer) for peer, part in parts.items()]
         for work in works:
             if work is not None:
                 work.wait()
-        return torch.stack([flat, *parts.values()]).sum(0) / groups.size()
+        return torch.stack([flat, *parts.values()]).sum(0) / group.size()
 
 
 class Shards(Averaging):
     """Every rank sums a shard of each bucket, which is padded to a multiple of the number of ranks."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By reduce_scatter and all_gather."""
-        padded = _padded(flat, groups.size())
-        shard = padded.new_empty(padded.numel() // groups.size())
-        dist.reduce_scatter_tensor(shard, padded, group=groups)
-        dist.all_gather_into_tensor(padded, shard / groups.size(), group=groups)
+        padded = _padded(flat, group.size())
+        shard = padded.new_empty(padded.numel() // group.size())
+        dist.reduce_scatter_tensor(shard, padded, group=group)
+        dist.all_gather_into_tensor(padded, shard / group.size(), group=group)
         return padded[: flat.numel()]
 
 
@@ -97,13 +97,13 @@ class ShardsByAllToAll(Averaging):
     """The same, and every rank adds up the pieces of its shard itself."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By all_to_all and all_gather."""
-        padded = _padded(flat, groups.size())
+        padded = _padded(flat, group.size())
         pieces = torch.empty_like(padded)
-        dist.all_to_all_single(pieces, padded, group=groups)
-        shard = pieces.view(groups.size(), -1).sum(0) / groups.size()
-        dist.all_gather_into_tensor(padded, shard.to(flat.dtype), group=groups)
+        dist.all_to_all_single(pieces, padded, group=group)
+        shard = pieces.view(group.size(), -1).sum(0) / group.size()
+        dist.all_gather_into_tensor(padded, shard.to(flat.dtype), group=group)
         return padded[: flat.numel()]
 
 
@@ -111,11 +111,11 @@ class Serves(Averaging):
     """Rank 0 sums, and tells the others."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By reduce and broadcast."""
-        dist.reduce(flat, group_dst=0, group=groups)
-        mean = flat / groups.size()
-        dist.broadcast(mean, group_src=0, group=groups)
+        dist.reduce(flat, group_dst=0, group=group)
+        mean = flat / group.size()
+        dist.broadcast(mean, group_src=0, group=group)
         return mean
 
 
@@ -123,28 +123,28 @@ class Widens(Averaging):
     """Sums in double precision."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By all_reduce of float64."""
         wide = flat.double()
-        dist.all_reduce(wide, group=groups)
-        return (wide / groups.size()).to(flat.dtype)
+        dist.all_reduce(wide, group=group)
+        return (wide / group.size()).to(flat.dtype)
 
 
 class Pads(Averaging):
     """Sums buckets whose sizes are multiples of 64."""
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
         """By all_reduce of a bucket with zeros at its end."""
         padded = _padded(flat, 64)
-        dist.all_reduce(padded, group=groups)
-        return padded[: flat.numel()] / groups.size()
+        dist.all_reduce(padded, group=group)
+        return padded[: flat.numel()] / group.size()
 
 
 class InPairs(Averaging):
     """Sums among two neighbours, then among the first of the pairs, who tell their neighbours."""
 
-    def make_groups(self, group: dist.ProcessGroup) -> Any:
+    def make_group(self, group: dist.ProcessGroup) -> Any:
         """Return the number of ranks, this rank's pair, and the group of the first ones if this rank is one."""
         everyone = dist.get_process_group_ranks(group)
         pairs = [dist.new_group(everyone[first : first + 2]) for first in range(0, len(everyone), 2)]
@@ -155,12 +155,13 @@ class InPairs(Averaging):
         return group.size(), *mine
 
     @staticmethod
-    def average(groups: Any, flat: Tensor) -> Tensor:
+    def average(group: Any, flat: Tensor) -> Tensor:
         """By reduce, all_reduce and broadcast."""
-        size, pair, *firsts = groups
+        size: int
+        size, pair, *firsts = group
         dist.reduce(flat, group_dst=0, group=pair)
-        for group in firsts:
-            dist.all_reduce(flat, group=group)
+        for among_firsts in firsts:
+            dist.all_reduce(flat, group=among_firsts)
         dist.broadcast(flat, group_src=0, group=pair)
         return flat / size
 
