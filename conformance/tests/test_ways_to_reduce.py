@@ -13,6 +13,7 @@ import pytest
 
 from conformance.backends.backend import get_backend
 from conformance.chapters.accumulation import scenarios as accumulation
+from conformance.chapters.accumulation.micro_batches import Branches, moves_gradients
 from conformance.chapters.buckets import scenarios as buckets
 from conformance.history import Collective
 from conformance.programs.bucket_traffic import but_for_agreement
@@ -25,7 +26,7 @@ from conformance.workers.controller import Controller
 
 #: Cheap scenarios of all that is asked about traffic, and what can be judged of any means.
 SCENARIOS = {
-    "buckets/BUCKET-01/all-world3": False,
+    "buckets/BUCKET-01/all-world2": False,
     "buckets/BUCKET-09/default-cap-world2": False,
     "buckets/BUCKET-10/registered-world2": True,
     "buckets/BUCKET-17/cap-400-plain-world2": False,
@@ -82,6 +83,21 @@ def _sent(*sizes: int, op: str = "all_reduce", **changes: Any) -> list[Collectiv
 def test_what_can_be_counted_is_counted(sent: list[Collective], why_not: str) -> None:
     agreement = collective(9, 500, dtypes=("int32",))
     assert uncounted([*sent, agreement], {"float32": 193}, 4) == why_not
+
+
+@pytest.mark.parametrize(
+    ("one", "moves"),
+    [
+        (collective(0, 26, "all_gather"), True),
+        (collective(0, 1, "send", phase="forward"), True),  # a part of them, after backward
+        (collective(0, 4 * 26, "all_gather", dtypes=("uint8",)), True),  # their bytes
+        (collective(0, 5, dtypes=("int32",)), False),
+        (collective(0, 0, "barrier", dtypes=()), False),
+    ],
+)
+def test_no_sync_is_broken_by_whatever_can_hold_gradients(one: Collective, *, moves: bool) -> None:
+    assert sum(parameter.numel() for parameter in Branches().parameters()) == 26
+    assert moves_gradients(one, Branches()) is moves
 
 
 def test_one_agreement_of_all_ranks_belongs_to_a_step() -> None:

@@ -99,13 +99,13 @@ def accumulation(ctx: RankContext) -> None:
                 for part in range(_num_forwards(kind, ctx.rank))
             ]
             prefix = f"step{index}/micro{micro}"
-            issued = sum(_moves_gradients(one, module) for one in ctx.collectives()[before:])
+            issued = sum(moves_gradients(one, module) for one in ctx.collectives()[before:])
             ctx.observe(f"{prefix}/num_gradient_collectives", issued)
             ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
             ctx.observe_gradients(prefix, module)
 
 
-def _moves_gradients(collective: Collective, module: nn.Module) -> bool:
+def moves_gradients(collective: Collective, module: nn.Module) -> bool:
     """Whether a collective can hold what a rank sends of its gradients, in whatever phase and as whatever dtype.
 
     The module has no buffers and issues nothing itself. Numbers that are not floating are small agreements, unless they
