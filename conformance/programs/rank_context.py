@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from conformance.observation import Raised
+from conformance.observation import ENDINGS, Raised
 from conformance.own_mistake import certain, present
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ class RankContext:
         """Report as fact `name` the exception that the block raises (a `Raised`), or None when it raises nothing."""
         try:
             yield
-        except Unsupported:
+        except (Unsupported, *ENDINGS):
             raise
-        except Exception as error:
+        except BaseException as error:
             self.observe(name, Raised.of(error, traceback.format_exc()))
         else:
             self.observe(name, None)
