@@ -61,9 +61,9 @@ def init_process_group(
 ) -> dist.ProcessGroup:
     """Initialise the default group over `backend` and return it; all ranks must call it.
 
-    `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. With `recorder` None, groups are built the
-    same way but not recorded; scenarios that run like that show that recording changes no verdict. It may be called
-    again after `dist.destroy_process_group`.
+    `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. With `recorder`
+    None, groups are built the same way but not recorded; scenarios that run like that show that recording changes no
+    verdict. It may be called again after `dist.destroy_process_group`.
     """
     global _installed
     if _installed is None:
