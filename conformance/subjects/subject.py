@@ -213,6 +213,15 @@ def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -
     return tuple(name for name in options if name in DEFAULTS and name not in named)
 
 
+def takes(subject: Subject, option: str) -> bool:
+    """Whether the subject has `option`, one that torch or `ddp_impl` knows: its signature does, and it says no other.
+
+    Raises as `load` does.
+    """
+    undeclared = CAPABILITIES - subject.capabilities
+    return option not in undeclared and not refused_options(load(subject), (option,))
+
+
 def _is_default(name: str, value: Any) -> bool:
     """Whether an option asks for what torch's DDP does without it."""
     return name in DEFAULTS and value is DEFAULTS[name]

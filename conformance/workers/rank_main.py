@@ -36,7 +36,7 @@ from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.hygiene import seed_everything, surroundings, traces
@@ -158,6 +158,7 @@ class Rank:
             listeners=(self._interference, self._recorder, self._flight, self._faults),
             history=self._recorder.history,
             in_flight=self._recorder.in_flight,
+            takes=lambda option: takes(subject, option),
         )
 
     def _wrapper(self, subject: Subject) -> Callable[..., nn.Module]:
