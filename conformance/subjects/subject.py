@@ -44,6 +44,7 @@ CAPABILITIES = frozenset(
         "pickling",
         "replicated_parameters",
         "skip_all_reduce_unused_params",
+        "sparse_gradients",
         "static_graph",
         "update_process_group",
     }
