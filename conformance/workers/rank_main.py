@@ -165,9 +165,9 @@ class Rank:
         def wrap(module: nn.Module, **options: Any) -> nn.Module:
             if "process_group" not in options and "device_mesh" not in options:
                 options["process_group"] = self._group
-            if self._device.type != "cpu":
-                options.setdefault("device_ids", [self._device.index])
             ddp = load(subject)
+            if self._device.type != "cpu" and not refused_options(ddp, ("device_ids",)):
+                options.setdefault("device_ids", [self._device.index])
             options = given_options(ddp, options)
             if refused := refused_options(ddp, options):
                 raise Unsupported(f"{subject.name} takes no argument {', '.join(refused)}")
