@@ -105,7 +105,7 @@ def _take_the_real_name() -> None:
         ours = is_named and kwargs.get("backend_options") is None
         return real(size, rank, ranks, dist.Backend(REGISTERED_NAME) if ours else backend, *args, **kwargs)
 
-    distributed_c10d._new_process_group_helper = make
+    distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
 
 
 def _is_called(asked: str, backend: Backend) -> bool:

@@ -28,7 +28,7 @@ class HooksTensors(DistributedDataParallel):
 
         self.module.register_forward_pre_hook(note)
         for index, parameter in enumerate(self.module.parameters()):
-            parameter.index_in_bucket = index  # type: ignore[attr-defined]
+            parameter.index_in_bucket = index
             if parameter.requires_grad:
                 parameter.register_hook(note)
 
@@ -73,7 +73,7 @@ class DifferError(Exception):
 class OwnErrors(DistributedDataParallel):
     """Has an exception of its own, and other words than torch."""
 
-    def __init__(self, module: nn.Module, *args: Any, process_group: Any = None, **kwargs: Any) -> None:
+    def __init__(self, module: nn.Module, *, process_group: Any = None, **kwargs: Any) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"expected an nn.Module, got {module!r}")
         if any(nn.parameter.is_lazy(each) for each in module.parameters()):
@@ -86,7 +86,7 @@ class OwnErrors(DistributedDataParallel):
         for other in everyone:
             if other != everyone[0]:
                 raise DifferError(f"{[name for name in other if other[name] != everyone[0].get(name)]}")
-        super().__init__(module, *args, process_group=process_group, **kwargs)
+        super().__init__(module, process_group=process_group, **kwargs)
 
 
 class Flattens(DistributedDataParallel):

@@ -53,3 +53,11 @@ def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:
     result = run(controller, "AgreesTwice", "buffers/BUFFER-09/no-buffers-world2")
     assert result.verdict.value == "FAIL"
     assert "agreements" in result.summary
+
+
+def test_a_ddp_without_the_option_device_ids_can_be_judged_on_a_device() -> None:
+    sim = get_backend("sim")
+    with Controller(sim) as controller:
+        runner = ScenarioRunner(SUBJECTS["NeverLooks"], sim, controller, native=False)
+        result = runner.run(SCENARIOS["gradients/GRAD-01/mlp-world2"]).subject
+    assert result.verdict.value == "PASS", result.summary
