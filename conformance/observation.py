@@ -12,6 +12,10 @@ from conformance.history import Collective
 #: (detached, cloned, on the CPU), `Raised`, `Unmeasured`, or plain JSON data.
 Facts = Mapping[str, Any]
 
+#: Exceptions that end a process or a generator, and are handed on; every other one is something that was raised. Some
+#: libraries derive errors from BaseException itself, as torch.distributed.checkpoint does its CheckpointException.
+ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
 
 def _text(value: object) -> str:
     """Return `str(value)` as text that any encoding of Unicode takes: without halves of surrogate pairs."""

@@ -133,14 +133,16 @@ def _traces(evidence: Evidence, checker_name: str, of: str = "") -> Finding | No
 def does_not_interfere(evidence: Evidence) -> Finding | None:
     """Demand that no construction, forward, backward or step changes modes, random states or the wrapped module.
 
-    Does not apply where nothing of it was seen.
+    Does not apply where nothing of it was seen. It speaks for the requirements about that, not for those of a scenario.
     """
     changes = {one.rank: one.interference for one in evidence.by_rank if one.interference}
     if not changes:
         return None
     lines = [f"Rank {rank}: {change}" for rank, found in changes.items() for change in found]
     first = next(iter(changes.values()))[0]
-    return failed("does_not_interfere", f"on {ranks(changes)} {first}", "\n".join(lines))
+    of_device = [" changed current " in change for found in changes.values() for change in found]
+    broken = (*(("DEV-13",) if any(of_device) else ()), *(() if all(of_device) else ("COMPOSED-02",)))
+    return failed("does_not_interfere", f"on {ranks(changes)} {first}", "\n".join(lines), requirements=broken)
 
 
 @checker("device_is_content")

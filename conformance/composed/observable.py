@@ -66,23 +66,45 @@ def _of_accelerator() -> dict[str, Any]:
 
 
 def of_module(module: nn.Module) -> dict[str, Any]:
-    """Return what a module shows of itself: modes, attributes and hooks of every part, and how its tensors are kept."""
+    """Return what a module shows of itself: the mode, type and methods of every part, and how its tensors are kept.
+
+    A DDP may add hooks and attributes, which is how it works; what it must leave is in `belongings`.
+    """
     seen: dict[str, Any] = {"keys of state_dict": list(module.state_dict())}
     for name, part in module.named_modules():
         where = name or "the module"
         seen[f"{where}: training"] = part.training
         seen[f"{where}: type"] = type(part).__qualname__
-        seen[f"{where}: attributes"] = sorted(vars(part))
-        seen[f"{where}: hooks"] = {table: len(vars(part)[table]) for table in _HOOKS if vars(part).get(table)}
+        seen[f"{where}: replaced methods"] = sorted(
+            attribute for attribute in vars(part) if callable(getattr(type(part), attribute, None))
+        )
     for name, parameter in module.named_parameters():
         seen |= {f"{name}: {what}": value for what, value in _of_tensor(parameter)}
-        seen[f"{name}: attributes"] = sorted(parameter.__dict__)
-        seen[f"{name}: tensor hooks"] = len(parameter._backward_hooks or ())
         if parameter.grad is not None:
             seen |= {f"gradient of {name}: {what}": value for what, value in _of_tensor(parameter.grad)}
     for name, buffer in module.named_buffers():
         seen |= {f"{name}: {what}": value for what, value in _of_tensor(buffer)}
     return seen
+
+
+def belongings(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes and hooks of every part and parameter: before a DDP is there, they are the user's.
+
+    A public attribute that is a number, a text or a truth value comes with its value, anything else as "there".
+    """
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        where = name or "the module"
+        for attribute, value in vars(part).items():
+            if attribute == "training":  # a mode
+                continue
+            plain = isinstance(value, bool | int | float | str) and not attribute.startswith("_")
+            found[f"{where}: attribute {attribute}"] = value if plain else "there"
+        found |= {f"{where}: hook {key} of {table}": "there" for table in _HOOKS for key in vars(part).get(table, ())}
+    for name, parameter in module.named_parameters():
+        found |= {f"{name}: attribute {attribute}": "there" for attribute in parameter.__dict__}
+        found |= {f"{name}: tensor hook {key}": "there" for key in parameter._backward_hooks or ()}
+    return found
 
 
 def of_output(output: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from conformance.composed.modules import (
     step_by_whole_numbers,
     with_small_weights,
 )
-from conformance.composed.observable import of_input, of_module, of_output, of_process
+from conformance.composed.observable import belongings, of_input, of_module, of_output, of_process
 from conformance.composed.surroundings import run_backward, run_forward
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
@@ -105,6 +105,7 @@ class Trainee:
         with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
             module = Composed(training, seed).to(device)
         self._process = of_process()
+        self._belongings = set(belongings(module))
         self.model: Any = wrap(module)
         self._is_wrapped = self.model is not module
         self._pending: list[_Pending] = []
@@ -152,6 +153,7 @@ class Trainee:
         return {
             "the process": changed,
             "kept of earlier forwards": self._kept(),
+            "taken away": sorted(self._belongings - set(belongings(self.module))),
             **of_module(self.module),
             **self._seen,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ class Raises:
     """An exception whose type, or one of its bases, is in `types`, and whose message contains all of `mentions`.
 
     Case does not matter in `mentions`; which words a message must hold is the requirement's business, not its wording.
+    Of words in a tuple, which say the same, one is enough.
     """
 
     types: tuple[str, ...] = ("Exception",)
-    mentions: tuple[str, ...] = ()
+    mentions: tuple[str | tuple[str, ...], ...] = ()
 
     def mismatch(self, got: Any) -> Difference | None:
         """Return None if `got` is such an exception, else why not."""
@@ -33,13 +34,15 @@ class Raises:
         if not set(self.types) & {got.type, *got.bases}:
             return Difference(f"is {got.type}, expected {self}; its message: {got.message}")
         message = got.message.lower()
-        if missing := [text for text in self.mentions if text.lower() not in message]:
+        if missing := [
+            words for words in map(_words, self.mentions) if not any(word.lower() in message for word in words)
+        ]:
             return Difference(f"does not mention {_quoted(missing)}; its message: {got.message}")
         return None
 
     def __str__(self) -> str:
         """Return e.g. `RuntimeError mentioning 'fc1.weight'`."""
-        mentions = f" mentioning {_quoted(self.mentions)}" if self.mentions else ""
+        mentions = f" mentioning {_quoted(map(_words, self.mentions))}" if self.mentions else ""
         return " or ".join(self.types) + mentions
 
 
@@ -184,5 +187,10 @@ def exact_value(expected: Any) -> Any:
     return None if isinstance(expected, Matcher) else expected
 
 
-def _quoted(texts: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(repr(text) for text in texts)
+def _words(mention: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of which one must be mentioned."""
+    return (mention,) if isinstance(mention, str) else mention
+
+
+def _quoted(mentions: Iterable[tuple[str, ...]]) -> str:
+    return ", ".join(" or ".join(map(repr, words)) for words in mentions)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
@@ -16,6 +17,7 @@ from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.device import replica_device
+from conformance.oracles.expected import Satisfies
 from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.rank_context import RankContext
@@ -173,24 +175,43 @@ def _due_buffers(scenario: Scenario) -> Mapping[int, Facts]:
 _OUTSIDE = (True, False, False, True, True)
 
 
+class _Seeing(nn.Module):
+    """A layer that notes the values of its buffers in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.seen: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        self.seen = [buffer.clone() for buffer in self.buffers()]
+        output: Tensor = self.layer(inputs)
+        return output
+
+
 @program("announced_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def announced_buffers(ctx: RankContext) -> None:
     """Ask the wrapper before each forward, some of them inside `no_sync`, whether it will synchronise buffers.
 
-    With argument `none` the module has no buffer. Observes `untrue`, the forwards of which the wrapper said otherwise
-    than they did, and `any`, whether any of them synchronised buffers. All ranks run it.
+    With argument `none` the module has no buffer; otherwise every rank gives it a value of its own before each forward,
+    and a forward that finds another one on any rank has synchronised it. Observes `untrue`, the forwards of which the
+    wrapper said otherwise than they did, and `any`, whether any of them synchronised buffers. All ranks run it.
     """
-    module: Any = nn.Sequential(nn.Linear(3, 2))
+    module: Any = _Seeing()
     if not ctx.arguments.get("none"):
         module.register_buffer("table", torch.ones(3))
     model: Any = ctx.wrap(module.to(ctx.device))
     untrue, any_at_all = [], False
     for index, outside in enumerate(_OUTSIDE):
+        for buffer in module.buffers():
+            buffer.fill_(ctx.rank)
         with contextlib.nullcontext() if outside else ctx.no_sync(model):
             says = model.will_sync_module_buffers()
             _ordinary(model, rank_step(ctx, index))
-        issued = [each for each in ctx.collectives() if each.step == index and each.phase == "forward"]
-        does = any(each.op == "broadcast" and each.dtypes == ("float32",) for each in issued)
+        others = torch.tensor([float(any((seen != ctx.rank).any() for seen in module.seen))], device=ctx.device)
+        dist.all_reduce(others, group=ctx.process_group)
+        does = bool(others.item())
         any_at_all |= does
         if says != does:
             untrue.append({"forward": index, "says": says, "does": does})
@@ -304,8 +325,8 @@ def _copy_buffers_of_first(modules: Sequence[nn.Module]) -> None:
 def silent_forward(ctx: RankContext) -> None:
     """Train a module that has nothing to synchronise in forward; argument `kind`: "no_buffers", "ignored" or "off".
 
-    Observes `step<k>/in_forward`, the collectives of each step's forward, except in step 1, where a DDP may agree on
-    the order of its buckets. All ranks run it.
+    Observes `step<k>/in_forward`, the collectives of each step's forward, and of the first two `agreements` instead:
+    in one of them a DDP may agree on the order of its buckets. All ranks run it.
     """
     module: Any = nn.Sequential(nn.Linear(3, 2))
     if ctx.arguments["kind"] != "no_buffers":
@@ -315,14 +336,16 @@ def silent_forward(ctx: RankContext) -> None:
     model = ctx.wrap(module.to(ctx.device))
     for index in range(NUM_STEPS):
         _ordinary(model, rank_step(ctx, index))
-        if index != 1:
-            issued = [each for each in ctx.collectives() if each.step == index and each.phase == "forward"]
-            ctx.observe(f"step{index}/in_forward", [each.describe() for each in issued])
+    forwards = [each for each in ctx.collectives() if each.phase == "forward"]
+    ctx.observe("agreements", [[one.describe() for one in forwards if one.step == index] for index in range(2)])
+    for index in range(2, NUM_STEPS):
+        ctx.observe(f"step{index}/in_forward", [one.describe() for one in forwards if one.step == index])
 
 
 @silent_forward.expects
 def _silent_forward(scenario: Scenario) -> Mapping[int, Facts]:
-    facts: dict[str, Any] = {f"step{index}/in_forward": [] for index in range(NUM_STEPS) if index != 1}
+    facts: dict[str, Any] = {f"step{index}/in_forward": [] for index in range(2, NUM_STEPS)}
+    facts["agreements"] = Satisfies("collectives in one of the two forwards at most", lambda got: not all(got))
     return dict.fromkeys(range(scenario.world_size), facts)
 
 

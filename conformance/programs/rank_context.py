@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from conformance.observation import Raised, Unmeasured
+from conformance.observation import ENDINGS, Raised, Unmeasured
 from conformance.own_mistake import certain, present
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class RankContext:
         listeners: tuple[PhaseListener, ...] = (),
         history: Callable[[], tuple[Collective, ...]] = tuple,
         in_flight: Callable[[int], int] = lambda among: 0,
+        takes: Callable[[str], bool] = lambda option: True,
     ) -> None:
         """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's."""
         self.scenario = scenario
@@ -70,6 +71,7 @@ class RankContext:
         self._listeners = listeners
         self._history = history
         self._in_flight = in_flight
+        self._takes = takes
         self._phase = "start"
         self._step = -1
         self._sync = True
@@ -91,6 +93,10 @@ class RankContext:
     def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
         """Return `module` wrapped in the DDP called `subject`, on the same ranks, for comparisons within one run."""
         return present(self._wrap_named)(subject)(module, **options)
+
+    def takes(self, option: str) -> bool:
+        """Whether the subject has this option: one that it lacks cannot be what its errors advise."""
+        return self._takes(option)
 
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""
@@ -130,9 +136,9 @@ class RankContext:
         """Report as fact `name` the exception that the block raises (a `Raised`), or None when it raises nothing."""
         try:
             yield
-        except Unsupported:
+        except (Unsupported, *ENDINGS):
             raise
-        except Exception as error:
+        except BaseException as error:
             self.observe(name, Raised.of(error, traceback.format_exc()))
         else:
             self.observe(name, None)

@@ -39,14 +39,11 @@ def _module() -> nn.Module:
 
 def _identity(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
     parameters, buffers = list(module.parameters()), list(module.buffers())
-    addresses = [tensor.data_ptr() for tensor in parameters + buffers]
     model = ctx.wrap(module)
     return {
         "same_module": model.module is module,
         "same_parameters": all(mine is its for mine, its in zip(parameters, model.parameters(), strict=True)),
         "same_buffers": all(mine is its for mine, its in zip(buffers, model.buffers(), strict=True)),
-        "same_storage": addresses == [tensor.data_ptr() for tensor in parameters + buffers],
-        "children": [name for name, _ in model.named_children()],
     }
 
 
@@ -161,11 +158,7 @@ _STATE = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.runni
 _PARAMETERS = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight"]
 
 ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
-    "identity": (
-        _identity,
-        {"same_module": True, "same_parameters": True, "same_buffers": True, "same_storage": True,
-         "children": ["module"]},
-    ),
+    "identity": (_identity, {"same_module": True, "same_parameters": True, "same_buffers": True}),
     "state": (
         _state,
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
@@ -60,14 +61,15 @@ def init_process_group(
 ) -> dist.ProcessGroup:
     """Initialise the default group over `backend` and return it; all ranks must call it.
 
-    `new_group` without a backend's name creates groups of the same kind. With `recorder` None, groups are built the
-    same way but not recorded; scenarios that run like that show that recording changes no verdict. It may be called
-    again after `dist.destroy_process_group`.
+    `new_group` without a backend's name, or with that of `backend`, creates groups of the same kind. With `recorder`
+    None, groups are built the same way but not recorded; scenarios that run like that show that recording changes no
+    verdict. It may be called again after `dist.destroy_process_group`.
     """
     global _installed
     if _installed is None:
         dist.Backend.register_backend(REGISTERED_NAME, _create, devices=[backend.device_type])
         _answer_honestly()
+        _take_the_real_name()
     _installed = _Installation(backend, recorder)
     dist.init_process_group(REGISTERED_NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return present(dist.group.WORLD)
@@ -88,3 +90,24 @@ def _answer_honestly() -> None:
     get_backend.__doc__ = real.__doc__
     distributed_c10d.get_backend = get_backend  # type: ignore[assignment]
     dist.get_backend = get_backend  # type: ignore[assignment]
+
+
+def _take_the_real_name() -> None:
+    """Make groups that are asked for by the real backend's name of the kind that is recorded, as those without a name.
+
+    A DDP may communicate in a group of its own alone, `new_group(backend="gloo")`. A group with options for its backend
+    is made as asked, and nobody records it.
+    """
+    real = distributed_c10d._new_process_group_helper
+
+    def make(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any) -> Any:
+        is_named = _installed is not None and _is_called(backend, _installed.backend)
+        ours = is_named and kwargs.get("backend_options") is None
+        return real(size, rank, ranks, dist.Backend(REGISTERED_NAME) if ours else backend, *args, **kwargs)
+
+    distributed_c10d._new_process_group_helper = make  # type: ignore[assignment]
+
+
+def _is_called(asked: str, backend: Backend) -> bool:
+    """Whether `asked`, `gloo` or `cpu:gloo,cuda:nccl`, names `backend` for its type of device."""
+    return bool({backend.name, f"{backend.device_type}:{backend.name}"} & set(str(asked).lower().split(",")))

@@ -33,6 +33,9 @@ class Recorder:
 
     def start(self) -> None:
         """Begin a new, empty history for a new scenario."""
+        # A group of gloo's waits for its threads when it is freed, and holds the interpreter meanwhile, which a thread
+        # needs that drops the last of a collective. So a scenario's groups are freed when the next one starts.
+        self._groups: list[dist.ProcessGroup] = []
         self._flights: list[Flight] = []
         self._open: list[Flight] = []
         self._indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -48,7 +51,9 @@ class Recorder:
 
         With an empty `name`, the history uses torch's name of the group once torch has given it one. Not collective.
         """
-        return RecordedGroup(as_process_group(group), self, name)
+        real = as_process_group(group)
+        self._groups.append(real)
+        return RecordedGroup(real, self, name)
 
     def history(self) -> tuple[Collective, ...]:
         """Return every collective issued since `start`, in the order of issue."""

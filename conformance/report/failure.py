@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from conformance.checkers.explanation import explain
 from conformance.own_mistake import certain
 from conformance.report.blame import blamed
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
-from conformance.subjects.subject import METHODS
+from conformance.subjects.subject import CAPABILITIES, METHODS, capabilities_of
 from conformance.verdict import Finding, ScenarioResult, telling
 
 _MISSING = re.compile(r"AttributeError: (?!'NoneType').* has no attribute '(\w+)'")
+
+#: What a constructor raises for an option that it does not have.
+_REFUSALS = ("TypeError", "ValueError")
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
@@ -43,23 +48,49 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]
     for finding in others:
         lines += [f"Also  {finding.verdict.value}: {finding.summary}", *finding.explanation.splitlines()]
-    if advice := advice_on(result):
+    if advice := advice_on(result, outcome.replay):
         lines.append(advice)
     if replay:
         lines.append(f"Replay  {replay}")
     return "\n".join(lines)
 
 
-def advice_on(result: ScenarioResult) -> str:
-    """Return what to do about a method that the subject declares and lacks; empty where none is missing."""
+def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> str:
+    """Return how to leave out of the declaration what the subject lacks or refuses; empty where nothing shows that.
+
+    `scenario` is what `result` is about, as an outcome keeps it of failures.
+    """
     found = (_MISSING.search(f"{one.summary}\n{one.explanation}") for one in result.findings_that_tell)
     method = next((match[1] for match in found if match and match[1] in METHODS), "")
-    if not method:
+    if method:
+        why, left_out = f"has no method {method}", [METHODS[method]]
+    elif refused := _refused(result, _asked_of(scenario or {})):
+        why, left_out = "refuses it", refused
+    else:
         return ""
+    names = ", ".join(f'"{name}"' for name in left_out)
     return (
-        f"{result.subject} declares {METHODS[method]} and has no method {method}: leave it out of its capabilities,"
-        f'\n      Subject(..., capabilities=CAPABILITIES - {{"{METHODS[method]}"}})'
+        f"{result.subject} declares {', '.join(left_out)} and {why}: leave it out of its capabilities,"
+        f"\n      Subject(..., capabilities=CAPABILITIES - {{{names}}})"
     )
+
+
+def _asked_of(scenario: Mapping[str, Any]) -> frozenset[str]:
+    """Return the capabilities that a scenario asks of a DDP."""
+    sparse = {"sparse_gradients"} if "sparse" in f"{scenario.get('model')} {scenario.get('arguments')}" else set()
+    return capabilities_of(scenario.get("options", {})) | CAPABILITIES & {*scenario.get("needs", ()), *sparse}
+
+
+def _refused(result: ScenarioResult, asked: frozenset[str]) -> list[str]:
+    """Return those capabilities that a rank's error says are missing: by its type, or a constructor's by its words."""
+    for rank in result.ranks:
+        kind, _, message = rank.fate.partition(": ")
+        named = sorted(name for name in asked if name.removesuffix("_gradients") in message)
+        if kind == "NotImplementedError":
+            return named or sorted(asked)
+        if named and ((rank.phase == "construct" and kind in _REFUSALS) or named == ["sparse_gradients"]):
+            return named
+    return []
 
 
 def failure_path(folder: Path, scenario_id: str) -> Path:

@@ -82,8 +82,8 @@ class Entry:
 
     @property
     def advice(self) -> str:
-        """What to do about a method that the subject declares and lacks."""
-        return advice_on(self.result)
+        """What to do about something that the subject declares and lacks or refuses."""
+        return advice_on(self.result, self.scenario.replay)
 
     @property
     def ranks(self) -> tuple[RankFate, ...]:

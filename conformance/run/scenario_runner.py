@@ -34,7 +34,7 @@ NUM_KEPT_COLLECTIVES = 40
 _MOST_SAID = 3000
 
 #: What a scenario needs of a backend that names one of these in its arguments.
-_DECLARED = (frozenset(DTYPES) & CAPABILITIES) | {"sparse"}
+_DECLARED = frozenset(DTYPES) & CAPABILITIES
 
 
 class Ranks(Protocol):
@@ -305,10 +305,11 @@ class ScenarioRunner:
 def needs_of(scenario: Scenario) -> frozenset[str]:
     """Return what a scenario needs: what it lists, and what follows from its options, its model and its dtypes.
 
-    Subjects declare options, backends dtypes and sparse gradients, so that no chapter must think of them.
+    Subjects declare options, backends dtypes, and both sparse gradients, so that no chapter must think of them.
     """
     named = {scenario.dtype, *_texts(scenario.arguments)}
-    sparse = {"sparse"} if get_fixture(scenario.model).sparse else set()
+    has_sparse = get_fixture(scenario.model).sparse or "sparse" in {*named, *scenario.needs}
+    sparse = {"sparse", "sparse_gradients"} if has_sparse else set()
     return frozenset({*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse})
 
 

@@ -14,18 +14,30 @@ REPLICATE = Subject(
     "replicate",
     f"{_ADAPTERS}.of_torch:replicate",
     frozenset(
-        {"bucket_cap_mb", "comm_hook", "find_unused_parameters", "gradient_as_bucket_view", "no_sync", "static_graph"}
+        {
+            "bucket_cap_mb",
+            "comm_hook",
+            "find_unused_parameters",
+            "gradient_as_bucket_view",
+            "no_sync",
+            "sparse_gradients",
+            "static_graph",
+        }
     ),
 )
-FSDP2_REPLICATE = Subject("fsdp2-replicate", f"{_ADAPTERS}.of_torch:replicate_with_fsdp", frozenset({"no_sync"}))
+FSDP2_REPLICATE = Subject(
+    "fsdp2-replicate", f"{_ADAPTERS}.of_torch:replicate_with_fsdp", frozenset({"no_sync", "sparse_gradients"})
+)
 TORCHFT = Subject(
     "torchft",
     f"{_ADAPTERS}.of_torchft:managed",
-    frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "no_sync"}),
+    frozenset({"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "no_sync", "sparse_gradients"}),
 )
-TORCHFT_PURE = Subject("torchft-pure", f"{_ADAPTERS}.of_torchft:pure", frozenset())
-FAIRSCALE = Subject("fairscale-sharded", f"{_ADAPTERS}.of_fairscale:sharded", frozenset({"no_sync"}))
-DEEPSPEED = Subject("deepspeed-stage0", f"{_ADAPTERS}.of_deepspeed:stage_0", frozenset({"no_sync"}))
+TORCHFT_PURE = Subject("torchft-pure", f"{_ADAPTERS}.of_torchft:pure", frozenset({"sparse_gradients"}))
+FAIRSCALE = Subject(
+    "fairscale-sharded", f"{_ADAPTERS}.of_fairscale:sharded", frozenset({"no_sync", "sparse_gradients"})
+)
+DEEPSPEED = Subject("deepspeed-stage0", f"{_ADAPTERS}.of_deepspeed:stage_0", frozenset({"no_sync", "sparse_gradients"}))
 
 OTHERS = (REPLICATE, FSDP2_REPLICATE, TORCHFT, TORCHFT_PURE, FAIRSCALE, DEEPSPEED)
 

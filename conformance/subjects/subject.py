@@ -44,6 +44,7 @@ CAPABILITIES = frozenset(
         "pickling",
         "replicated_parameters",
         "skip_all_reduce_unused_params",
+        "sparse_gradients",
         "static_graph",
         "update_process_group",
     }
@@ -211,6 +212,15 @@ def refused_options(subject: Callable[..., nn.Module], options: Iterable[str]) -
     if named is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()):
         return ()
     return tuple(name for name in options if name in DEFAULTS and name not in named)
+
+
+def takes(subject: Subject, option: str) -> bool:
+    """Whether the subject has `option`, one that torch or `ddp_impl` knows: its signature does, and it says no other.
+
+    Raises as `load` does.
+    """
+    undeclared = CAPABILITIES - subject.capabilities
+    return option not in undeclared and not refused_options(load(subject), (option,))
 
 
 def _is_default(name: str, value: Any) -> bool:

@@ -70,7 +70,8 @@ def test_gloo_connects_over_loopback(tmp_path: Path) -> None:
         ({}, set()),
         ({"dtype": "bfloat16"}, {"bfloat16"}),
         ({"model": "complex", "dtype": "complex64"}, {"complex64"}),
-        ({"model": "sparse_embedding"}, {"sparse"}),
+        ({"model": "sparse_embedding"}, {"sparse", "sparse_gradients"}),
+        ({"arguments": {"gradients": "sparse"}}, {"sparse", "sparse_gradients"}),
         ({"arguments": {"dtypes": ["float64", "float16"]}}, {"float16"}),
         (
             {"arguments": {"param_dtype": "bfloat16", "rate": 3}, "needs": ("mixed_precision",)},

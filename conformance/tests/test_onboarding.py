@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import conformance
 from conformance import starters
+from conformance.cli import main
 from conformance.errors import ConformanceError
 from conformance.starters.starter import KINDS, Starter, StarterError
 from conformance.subjects.subject import CAPABILITIES
@@ -79,6 +81,24 @@ def test_the_test_that_comes_with_a_ddp_passes_at_once(tmp_path: Path, monkeypat
     root = tmp_path / "fleet-foot"
     monkeypatch.syspath_prepend(str(root))
     runpy.run_path(str(root / "tests" / "test_fleet_foot.py"))["test_every_rung_holds"]()
+
+
+#: What a small DDP does, too, that neither counts on options nor agrees with the other ranks on anything.
+KEPT_BY_A_STARTER = (
+    "gradients/GRAD-01/mlp-world2", "accumulation/ACCUM-01/*-world2", "compatibility/COMPAT-12/freed-world2",
+    "construction/CONS-08/*", "construction/CONS-09/*", "construction/CONS-17/*", "construction/CONS-18/*",
+)  # fmt: skip
+
+
+def test_the_ddp_that_is_written_keeps_what_a_small_one_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Starter("subject", "fleet-hand").write(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "fleet-hand"))
+    chosen = ["run", *KEPT_BY_A_STARTER, "--no-native", "--ddp", "fleet_hand.ddp:SUBJECT"]
+    done = CliRunner().invoke(main, [*chosen, "--report", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.output
+    passed = re.search(r"fleet-hand: (\d+) PASS", done.output)
+    assert passed is not None, done.output
+    assert int(passed[1]) >= len(KEPT_BY_A_STARTER), done.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

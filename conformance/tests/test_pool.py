@@ -20,7 +20,7 @@ from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end
-from conformance.tests.worker_programs import LEAKS
+from conformance.tests.worker_programs import LEAKS, OWNERS
 from conformance.workers import hearing as hearing_module
 from conformance.workers.channel import Channel, wait
 from conformance.workers.controller import Controller
@@ -363,6 +363,17 @@ def test_a_program_may_leave_through_sys_exit(controller: Controller) -> None:
     assert str(observations[1].fate) == "returned"
 
 
+def test_an_error_that_is_no_exception_class_is_raised_all_the_same(controller: Controller) -> None:
+    caught = run(controller, scenario("base_error"))
+    assert [(str(seen.fate), str(seen.facts["caught"])) for seen in caught.values()] == [
+        ("returned", "BaseError: as asked")
+    ] * 2
+    let_through = run(controller, scenario("base_error", arguments={"through": True}))
+    assert [(seen.fate.kind, str(seen.raised)) for seen in let_through.values()] == [
+        ("raised", "BaseError: as asked")
+    ] * 2
+
+
 def test_facts_that_cannot_travel_are_an_error_of_their_rank(controller: Controller) -> None:
     observations = run(controller, scenario("unreadable"))
     assert str(observations[0].raised) == "TypeError: facts are tensors, Raised or JSON data, got Unreadable"
@@ -456,6 +467,13 @@ def test_what_a_scenario_leaves_behind_is_noted_and_costs_the_ranks(controller: 
     after = run(controller, scenario("step"))
     assert not set(pids(after)) & set(pids(leaked))
     assert {seen.hygiene for seen in after.values()} == {()}
+
+
+@pytest.mark.parametrize("what", OWNERS)
+def test_what_goes_with_an_owner_in_a_cycle_is_not_left_behind(controller: Controller, what: str) -> None:
+    seen = run(controller, scenario("own", arguments={"what": what}))
+    assert {one.hygiene for one in seen.values()} == {()}
+    assert pids(run(controller, scenario("step"))) == pids(seen)
 
 
 def test_a_process_that_a_program_started_goes_with_its_rank(controller: Controller) -> None:

@@ -217,6 +217,18 @@ def new_group(rank: int, recorder: Recorder) -> Any:
 
 
 @experiment
+def named_group(rank: int, recorder: Recorder) -> Any:
+    answers = []
+    for name in ("gloo", "cpu:gloo"):
+        group = dist.new_group(backend=name)
+        value = torch.full((2,), rank + 1.0)
+        dist.all_reduce(value, group=group)
+        answers.append((value, dist.get_backend(group)))
+        dist.destroy_process_group(group)
+    return answers
+
+
+@experiment
 def nobody_waits(rank: int, recorder: Recorder) -> Any:
     dist.all_reduce(torch.ones(1), async_op=True)
     waited = dist.all_reduce(torch.ones(1), async_op=True)
@@ -393,6 +405,13 @@ def test_records_groups_made_later_under_their_own_names(reports: list[dict[str,
     assert [one.group for one in first] == ["group 1"]
     assert [(one.group, one.index) for one in second] == [("group 1", 0), ("group 2", 0)]
     assert [one.members for one in (*first, *second)] == [(0, 1), (0, 1), (1,)]
+
+
+def test_records_groups_made_by_the_real_name(reports: list[dict[str, Any]]) -> None:
+    """As a DDP makes one that communicates in a group of its own alone."""
+    for report in reports:
+        assert [one.op for one in _history(report, "named_group")] == ["all_reduce"] * 2
+        assert [(value.tolist(), name) for value, name in report["recorded/named_group"][0]] == [([3, 3], "gloo")] * 2
 
 
 def test_answers_with_the_real_names(reports: list[dict[str, Any]]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import expecttest
 import pytest
@@ -44,7 +46,7 @@ from conformance.tests.reports_by_hand import (
     UNKNOWN,
     UNSUPPORTED,
 )
-from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 
 def outcome(
@@ -461,6 +463,28 @@ Let   A = it was FAIL
 Then  A is not 2.
 Replay  the command""",
         )
+
+
+@pytest.mark.parametrize(
+    ("fate", "phase", "options", "left_out"),
+    [
+        ("NotImplementedError: no static graphs here", "construct", {"static_graph": True}, '"static_graph"'),
+        ("ValueError: static_graph is not supported", "construct", {"static_graph": True}, '"static_graph"'),
+        ("NotImplementedError: no", "construct", {"static_graph": True, "join": 1}, '"join", "static_graph"'),
+        ("RuntimeError: reshape is not implemented for sparse tensors", "backward", {}, '"sparse_gradients"'),
+        ("ValueError: static_graph is not supported", "construct", {}, ""),
+        ("ValueError: no static graphs here", "construct", {"static_graph": True}, ""),
+        ("RuntimeError: static_graph was changed", "backward", {"static_graph": True}, ""),
+    ],
+)
+def test_an_option_that_is_refused_is_to_be_declared(
+    fate: str, phase: str, options: Mapping[str, Any], left_out: str
+) -> None:
+    refused = by_hand.result(FAIL, ranks=[RankFate(0, fate, phase)])
+    model = "sparse_embedding" if "sparse" in fate else "mlp"
+    advice = advice_on(refused, {"options": options, "needs": [], "model": model, "arguments": {}})
+    assert advice.endswith(f"CAPABILITIES - {{{left_out}}})" if left_out else "")
+    assert bool(advice) == bool(left_out)
 
 
 @pytest.mark.parametrize(

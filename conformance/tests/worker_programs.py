@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -85,6 +87,19 @@ def exit_(ctx: RankContext) -> None:
     if ctx.rank == 0:
         print("leaving", file=sys.stderr)
         sys.exit(3)
+
+
+class BaseError(BaseException):
+    """An error that derives from BaseException itself, as torch's CheckpointException does."""
+
+
+@program("workers/base_error")
+def base_error(ctx: RankContext) -> None:
+    """Observe a BaseError, and let one through if so asked."""
+    with ctx.catching("caught"):
+        raise BaseError("as asked")
+    if ctx.arguments.get("through"):
+        raise BaseError("as asked")
 
 
 @program("workers/unsupported")
@@ -196,6 +211,41 @@ def leak(ctx: RankContext) -> None:
     """Leave something behind on every rank."""
     ctx.observe("pid", os.getpid())
     LEAKS[ctx.arguments["what"]][0]()
+
+
+class _Owner:
+    """Is in a cycle, and gives back what it owns when it is collected."""
+
+    def __init__(self, give_back: Callable[[], object]) -> None:
+        self.itself = self
+        weakref.finalize(self, give_back)
+
+
+def _own_group() -> _Owner:
+    group = dist.new_group()
+    return _Owner(lambda: dist.destroy_process_group(group))
+
+
+def _own_thread() -> _Owner:
+    told = threading.Event()
+
+    def end_soon() -> None:
+        told.wait()
+        time.sleep(0.05)
+
+    threading.Thread(target=end_soon, daemon=True).start()
+    return _Owner(told.set)
+
+
+OWNERS: dict[str, Callable[[], _Owner]] = {"group": _own_group, "thread": _own_thread}
+
+
+@program("workers/own")
+def own(ctx: RankContext) -> None:
+    """Drop an owner, which the garbage collector has to find."""
+    ctx.observe("pid", os.getpid())
+    gc.collect()
+    OWNERS[ctx.arguments["what"]]()
 
 
 def at_most(limit: int) -> Callable[[int], bool]:

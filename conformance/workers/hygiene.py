@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 
@@ -30,6 +31,8 @@ Surroundings = Mapping[str, object]
 _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SIGKILL, signal.SIGSTOP))
 #: Zero as soon as some code has made the processor flush subnormal numbers.
 _SUBNORMAL = 5e-324
+#: How long threads may take to end; those that never do cost as much, and then their ranks.
+_THREADS_END_S = 0.5
 
 
 def seed_everything(seed: int) -> None:
@@ -86,6 +89,23 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def traces(before: Surroundings) -> tuple[str, ...]:
+    """Return a phrase for everything that is not as it was `before` and stays so.
+
+    A wrapper in a reference cycle gives back what it owns when the cycle is collected, and a thread that was told to
+    end takes a moment. Where nothing was left this costs nothing more.
+    """
+    found = violations(before, surroundings())
+    if found:
+        gc.collect()
+        found = violations(before, surroundings())
+    deadline = time.monotonic() + _THREADS_END_S
+    while any(phrase.startswith("thread left behind") for phrase in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        found = violations(before, surroundings())
+    return found
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ backward and step, where a change already matters to the training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from conformance.composed.observable import modes, of_module, of_process
+from conformance.composed.observable import belongings, modes, of_module, of_process
 
 _WATCHED = ("forward", "backward", "optimizer")
 #: Options that ask for changes of the module.
@@ -47,11 +47,13 @@ class Interference:
     @contextlib.contextmanager
     def construction(self, module: nn.Module, options: Mapping[str, Any]) -> Iterator[None]:
         """Compare process and module before and after the block, which wraps `module`; not if it raises."""
-        process, parts = of_process(), _parts(module)
+        process, parts, owned = of_process(), _seen_of(of_module, module), _seen_of(belongings, module)
         yield
         self._compare("the constructor", process, of_process())
         if not any(options.get(name) for name in _CHANGE_MODULES):
-            self._compare("the constructor", parts, _parts(module))
+            self._compare("the constructor", parts, _seen_of(of_module, module))
+            now = _seen_of(belongings, module)
+            self._compare("the constructor", owned, {name: now.get(name, "taken away") for name in owned})
 
     def _compare(self, where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for name in before.keys() | after.keys():
@@ -60,6 +62,6 @@ class Interference:
                 self._found.append(f"{where} changed {name}: {old} before, {new} after")
 
 
-def _parts(module: object) -> Mapping[str, Any]:
-    """Return what `module` shows, nothing for what is no module: scenarios pass such things to see them refused."""
-    return of_module(module) if isinstance(module, nn.Module) else {}
+def _seen_of(look: Callable[[nn.Module], Mapping[str, Any]], module: object) -> Mapping[str, Any]:
+    """Return what `look` sees of `module`, nothing of what is none: scenarios pass such things to see them refused."""
+    return look(module) if isinstance(module, nn.Module) else {}

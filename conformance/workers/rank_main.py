@@ -29,17 +29,17 @@ from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError, SubjectError
 from conformance.history import Collective
 from conformance.models.catalogue import get_fixture
-from conformance.observation import Ending, Observation, Raised
+from conformance.observation import ENDINGS, Ending, Observation, Raised
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
-from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options
+from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
-from conformance.workers.hygiene import seed_everything, surroundings, violations
+from conformance.workers.hygiene import seed_everything, surroundings, traces
 from conformance.workers.interference import Interference
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
@@ -123,7 +123,9 @@ class Rank:
             get_program(scenario.program).body(context)
         except Unsupported as reason:
             unsupported = str(reason) or "the program gave no reason"
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             raised = Raised.of(error, traceback.format_exc())
         return Observation(
             self._seat.rank,
@@ -134,7 +136,7 @@ class Rank:
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
             hygiene=(
-                *violations(before, surroundings()),
+                *traces(before),
                 *(self._relied.changes() if self._relied else ()),
             ),
             device_reports=self._noticed(),
@@ -156,15 +158,16 @@ class Rank:
             listeners=(self._interference, self._recorder, self._flight, self._faults),
             history=self._recorder.history,
             in_flight=self._recorder.in_flight,
+            takes=lambda option: takes(subject, option),
         )
 
     def _wrapper(self, subject: Subject) -> Callable[..., nn.Module]:
         def wrap(module: nn.Module, **options: Any) -> nn.Module:
             if "process_group" not in options and "device_mesh" not in options:
                 options["process_group"] = self._group
-            if self._device.type != "cpu":
-                options.setdefault("device_ids", [self._device.index])
             ddp = load(subject)
+            if self._device.type != "cpu" and not refused_options(ddp, ("device_ids",)):
+                options.setdefault("device_ids", [self._device.index])
             options = given_options(ddp, options)
             if refused := refused_options(ddp, options):
                 raise Unsupported(f"{subject.name} takes no argument {', '.join(refused)}")

@@ -84,6 +84,7 @@ def _error(requirement: str, mistake: str, world_size: int, *, recover: bool = F
     return _scenario(
         requirement, mistake.replace("_", "-"), "construction_error", world_size,
         arguments={"mistake": mistake, "recover": recover}, min_collectives=1 if recover else 0, deadline_s=5.0,
+        needs=("ignored_parameters",) if "ignored" in mistake else (),
     )  # fmt: skip
 
 

@@ -240,13 +240,17 @@ def unknown_parameters(ctx: RankContext) -> None:
     ctx.observe("answers", [str(each.message) for each in caught] + ([] if error is None else [error]))
 
 
+#: One of them is in a text that says what to do.
+_WHAT_TO_DO = ("wrap", "construct", "build", "creat", "before", "again")
+
+
 @unknown_parameters.expects
 def _named(scenario: Scenario) -> Mapping[int, Facts]:
     name = UNKNOWN[scenario.arguments["change"]].names
 
     def says(got: Any) -> bool:
         texts = [item.message if isinstance(item, Raised) else item for item in got]
-        return any(name in text and "wrap" in text for text in texts)
+        return any(name in text and any(word in text for word in _WHAT_TO_DO) for text in texts)
 
     answer = Satisfies(f"a list with an exception or a warning that names {name!r} and says what to do", says)
     return {rank: {"answers": answer} for rank in range(scenario.world_size)}

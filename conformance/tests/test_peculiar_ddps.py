@@ -1,0 +1,63 @@
+"""A DDP that does things in ways of its own, which no requirement forbids, is not judged to be wrong for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.backends.backend import get_backend
+from conformance.run.scenario_runner import ScenarioRunner
+from conformance.suite import load_scenarios
+from conformance.tests.peculiar_ddps import SUBJECTS
+from conformance.verdict import ScenarioResult
+from conformance.workers.controller import Controller
+
+SCENARIOS = {scenario.id: scenario for scenario in load_scenarios()}
+
+
+@pytest.fixture(scope="module")
+def controller() -> Iterator[Controller]:
+    with Controller(get_backend("gloo")) as controller:
+        yield controller
+
+
+def run(controller: Controller, subject: str, where: str) -> ScenarioResult:
+    runner = ScenarioRunner(SUBJECTS[subject], get_backend("gloo"), controller, native=False)
+    return runner.run(SCENARIOS[where]).subject
+
+
+@pytest.mark.parametrize(
+    ("subject", "where"),
+    [
+        ("HooksTensors", "gradients/GRAD-01/mlp-world2"),
+        ("OwnGroup", "gradients/GRAD-01/mlp-world2"),
+        ("AlwaysLooks", "unused/UNUSED-05/detached-world2"),
+        ("NeverLooks", "unused/UNUSED-05/detached-world2"),
+        ("OwnErrors", "construction/CONS-04/shape-world2"),
+        ("OwnErrors", "construction/CONS-06/dtype-world2"),
+        ("OwnErrors", "construction/CONS-08/all-frozen-world2"),
+        ("OwnErrors", "construction/CONS-12/function-world2"),
+        ("OwnErrors", "construction/CONS-13/lazy-world2"),
+        ("Flattens", "construction/CONS-17/identity-world2"),
+        ("AgreesAtFirst", "buffers/BUFFER-09/no-buffers-world2"),
+        ("GathersBytes", "buffers/BUFFER-10/announced-world2"),
+    ],
+)
+def test_what_is_not_forbidden_is_not_judged(controller: Controller, subject: str, where: str) -> None:
+    result = run(controller, subject, where)
+    assert result.verdict.value == "PASS", result.summary
+
+
+def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:
+    result = run(controller, "AgreesTwice", "buffers/BUFFER-09/no-buffers-world2")
+    assert result.verdict.value == "FAIL"
+    assert "agreements" in result.summary
+
+
+def test_a_ddp_without_the_option_device_ids_can_be_judged_on_a_device() -> None:
+    sim = get_backend("sim")
+    with Controller(sim) as controller:
+        runner = ScenarioRunner(SUBJECTS["NeverLooks"], sim, controller, native=False)
+        result = runner.run(SCENARIOS["gradients/GRAD-01/mlp-world2"]).subject
+    assert result.verdict.value == "PASS", result.summary
