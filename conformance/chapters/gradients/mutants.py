@@ -464,3 +464,25 @@ class DividesWhatHasMovedTwice(Reducing):
                 if bucket.has_large and parameter.grad is view:
                     view.div_(self.divisor)
             return super()._collected(bucket)
+
+
+class MultipliesByZero(Reducing):
+    """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
+
+    class OwnReducer(Reducer):
+        """Takes products with 0 for zeros."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
+                return super()._collected(bucket)
+
+
+class JoinMultipliesByZero(Reducing):
+    """BUG: a rank that has joined contributes what its buckets held before, times 0."""
+
+    class OwnReducer(Reducer):
+        """Takes products with 0 for zeros."""
+
+        def _contribute_zeros(self) -> None:
+            with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
+                super()._contribute_zeros()

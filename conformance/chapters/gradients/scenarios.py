@@ -51,6 +51,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _changed()
     yield from _stand_ins()
     yield from _shared_memory()
+    yield from _overflows()
 
 
 def _means() -> Iterator[Scenario]:
@@ -277,4 +278,29 @@ def _stand_ins() -> Iterator[Scenario]:
                 yield _scenario(
                     "GRAD-35", f"{use.replace('_', '-')}{suffix}", "stand_ins", 2, options=options,
                     arguments={"use": use}, deadline_s=8.0,
+                )  # fmt: skip
+
+
+def _overflows() -> Iterator[Scenario]:
+    plain, alone = {"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 0.00001}
+    alternating, by_rank = {"branches": "alternating"}, {"branches": "by_rank"}
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+        ("unused", _FIND, alternating, ()), ("unused-by-some", _FIND, by_rank, ()),
+        ("unused-by-all", _FIND, {"branches": "one"}, ()),
+        ("unused-zeroed", _FIND, {**alternating, "set_to_none": False}, ()),
+        ("unused-alone", {**_FIND, **alone}, alternating, ()),
+        ("unused-local", _FIND, {**alternating, "local": 1}, ("no_sync",)),
+        ("unused-hook", _FIND, {**alternating, "hook": True}, ("comm_hook",)),
+        ("static", {"static_graph": True}, by_rank, ()),
+        ("join", plain, {"branches": "both", "joins": True}, ("join",)),
+        ("join-alone", alone, {"branches": "both", "joins": True}, ("join",)),
+        ("join-unused", _FIND, {**alternating, "joins": True}, ("join",)),
+        ("local", plain, {"branches": "both", "local": 2}, ("no_sync",)),
+    )  # fmt: skip
+    for slug, options, arguments, needs in ways:
+        for as_view in (False, True):
+            for world_size, ranks in ((2, [1]), (3, [0, 1, 2])):
+                yield _scenario(
+                    "GRAD-38", f"{slug}{'-view' * as_view}", "overflowed_step", world_size, needs=needs,
+                    options={**options, "gradient_as_bucket_view": as_view}, arguments={**arguments, "ranks": ranks},
                 )  # fmt: skip

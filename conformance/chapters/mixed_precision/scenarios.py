@@ -142,6 +142,12 @@ def _cases() -> Iterator[Scenario]:
         yield _case("MIXED-15", "branch_never_used", world_size, _HALF, options=_FIND)
         yield _case("MIXED-15", "branch_never_used", world_size, _HALF, options=_STATIC, slug="-static")
         yield _case("MIXED-14", "two_forwards", world_size, _HALF, options=_FIND, slug="-unused")
+        overflow: dict[str, Any] = {"branches": "by_rank", "ranks": [1]}
+        for slug, options in (("unused", _FIND), ("static", _STATIC)):
+            yield _scenario(
+                "MIXED-15", f"overflow-{slug}", "overflowed_step", world_size, _HALF, options=options,
+                arguments=overflow,
+            )  # fmt: skip
         yield _case("MIXED-13", "checkpoint_reentrant", world_size, _HALF, options=_STATIC, slug="-static")
     for slug, precision in (("-half", _HALF), ("-to-full", {"param_dtype": "float16", "reduce_dtype": "float32"})):
         for world_size in (2, 3):
