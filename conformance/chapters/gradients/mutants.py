@@ -16,6 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing, summed
+from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
@@ -486,3 +487,28 @@ class JoinMultipliesByZero(Reducing):
         def _contribute_zeros(self) -> None:
             with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
                 super()._contribute_zeros()
+
+
+class ReadsGradientsAheadOfHooks(Reducing):
+    """BUG: gradients are read in hooks registered at construction: what later hooks of the user do is lost."""
+
+    class OwnReducer(Reducer):
+        """Averages what it has read."""
+
+        read: dict[Tensor, Tensor]
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            for parameter in bucket.parameters:
+                read = self.read.pop(parameter, None)
+                if read is not None and not torch.equal(read, present(parameter.grad)):
+                    parameter.grad = read
+            return super()._collected(bucket)
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        read: dict[Tensor, Tensor] = {}
+        for member in members:
+            member.parameter.register_post_accumulate_grad_hook(
+                lambda parameter: read.update({parameter: present(parameter.grad).clone()})
+            )
+        super()._attach_reducer(members)
+        self.reducer.read = read  # type: ignore[attr-defined]

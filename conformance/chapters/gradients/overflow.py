@@ -52,7 +52,8 @@ class Branches(nn.Module):
         return output
 
 
-def _branches(kind: str, rank: int, step: int) -> str:
+def branches_of(kind: str, rank: int, step: int) -> str:
+    """Return the branches that `rank` uses in `step`, where `kind` is one of `BRANCHES`."""
     if kind == "alternating":
         return "ab"[(rank + step) % 2]
     if kind == "by_rank":
@@ -85,7 +86,7 @@ def _train(ctx: RankContext, *, overflows: bool) -> dict[str, Any]:
 
 def _backward(ctx: RankContext, model: Any, index: int, micro: int, *, is_poisoned: bool) -> None:
     turn = rank_step(ctx, index)
-    branches = _branches(ctx.arguments["branches"], ctx.rank, index)
+    branches = branches_of(ctx.arguments["branches"], ctx.rank, index)
     output = turn.forward(model, turn.inputs(1, WIDTH, micro=micro), branches)
     # Small enough for half precision, where it is not to overflow.
     turn.backward(turn.loss(output, micro) / 144 * (math.inf if is_poisoned else 1))

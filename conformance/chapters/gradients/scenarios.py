@@ -9,6 +9,8 @@ from conformance.chapters.gradients import stand_ins
 from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
 from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
+from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
+from conformance.chapters.gradients.local_hooks import MOMENTS as MOMENTS_OF_HOOKS
 from conformance.chapters.in_chapter import in_chapter
 from conformance.models.catalogue import get_fixture
 from conformance.programs.autograd_uses import USES
@@ -52,6 +54,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _stand_ins()
     yield from _shared_memory()
     yield from _overflows()
+    yield from _local_hooks()
 
 
 def _means() -> Iterator[Scenario]:
@@ -304,3 +307,23 @@ def _overflows() -> Iterator[Scenario]:
                     "GRAD-38", f"{slug}{'-view' * as_view}", "overflowed_step", world_size, needs=needs,
                     options={**options, "gradient_as_bucket_view": as_view}, arguments={**arguments, "ranks": ranks},
                 )  # fmt: skip
+
+
+def _local_hooks() -> Iterator[Scenario]:
+    alone: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+    local, by_rank = {"local": 1}, {"branches": "by_rank"}
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+        ("", {}, {}, ()), ("-view", _VIEW, {}, ()), ("-alone", alone, {}, ()), ("-alone-view", alone | _VIEW, {}, ()),
+        ("-static", {"static_graph": True}, {}, ()), ("-unused", _FIND, by_rank, ()),
+        ("-unused-view", _FIND | _VIEW, by_rank, ()), ("-local", {}, local, ("no_sync",)),
+        ("-local-view", _VIEW, local, ("no_sync",)),
+    )  # fmt: skip
+    for moment in MOMENTS_OF_HOOKS:
+        for kind in KINDS_OF_HOOKS:
+            # How a reducer is told of what a tensor hook returns does not depend on its options.
+            for suffix, options, arguments, needs in ways[:1] if kind == "returns" else ways:
+                for world_size in (2,) if suffix else (2, 3):
+                    yield _scenario(
+                        "GRAD-39", f"{moment}-{kind.replace('_', '-')}{suffix}", "local_hooks", world_size,
+                        options=options, needs=needs, arguments={**arguments, "moment": moment, "kind": kind},
+                    )  # fmt: skip
