@@ -512,3 +512,37 @@ class ReadsGradientsAheadOfHooks(Reducing):
             )
         super()._attach_reducer(members)
         self.reducer.read = read  # type: ignore[attr-defined]
+
+
+class NoSyncIsGlobal(DistributedDataParallel):
+    """BUG: whether gradients are synchronised is one switch of all wrappers."""
+
+    switch = [True]
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """The switch."""
+        return self.switch[0]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "require_backward_grad_sync":
+            self.switch[0] = value
+        else:
+            super().__setattr__(name, value)
+
+
+class PoolsBuckets(Reducing):
+    """BUG: buckets of all wrappers share memory, by place and size: two that reduce at a time overwrite each other."""
+
+    class OwnReducer(Reducer):
+        """Takes memory from a pool."""
+
+        pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+        def _launch(self, bucket: Bucket) -> None:
+            if not bucket.sparse and not bucket.holds_gradients:
+                bucket.claim()
+                key = bucket.index, bucket.flat.numel(), bucket.flat.dtype
+                bucket.flat = self.pool.setdefault(key, bucket.flat)
+                bucket.views = bucket.views_into(bucket.flat)
+            super()._launch(bucket)

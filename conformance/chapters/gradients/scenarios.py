@@ -55,6 +55,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _shared_memory()
     yield from _overflows()
     yield from _local_hooks()
+    yield from _neighbours()
 
 
 def _means() -> Iterator[Scenario]:
@@ -327,3 +328,18 @@ def _local_hooks() -> Iterator[Scenario]:
                         "GRAD-39", f"{moment}-{kind.replace('_', '-')}{suffix}", "local_hooks", world_size,
                         options=options, needs=needs, arguments={**arguments, "moment": moment, "kind": kind},
                     )  # fmt: skip
+
+
+def _neighbours() -> Iterator[Scenario]:
+    alone: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+    for suffix, options in (("", {}), ("-view", _VIEW), ("-alone", alone), ("-alone-view", alone | _VIEW),
+                            ("-unused", _FIND)):  # fmt: skip
+        for which, arguments, needs in (
+            ("", {}, ("no_sync",)), ("-frozen", {"freezes": True}, ("no_sync",)),
+            ("-joined", {"joins": True}, ("no_sync", "join")),
+        ):  # fmt: skip
+            for world_size, seed in ((2, 0), (3, 1)):
+                yield _scenario(
+                    "GRAD-24", f"neighbours{which}{suffix}", "neighbours", world_size, options=options, needs=needs,
+                    arguments=arguments, seed=seed,
+                )  # fmt: skip
