@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,10 @@ from torch.autograd.graph import Node
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.early_moves import EarlyMoves
-from ddp_impl.torch_internals import keep_out_of_graphs
+from ddp_impl.torch_internals import keep_out_of_graphs, post_accumulate_hooks
+
+#: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
+_OF_REDUCERS: set[int] = set()
 
 
 class AutogradHooks:
@@ -39,12 +43,30 @@ class AutogradHooks:
         self._handles: list[Any] = [
             member.parameter.register_post_accumulate_grad_hook(self._counting(member.index)) for member in members
         ]
+        self._tables = [post_accumulate_hooks(member.parameter) for member in members]
+        self._keys: list[int] = [handle.id for handle in self._handles]
+        _OF_REDUCERS.update(self._keys)
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
         for handle in self._handles + self._node_handles:
             handle.remove()
-        self._handles, self._node_handles = [], []
+        _OF_REDUCERS.difference_update(self._keys)
+        self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
+
+    def come_last(self) -> bool:
+        """Let hooks that the user registered after these be called before them; return whether there were any.
+
+        torch calls the hooks of a parameter in the order in which they came, and what is averaged is what those of the
+        user leave of a gradient, as in torch's DDP, which listens behind all of them.
+        """
+        if list(map(next, map(reversed, self._tables))) == self._keys:  # in C; an empty table ends it
+            return False
+        late = [index for index, key in enumerate(self._keys) if _follows_user(self._tables[index], key)]
+        for index in late:
+            table, key = self._tables[index], self._keys[index]
+            table[key] = table.pop(key)
+        return bool(late)
 
     def listen_to_nodes(self, nodes: Iterable[Node]) -> None:
         """Listen to the nodes that accumulate into the parameters, too.
@@ -96,3 +118,9 @@ class AutogradHooks:
                 gradient_came(None)
 
         return keep_out_of_graphs(gradient_captured)
+
+
+def _follows_user(table: dict[int, Any], own: int) -> bool:
+    """Whether the hook with key `own` is there, and a user's comes behind it."""
+    behind = takewhile(own.__ne__, reversed(table))
+    return own in table and not _OF_REDUCERS.issuperset(behind)

@@ -51,17 +51,23 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
-    if isinstance(value, (list, tuple)):
+        return type(value)._make(map_tensors(function, item) for item in value)  # type: ignore[attr-defined]
+    if isinstance(value, tuple) or type(value) is list:
         return type(value)(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, map_tensors(function, item)) for key, item in value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        replaced = copy.copy(value)
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not (is_record or isinstance(value, (list, dict))):
+        return value
+    # It may have attributes, and its constructor may take anything: it is copied, and its contents replaced.
+    replaced: Any = copy.copy(value)
+    if isinstance(value, list):
+        replaced[:] = [map_tensors(function, item) for item in value]
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            replaced[key] = map_tensors(function, item)
+    else:
         for field in dataclasses.fields(value):  # a frozen one, too; and `replace` would run its __init__ again
             object.__setattr__(replaced, field.name, map_tensors(function, getattr(value, field.name, None)))
-        return replaced
-    return value
+    return replaced
 
 
 def move(value: Any, device: torch.device) -> Any:

@@ -476,7 +476,7 @@ class Reducer(BucketReduction):
         self._refusal = None
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
-        self.user_hooks.iteration_begins(search=self._learns_order)
+        self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
         """Have one of the two called when the backward that runs now is over, which `_await_backward` waits for."""
@@ -501,7 +501,7 @@ class Reducer(BucketReduction):
     def _watch_backward(self) -> None:
         self._num_watched += 1
         self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
-        self.user_hooks.backward_begins()
+        self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
             self.telemetry.current.backward_start = Moment.now()

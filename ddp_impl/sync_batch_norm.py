@@ -21,7 +21,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     In training mode mean and variance are those of all ranks' batches together: each rank normalises its own rows, even
     if it has none. Every rank of `process_group` must call forward and backward equally often; inside a join
     context ask for `throw_on_early_termination`. In evaluation mode, or alone, it is `torch.nn.BatchNorm1d` and its
-    kin. Parameters, buffers and `state_dict` are torch's.
+    kin. Parameters, buffers and `state_dict` are torch's. A gradient of a gradient, as a penalty needs it, is
+    refused with `RuntimeError`.
     """
 
     @classmethod
@@ -142,19 +143,46 @@ class _NormaliseOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, mean, scale, count = ctx.saved_tensors
-        gradient = grads[0].to(mean.dtype)
-        normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
-        own_dims = [dim for dim in range(rows.dim()) if dim != 1]
-        for_bias, for_weight = gradient.sum(own_dims), (gradient * normal).sum(own_dims)
-        sums = torch.stack([for_bias, for_weight])
-        collectives.all_reduce_now(sums, ctx.group)
-        through_mean, through_scale = sums / count
-        factor = scale if weight is None else scale * weight
-        centred = gradient - _per_feature(through_mean, rows) - normal * _per_feature(through_scale, rows)
-        for_rows = (centred * _per_feature(factor, rows)).to(rows.dtype)
-        if weight is None:
-            return for_rows, None, None, None, None, None, None
-        return for_rows, for_weight.to(weight.dtype), for_bias.to(weight.dtype), None, None, None, None
+        found: tuple[Tensor | None, ...] = _gradients(grads[0], rows, weight, mean, scale, count, ctx.group)
+        if torch.is_grad_enabled():
+            found = tuple(None if one is None else _First.apply(one, grads[0], rows, weight) for one in found)
+        return *found, None, None, None, None
+
+
+class _First(torch.autograd.Function):
+    """A gradient that depends on tensors in a way that autograd does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *depends_on: Tensor | None) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "a gradient of a gradient through ddp_impl.SyncBatchNorm is not computed: it needs what the statistics "
+            "of all ranks depend on. Leave the layer out of what is differentiated twice, or use another normalisation"
+        )
+
+
+@torch.no_grad()
+def _gradients(
+    gradient: Tensor, rows: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor,
+    group: dist.ProcessGroup,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of the rows, the weight and the bias. All ranks must call it."""
+    gradient = gradient.to(mean.dtype)
+    normal = (rows.to(mean.dtype) - _per_feature(mean, rows)) * _per_feature(scale, rows)
+    own_dims = [dim for dim in range(rows.dim()) if dim != 1]
+    for_bias, for_weight = gradient.sum(own_dims), (gradient * normal).sum(own_dims)
+    sums = torch.stack([for_bias, for_weight])
+    collectives.all_reduce_now(sums, group)
+    through_mean, through_scale = sums / count
+    factor = scale if weight is None else scale * weight
+    centred = gradient - _per_feature(through_mean, rows) - normal * _per_feature(through_scale, rows)
+    for_rows = (centred * _per_feature(factor, rows)).to(rows.dtype)
+    if weight is None:
+        return for_rows, None, None
+    return for_rows, for_weight.to(weight.dtype), for_bias.to(weight.dtype)
 
 
 def _per_feature(vector: Tensor, rows: Tensor) -> Tensor:

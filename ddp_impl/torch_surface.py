@@ -256,6 +256,7 @@ class TorchSurface:
             )
         self.process_group = new_process_group
         self.reducer.reset(new_process_group)
+        self.require_forward_param_sync = True  # which ranks may know differently, whose last forwards differ
 
     @classmethod
     def _get_active_ddp_module(cls) -> None:

@@ -34,11 +34,16 @@ class UserHooks:
         self._seen.clear()
         self._stepped.clear()
         if search:
-            self._hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
+            self._search()
 
-    def backward_begins(self) -> None:
-        """Remember the parameters as they are."""
+    def backward_begins(self, *, search: bool) -> None:
+        """Remember the parameters as they are; with `search`, hooks have come since the iteration began."""
+        if search:
+            self._search()
         self._versions = {member.index: version_of(member.parameter) for member in self._hooked}
+
+    def _search(self) -> None:
+        self._hooked = [member for member in self._members if num_post_accumulate_hooks(member.parameter) > 1]
 
     def gradients_are_gone(self, indices: Collection[int]) -> None:
         """Note parameters whose gradients came and were not there any more when their bucket was full."""

@@ -13,6 +13,9 @@ from conformance.backends.backend import get_backend
 from conformance.errors import BackendError
 from conformance.sim_device import build
 
+#: The first of them compiles the device: half a minute on an idle machine, and many on one with which others are busy.
+pytestmark = pytest.mark.timeout(1800)
+
 #: A process of its own: the device, once loaded, is torch's accelerator for good.
 _RACE = """
 import torch

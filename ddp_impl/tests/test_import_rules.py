@@ -42,6 +42,7 @@ PRIVATE_NAMES_ELSEWHERE = {
     ("sync_batch_norm", "_check_input_dim"): "inherited from torch's SyncBatchNorm",
     ("sync_batch_norm", "_check_non_zero_input_channels"): "inherited from torch's SyncBatchNorm",
     ("nested_tensors", "_fields"): "the mark of a named tuple, which is Python's",
+    ("nested_tensors", "_make"): "how a named tuple is made of its items, which is Python's",
 }
 
 

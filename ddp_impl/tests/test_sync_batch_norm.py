@@ -125,3 +125,22 @@ def refused(rank: int) -> None:
 
 def test_the_layer_that_cannot_train_here_is_refused_with_the_one_that_can(tmp_path: Path) -> None:
     run_ranks(refused, 1, tmp_path / "ranks")
+
+
+def _differentiates_twice(rank: int) -> list[str]:
+    module = SyncBatchNorm.convert_sync_batchnorm(build(2))
+    rows = batch(rank, 0, 2).requires_grad_()
+    said = []
+    for of in (rows, module[1].weight):  # type: ignore[index]
+        (gradient,) = torch.autograd.grad(module(rows).pow(2).sum(), of, create_graph=True)
+        with pytest.raises(RuntimeError, match="a gradient of a gradient through ddp_impl") as caught:
+            gradient.square().sum().backward()
+        said.append(str(caught.value))
+    (first,) = torch.autograd.grad(module(rows).pow(2).sum(), rows, create_graph=True)
+    (second,) = torch.autograd.grad(module(rows).pow(2).sum(), rows)
+    assert torch.equal(first, second)
+    return said
+
+
+def test_a_gradient_of_a_gradient_is_refused(tmp_path: Path) -> None:
+    assert all(map(len, run_ranks(_differentiates_twice, WORLD_SIZE, tmp_path / "ranks")))
