@@ -373,6 +373,17 @@ class AlwaysRecurses(DistributedDataParallel):
         return super().named_parameters(prefix, True, remove_duplicate)
 
 
+class NamesCollide(DistributedDataParallel):
+    """BUG: no keyword argument of forward may have a name of the DDP's own, `inputs`."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self._run(inputs=inputs, **kwargs)
+
+    def _run(self, inputs: Any, **kwargs: Any) -> Any:
+        return super().forward(*inputs, **kwargs)
+
+
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 

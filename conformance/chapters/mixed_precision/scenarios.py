@@ -59,6 +59,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _models()
     yield from _precisions()
     yield from _cases()
+    yield from _calls()
     yield from _wishes()
     yield from _casts()
     yield from _surface()
@@ -155,6 +156,11 @@ def _cases() -> Iterator[Scenario]:
                 "MIXED-21", "layers", world_size, precision, slug=f"-hook{slug}", arguments={"hook": True},
                 needs=("comm_hook",),
             )  # fmt: skip
+
+
+def _calls() -> Iterator[Scenario]:
+    for slug, precision in (("half", _HALF), ("bfloat16", _BRAIN)):
+        yield _scenario("MIXED-05", f"every-call-{slug}", "mixed_precision_calls", 2, precision)
 
 
 def _wishes() -> Iterator[Scenario]:
