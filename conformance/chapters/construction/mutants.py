@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
 from typing import Any, Self
 from unittest import mock
@@ -382,6 +383,56 @@ class NamesCollide(DistributedDataParallel):
 
     def _run(self, inputs: Any, **kwargs: Any) -> Any:
         return super().forward(*inputs, **kwargs)
+
+
+class _IgnoringAlike(DistributedDataParallel):
+    """Ignores parameters whose names are alike."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        ignored = tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        alike = {name for name, _ in module.named_parameters() if any(self.is_like(name, each) for each in ignored)}
+        module._ddp_params_and_buffers_to_ignore = sorted(alike.union(ignored))  # type: ignore[assignment]
+        super().__init__(module, *args, **kwargs)
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        raise NotImplementedError
+
+
+class IgnoresByPrefix(_IgnoringAlike):
+    """BUG: a parameter is ignored if its name begins with a name to be ignored."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return name.startswith(ignored)
+
+
+class IgnoresBySuffix(_IgnoringAlike):
+    """BUG: a parameter is ignored if its name ends with a name to be ignored, after a dot."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return name.endswith(f".{ignored}")
+
+
+class IgnoresByPattern(_IgnoringAlike):
+    """BUG: names to be ignored are taken for patterns."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return fnmatch.fnmatchcase(name, ignored)
+
+
+class DedupsByPointer(DistributedDataParallel):
+    """BUG: shared parameters are recognised by their memory, so that of two in one place only one is averaged."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        first: dict[Any, ManagedParameter] = {}
+        for member in members:
+            key = member.parameter.data_ptr() if member.parameter.numel() else member.name
+            first.setdefault(key, dataclasses.replace(member, index=len(first)))
+        super()._attach_reducer(list(first.values()))
+        self._watch._averaged |= {member.parameter for member in members}
 
 
 def _detached(leaf: Any) -> Any:
