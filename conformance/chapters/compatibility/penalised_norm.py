@@ -35,7 +35,8 @@ def _penalised(model: nn.Module, inputs: Tensor, coefficients: Tensor) -> Tensor
     """Return the loss and the square of its slope along the inputs."""
     loss = (model(inputs).square() * coefficients).sum()
     (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
-    return loss + slope.square().sum()
+    penalised: Tensor = loss + slope.square().sum()
+    return penalised
 
 
 def _flat_gradients(module: nn.Module) -> Tensor:

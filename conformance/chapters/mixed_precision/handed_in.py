@@ -24,7 +24,7 @@ _CALLS = tuple((place, container) for place, container in CALLS if container != 
 class _Keeper(Receiver):
     """Keeps what it received and computes with something else."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return rows of 2."""
         self.received = {"args": args, "kwargs": kwargs}
         output: Tensor = self.layer(self.layer.weight.new_ones(2, WIDTH))
