@@ -389,10 +389,13 @@ class _IgnoringAlike(DistributedDataParallel):
     """Ignores parameters whose names are alike."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        ignored = tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        alike = {name for name, _ in module.named_parameters() if any(self.is_like(name, each) for each in ignored)}
-        module._ddp_params_and_buffers_to_ignore = sorted(alike.union(ignored))  # type: ignore[assignment]
+        ignored: Any = module.__dict__.get("_ddp_params_and_buffers_to_ignore")
+        if ignored:
+            alike = {name for name, _ in module.named_parameters() if any(self.is_like(name, each) for each in ignored)}
+            module._ddp_params_and_buffers_to_ignore = sorted(alike.union(ignored))  # type: ignore[assignment]
         super().__init__(module, *args, **kwargs)
+        if ignored:
+            module._ddp_params_and_buffers_to_ignore = ignored
 
     def is_like(self, name: str, ignored: str) -> bool:
         """Whether `name` is ignored."""
