@@ -9,7 +9,7 @@ from typing import Any
 from conformance.history import Collective
 
 #: Named facts in the order in which they were observed. Names are paths (`step0/grad/fc1.weight`); values are tensors
-#: (detached, cloned, on the CPU), `Raised`, or plain JSON data.
+#: (detached, cloned, on the CPU), `Raised`, `Unmeasured`, or plain JSON data.
 Facts = Mapping[str, Any]
 
 
@@ -40,6 +40,17 @@ class Raised:
     def __str__(self) -> str:
         """Return type and message, as Python prints them."""
         return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Stands for a fact that a program could not measure here, and `why`, a clause: nothing is decided by it."""
+
+    why: str
+
+    def __str__(self) -> str:
+        """Return why."""
+        return f"not measured: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

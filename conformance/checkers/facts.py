@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.explanation import let_then, ranks
-from conformance.observation import Facts
+from conformance.observation import Facts, Unmeasured
 from conformance.oracles.difference import Difference
 from conformance.oracles.expected import describe, mismatch
 from conformance.verdict import Finding
@@ -29,7 +29,10 @@ class WrongFact:
 
 
 def wrong_facts(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> list[WrongFact]:
-    """Return every expected fact that is not as expected, in the order of the expectations, then by rank."""
+    """Return every expected fact that is not as expected, in the order of the expectations, then by rank.
+
+    What a rank could not measure is not wrong: see `_unmeasured`.
+    """
     order: dict[str, None] = {}
     for rank in sorted(expected):
         order.update(dict.fromkeys(expected[rank]))
@@ -40,6 +43,8 @@ def wrong_facts(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) ->
                 continue
             if name not in observed.get(rank, {}):
                 wrong.append(WrongFact(name, rank, Difference("was not observed")))
+            elif isinstance(observed[rank][name], Unmeasured):
+                continue
             elif found := mismatch(expected[rank][name], observed[rank][name]):
                 wrong.append(WrongFact(name, rank, found, diagnose(name, rank, expected, observed)))
     return wrong
@@ -67,7 +72,8 @@ def explain_facts(wrong: list[WrongFact], expected: Mapping[int, Facts]) -> str:
 def facts(evidence: Evidence) -> Finding | None:
     """Every fact required of a rank was observed there, as required.
 
-    Precondition: every rank reported; a rank that died or hung has no facts to judge.
+    Precondition: every rank reported; a rank that died or hung has no facts to judge. And every rank could measure what
+    is expected; where it could not, the other facts may still fail.
     """
     expected = evidence.expected
     if expected is None:
@@ -88,9 +94,26 @@ def facts(evidence: Evidence) -> Finding | None:
     if raised and all(one.rank in raised and one.name not in observed[one.rank] for one in wrong):
         return unknown("facts", f"{ranks(raised)} raised before {len(wrong)} of the facts could be observed")
     num_expected = sum(len(facts) for facts in expected.values())
+    if not wrong and (unmeasured := _unmeasured(expected, observed)):
+        return unknown("facts", unmeasured)
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")
     return failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
+
+
+def _unmeasured(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> str:
+    """Return which expected facts a rank could not measure, and why not the first; an empty text if there are none."""
+    found = {
+        name: str(value.why)
+        for rank, facts in expected.items()
+        for name in facts
+        if isinstance(value := observed[rank].get(name), Unmeasured)
+    }
+    if not found:
+        return ""
+    name, why = next(iter(found.items()))
+    more = f" and {len(found) - 1} more fact(s)" if len(found) > 1 else ""
+    return f"{name}{more} could not be measured: {why}"
 
 
 def _broken(evidence: Evidence, wrong: list[WrongFact]) -> tuple[str, ...]:

@@ -17,9 +17,6 @@ from conformance.verdict import Finding
 #: A rank and what it issued, None for nothing.
 _Issued = tuple[int, Collective | None]
 
-#: The operations by which a DDP may reduce gradients.
-_REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
-               "reduce_scatter_tensor_coalesced")  # fmt: skip
 _FLOATING = ("float", "bfloat", "complex", "double", "half")
 
 
@@ -37,12 +34,17 @@ def _recorded(name: str) -> Callable[[Callable[[Evidence], Finding]], Callable[[
 
 
 def is_gradient(collective: Collective) -> bool:
-    """Whether a collective reduces gradients: a reduction of floating or complex numbers in the backward pass."""
-    return (
-        collective.phase == "backward"
-        and collective.op in _REDUCTIONS
-        and any(dtype.startswith(_FLOATING) for dtype in collective.dtypes)
-    )
+    """Whether a collective moves gradients: it moves floating or complex numbers in the backward pass.
+
+    By which operation does not matter: a DDP may average by all_gather, or by send and recv. Programs whose module
+    communicates itself in backward do not ask this.
+    """
+    return collective.phase == "backward" and holds_floats(collective)
+
+
+def holds_floats(collective: Collective) -> bool:
+    """Whether a collective moves floating or complex numbers."""
+    return any(dtype.startswith(_FLOATING) for dtype in collective.dtypes)
 
 
 @_recorded("same_collectives")
@@ -80,7 +82,7 @@ def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
 
 @_recorded("silent_no_sync")
 def silent_no_sync(evidence: Evidence) -> Finding:
-    """Inside `no_sync` no backward reduces gradients."""
+    """Inside `no_sync` no backward communicates gradients, by whatever operation."""
     name = "silent_no_sync"
     for one in evidence.by_rank:
         for collective in one.history:
@@ -89,7 +91,7 @@ def silent_no_sync(evidence: Evidence) -> Finding:
                 return failed(
                     name,
                     f"rank {one.rank} issued {text} in backward inside no_sync, step {collective.step}",
-                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A reduces gradients inside no_sync."]),
+                    let_then([f"A = rank {one.rank}, {_place(collective)}"], ["A moves gradients inside no_sync."]),
                 )
     return passed(name)
 

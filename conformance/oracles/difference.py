@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.observation import Raised
+from conformance.observation import Raised, Unmeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ def show(value: Any, num_elements: int = 6) -> str:
         return f"a tensor ({kind(value)})"
     if isinstance(value, Raised):
         return f"the exception {value}"
+    if isinstance(value, Unmeasured):
+        return str(value)
     if isinstance(value, Mapping):
         shown = [f"{name}: {show(item)}" for name, item in list(value.items())[:num_elements]]
         more = [f"... {len(value)} items"] if len(value) > num_elements else []

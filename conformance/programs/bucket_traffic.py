@@ -13,10 +13,11 @@ from conformance.errors import ScenarioError
 from conformance.history import Collective
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
+from conformance.observation import Facts, Unmeasured
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.steps import simulate_steps
 from conformance.own_mistake import certain
+from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
@@ -109,14 +110,15 @@ def bucket_traffic(ctx: RankContext) -> None:
     `judge`, which of `ASPECTS` are required
     besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
     `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
-    many gradient collectives were issued when the last gradient was computed; `issued_late` those after). All ranks run
-    it.
+    many gradient collectives were issued when the last gradient was computed; `issued_late` those after). Where a DDP
+    reduces otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
     """
     module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
     seen: dict[str, int] = {}
 
     def gradient_comes(_: Tensor) -> None:
-        seen["issued_before_last"] = sum(map(is_gradient, _of_step(ctx.collectives(), seen["step"])))
+        awaited = _num_overlapping(ctx.scenario) if seen["step"] else 0
+        seen["issued_before_last"] = num_issued(lambda: _of_step(ctx.collectives(), seen["step"]), awaited)
 
     left_out = _left_out(ctx.scenario)
     first_used = next(module.vectors[position] for position in module.order if position not in left_out)
@@ -125,8 +127,10 @@ def bucket_traffic(ctx: RankContext) -> None:
     def step(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
         seen["step"] = turn.step
         _step_of(ctx.scenario)(model, turn)
-        traffic, issued = _traffic(_of_step(ctx.collectives(), turn.step)), seen["issued_before_last"]
-        return traffic | {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
+        collectives, issued = _of_step(ctx.collectives(), turn.step), seen["issued_before_last"]
+        traffic = _traffic(collectives)
+        traffic |= {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
+        return _as_counted(traffic, uncounted(collectives, _elements(ctx.scenario), ctx.world_size))
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
 
@@ -137,15 +141,51 @@ def _of_step(history: Iterable[Collective], step: int) -> list[Collective]:
 
 def _traffic(collectives: Sequence[Collective]) -> dict[str, Any]:
     reduced = [collective for collective in collectives if is_gradient(collective)]
-    elements: dict[str, int] = {}
-    for collective in reduced:
-        elements[collective.dtypes[0]] = elements.get(collective.dtypes[0], 0) + collective.numel
     return {
         "buckets": [collective.numel for collective in reduced],
-        "elements": elements,
+        "elements": elements_of(collectives),
         "dtypes_mixed": [collective.describe() for collective in reduced if len(set(collective.dtypes)) > 1],
         "others": [collective.describe() for collective in collectives if not is_gradient(collective)],
     }
+
+
+#: What is counted of all-reduces of the gradients' own elements, and of no other traffic.
+_COUNTS = ("buckets", "num_buckets", "elements", "issued_late")
+
+
+def _as_counted(traffic: Mapping[str, Any], why_not: str) -> dict[str, Any]:
+    """Return `traffic` with its counts, or with `why_not` in their place."""
+    return {name: Unmeasured(why_not) if why_not and name in _COUNTS else value for name, value in traffic.items()}
+
+
+def _num_overlapping(scenario: Scenario) -> int:
+    """Return how many gradient collectives a DDP that overlaps has issued when the last gradient is computed."""
+    if "full_overlap" in scenario.arguments["judge"]:
+        return len(_filled(scenario)) - 1
+    return int("overlap" in scenario.arguments["judge"])
+
+
+def _filled(scenario: Scenario) -> list[int]:
+    """Return the elements of each bucket of the later steps."""
+    sizes, dtypes = scenario.arguments["sizes"], _dtypes(scenario)
+    certain(len(set(dtypes)) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order")
+    width = getattr(torch, dtypes[0]).itemsize
+    buckets = filled_buckets([sizes[position] * width for position in _used(scenario)], caps_of(scenario.options))
+    return [each // width for each in buckets]
+
+
+def _used(scenario: Scenario) -> list[int]:
+    """Return the positions of the vectors that a step reduces, in the order of their gradients."""
+    return [position for position in reversed(_order(scenario, 0)) if position not in _left_out(scenario)]
+
+
+def _elements(scenario: Scenario) -> dict[str, int]:
+    """Return how many elements of each dtype a step reduces."""
+    sizes, dtypes = scenario.arguments["sizes"], _dtypes(scenario)
+    elements: dict[str, int] = {}
+    for position in _used(scenario):
+        elements[dtypes[position]] = elements.get(dtypes[position], 0) + sizes[position]
+    return elements
 
 
 def caps_of(options: Mapping[str, Any]) -> list[int]:
@@ -181,22 +221,15 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
 
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
     """Return what the aspects in argument `judge` require of every rank."""
-    sizes, dtypes, judge = scenario.arguments["sizes"], _dtypes(scenario), scenario.arguments["judge"]
+    judge, elements = scenario.arguments["judge"], _elements(scenario)
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
-    used = [position for position in reversed(_order(scenario, 0)) if position not in _left_out(scenario)]
-    elements: dict[str, int] = {}
-    for position in used:
-        elements[dtypes[position]] = elements.get(dtypes[position], 0) + sizes[position]
     facts: dict[str, Any] = {}
     if "first" in judge:
         facts["step0/buckets"] = _one_per_dtype(elements)
         facts["step0/issued_before_last"] = 0
     if "later" in judge:
-        certain(len(elements) == 1, f"{scenario.id}: buckets of several dtypes fill at the same time, in no one order")
-        width = torch.empty(0, dtype=getattr(torch, dtypes[0])).element_size()
-        buckets = filled_buckets([sizes[position] * width for position in used], caps_of(scenario.options))
-        facts |= {f"step{index}/buckets": [each // width for each in buckets] for index in range(1, NUM_STEPS)}
+        facts |= {f"step{index}/buckets": _filled(scenario) for index in range(1, NUM_STEPS)}
     for index in range(NUM_STEPS):
         if "elements" in judge:
             facts[f"step{index}/elements"] = elements
@@ -224,9 +257,11 @@ def model_traffic(ctx: RankContext) -> None:
 
     Observes for each step `elements` (per dtype), `num_buckets`, `others`, and `same_as_twin`: whether the
     buckets were those of an equal module in a second wrapper. With argument `few`, one bucket per dtype is required.
-    All ranks run it.
+    `others` are collectives that move no gradients, but for the agreement about unused parameters. Where a DDP reduces
+    otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
     """
     traffic: list[list[dict[str, Any]]] = []
+    gradients = _elements_of_model(ctx.scenario)
     for _ in range(2):
         module = ctx.build_model()
         model = ctx.wrap(module)
@@ -235,28 +270,53 @@ def model_traffic(ctx: RankContext) -> None:
             module.zero_grad(set_to_none=True)
             before = len(ctx.collectives())
             ctx.backward(ctx.loss(model, index), index)
-            steps.append(_traffic(ctx.collectives()[before:]))
+            issued = ctx.collectives()[before:]
+            found = _traffic(but_for_agreement(issued, len(list(module.parameters()))))
+            found["num_buckets"] = len(found["buckets"])
+            why_not = uncounted(issued, gradients, ctx.world_size)
+            steps.append(_as_counted(found, why_not) | {"sent": found["buckets"]})
         traffic.append(steps)
     for index, (mine, twin) in enumerate(zip(*traffic, strict=True)):
         ctx.observe(f"step{index}/elements", mine["elements"])
-        ctx.observe(f"step{index}/num_buckets", len(mine["buckets"]))
+        ctx.observe(f"step{index}/num_buckets", mine["num_buckets"])
         ctx.observe(f"step{index}/others", mine["others"])
-        ctx.observe(f"step{index}/same_as_twin", mine["buckets"] == twin["buckets"])
+        ctx.observe(f"step{index}/same_as_twin", mine["sent"] == twin["sent"])
+
+
+def but_for_agreement(collectives: Sequence[Collective], num_parameters: int) -> list[Collective]:
+    """Leave out the first collective by which ranks can agree on unused parameters: a few whole numbers of every rank.
+
+    A broadcast is none: it tells of one rank.
+    """
+
+    def agrees(one: Collective) -> bool:
+        return one.op.startswith(_OF_ALL) and one.dtypes[0] in _WHOLE and one.numel <= num_parameters
+
+    agreement = next(filter(agrees, collectives), None)
+    return [one for one in collectives if one is not agreement]
+
+
+_OF_ALL = ("all_reduce", "all_gather")
+_WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
+
+
+def _elements_of_model(scenario: Scenario) -> dict[str, int]:
+    elements: dict[str, int] = {}
+    for parameter in get_fixture(scenario.model).build(scenario).parameters():
+        if parameter.requires_grad:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            elements[dtype] = elements.get(dtype, 0) + parameter.numel()
+    return elements
 
 
 @model_traffic.expects
 def _model_traffic(scenario: Scenario) -> Mapping[int, Facts]:
-    fixture = get_fixture(scenario.model)
-    elements: dict[str, int] = {}
-    for parameter in fixture.build(scenario).parameters():
-        if parameter.requires_grad:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            elements[dtype] = elements.get(dtype, 0) + parameter.numel()
+    elements = _elements_of_model(scenario)
     facts: dict[str, Any] = {}
     for index in range(NUM_STEPS):
         facts[f"step{index}/elements"] = elements
         facts[f"step{index}/same_as_twin"] = True
-        if index >= 2 and not fixture.uses_buffers and not scenario.options.get("find_unused_parameters"):
+        if index >= 2 and not get_fixture(scenario.model).uses_buffers:
             facts[f"step{index}/others"] = []
         if scenario.arguments.get("few"):
             facts[f"step{index}/num_buckets"] = len(elements)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from conformance.observation import Raised
+from conformance.observation import Raised, Unmeasured
 from conformance.own_mistake import certain, present
 
 if TYPE_CHECKING:
@@ -186,6 +186,6 @@ def _snapshot(value: Any) -> Any:
         return [_snapshot(item) for item in value]
     if isinstance(value, dict):
         return {str(key): _snapshot(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str, Raised)):
+    if value is None or isinstance(value, (bool, int, float, str, Raised, Unmeasured)):
         return value
-    raise TypeError(f"facts are tensors, Raised or JSON data, got {type(value).__name__}")
+    raise TypeError(f"facts are tensors, Raised, Unmeasured or JSON data, got {type(value).__name__}")

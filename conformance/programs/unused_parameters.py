@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts, Raised
+from conformance.observation import Facts, Raised, Unmeasured
 from conformance.oracles.expected import Satisfies
 from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.oracles.steps import gradients
+from conformance.programs.gradient_traffic import elements_of, other_means
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
@@ -72,7 +72,8 @@ def unused_parameters(ctx: RankContext) -> None:
     """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
 
     With argument `optimizer` SGD with momentum and weight decay follows each step. Observes `step<k>/grad/<name>`,
-    `step<k>/parameter/<name>` and `step<k>/num_elements`, how many were communicated as gradients. All ranks run it.
+    `step<k>/parameter/<name>` and `step<k>/num_elements`, how many were communicated as gradients (`Unmeasured` where
+    that was not by all-reduces). All ranks run it.
     """
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
@@ -83,8 +84,9 @@ def unused_parameters(ctx: RankContext) -> None:
             module.zero_grad(set_to_none=zero_grad == "none")
         before = len(ctx.collectives())
         _backward(model, rank_step(ctx, index), uses)
-        issued = [collective.numel for collective in ctx.collectives()[before:] if is_gradient(collective)]
-        ctx.observe(f"step{index}/num_elements", sum(issued))
+        issued = ctx.collectives()[before:]
+        means = other_means(issued, ctx.world_size)
+        ctx.observe(f"step{index}/num_elements", Unmeasured(means) if means else sum(elements_of(issued).values()))
         ctx.observe_gradients(f"step{index}", module)
         if optimizer is not None:
             with ctx.phase("optimizer", index):

@@ -22,5 +22,5 @@ CHECKERS = {
     "same_collectives": "All ranks of a group issued matching collectives in the same order.",
     "same_number_each_step": "After the first step every backward takes the same number of collectives.",
     "same_until_refused": "Ranks issued matching collectives, up to where they refused.",
-    "silent_no_sync": "Inside no_sync no backward reduces gradients.",
+    "silent_no_sync": "Inside no_sync no backward communicates gradients.",
 }

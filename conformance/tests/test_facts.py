@@ -13,7 +13,7 @@ from torch import Tensor
 from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.facts import wrong_facts
 from conformance.checkers.registry import get_checker
-from conformance.observation import Facts, Raised
+from conformance.observation import Facts, Raised, Unmeasured
 from conformance.oracles.expected import Anything, Close, Raises, Satisfies
 from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
 from conformance.verdict import Finding, Verdict
@@ -52,6 +52,18 @@ def test_finds_exactly_the_wrong_facts(wrong: set[tuple[str, int]]) -> None:
 def test_an_expected_fact_that_was_not_observed_is_wrong() -> None:
     finding = _check({0: {NAME: None}, 1: {NAME: None}}, {NAME: None}, {})
     assert (finding.verdict, finding.summary) == (Verdict.FAIL, f"{NAME} on rank 1 was not observed")
+
+
+def test_what_could_not_be_measured_is_unknown_unless_another_fact_is_wrong() -> None:
+    facts: Facts = {"elements": 4, "buckets": [4], NAME: MEAN}
+    unmeasured = Unmeasured("this DDP moves gradients by send")
+    observed: Facts = {**facts, "elements": unmeasured, "buckets": unmeasured}
+    finding = _check({0: facts, 1: facts}, facts, observed)
+    why = "elements and 1 more fact(s) could not be measured: this DDP moves gradients by send"
+    assert (finding.verdict, finding.summary) == (Verdict.UNKNOWN, why)
+    finding = _check({0: facts, 1: facts}, {**facts, "buckets": []}, observed)
+    assert (finding.verdict, finding.summary[:15]) == (Verdict.FAIL, "buckets on rank")
+    assert _check({0: {NAME: MEAN}, 1: {NAME: MEAN}}, facts, observed).verdict is Verdict.PASS
 
 
 def test_unknown_when_a_rank_did_not_report() -> None:

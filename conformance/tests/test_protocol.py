@@ -166,22 +166,31 @@ def test_after_a_refusal_of_every_rank_only_what_all_issued_is_compared(
     assert finding.verdict is verdict
 
 
-def test_gradients_are_floating_reductions_in_backward() -> None:
+def test_gradients_are_what_moves_floating_numbers_in_backward() -> None:
     assert is_gradient(collective())
     assert is_gradient(collective(dtypes=("complex64",)))
     assert is_gradient(collective(op="reduce_scatter_tensor", dtypes=("bfloat16",)))
     assert not is_gradient(collective(dtypes=("int32",)))
     assert not is_gradient(collective(phase="forward"))
-    assert not is_gradient(collective(op="all_to_all_single"))
+    assert is_gradient(collective(op="all_to_all_single"))
+    assert is_gradient(collective(op="send"))
+    assert not is_gradient(collective(op="barrier", dtypes=()))
 
 
 def test_silent_no_sync() -> None:
     assert _check("silent_no_sync", gradients(4)).verdict is Verdict.PASS
-    own = (collective(op="all_to_all", sync=False), collective(1, phase="forward", sync=False))
+    own = (collective(dtypes=("int64",), sync=False), collective(1, phase="forward", sync=False))
     assert _check("silent_no_sync", own).verdict is Verdict.PASS
     finding = _check("silent_no_sync", gradients(4), gradients(4, sync=False))
     assert finding.verdict is Verdict.FAIL
     assert finding.summary.startswith("rank 1 issued all_reduce #0 (4 x float32, sum) in backward inside no_sync")
+
+
+@pytest.mark.parametrize("op", ["all_gather", "send", "all_to_all_single", "broadcast"])
+def test_no_sync_is_silent_whatever_the_operation(op: str) -> None:
+    finding = _check("silent_no_sync", (collective(op=op, sync=False),))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.summary.startswith(f"rank 0 issued {op} #0")
 
 
 def test_nothing_in_flight() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conformance.history import Collective
-from conformance.observation import Ending, Observation, Raised
+from conformance.observation import Ending, Observation, Raised, Unmeasured
 from conformance.workers.channel import pair
 from conformance.workers.messages import Answer, FromRank
 from conformance.workers.tensors import portable
@@ -83,7 +83,7 @@ def test_an_observation() -> None:
     observation = Observation(
         1,
         Ending("killed", 9, "killed by SIGKILL"),
-        facts={"construct": Raised("E", ("E", "Exception"), "m"), "loss": 1.5, "grad": None},
+        facts={"construct": Raised("E", ("E", "Exception"), "m"), "loss": 1.5, "grad": None, "size": Unmeasured("why")},
         history=(Collective(0, "all_reduce", "default", ((2, 3),), ("float32",), "sum"),),
     )
     assert sent(observation) == observation

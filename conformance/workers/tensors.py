@@ -15,9 +15,9 @@ import torch
 from msgspec.msgpack import Ext, decode, encode
 from torch import Tensor
 
-from conformance.observation import Observation, Raised
+from conformance.observation import Observation, Raised, Unmeasured
 
-_STRIDED, _SPARSE, _RAISED = 1, 2, 3
+_STRIDED, _SPARSE, _RAISED, _UNMEASURED = 1, 2, 3, 4
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -43,18 +43,20 @@ def portable(observation: Observation) -> Observation:
     """Return the observation with facts that a `Channel` can send.
 
     Raises:
-        TypeError: a fact is neither a tensor on the CPU nor a `Raised` nor JSON data.
+        TypeError: a fact is neither a tensor on the CPU nor `Raised` nor `Unmeasured` nor JSON data.
 
     """
     return replace(observation, facts={name: _data(value) for name, value in observation.facts.items()})
 
 
-def from_extension(code: int, data: memoryview) -> Tensor | Raised:
-    """Return the tensor or exception of an extension; raises `ValueError` for data that describe none."""
+def from_extension(code: int, data: memoryview) -> Tensor | Raised | Unmeasured:
+    """Return the tensor, exception or `Unmeasured` of an extension; raises `ValueError` for data that describe none."""
     if code == _STRIDED:
         return _dense(decode(data, type=Strided))
     if code == _RAISED:
         return decode(data, type=Raised)
+    if code == _UNMEASURED:
+        return decode(data, type=Unmeasured)
     if code != _SPARSE:
         raise ValueError(f"unknown extension {code}")
     one = decode(data, type=Sparse)
@@ -68,6 +70,8 @@ def _data(value: Any) -> Any:
         return _extension(value)
     if isinstance(value, Raised):
         return Ext(_RAISED, encode(value))
+    if isinstance(value, Unmeasured):
+        return Ext(_UNMEASURED, encode(value))
     if isinstance(value, (list, tuple)):
         return [_data(item) for item in value]
     if isinstance(value, dict):
@@ -77,7 +81,7 @@ def _data(value: Any) -> Any:
             return plain(value)  # a number of NumPy is a float too, but no data
     if value is None:
         return None
-    raise TypeError(f"facts are tensors, Raised or JSON data, got {type(value).__name__}")
+    raise TypeError(f"facts are tensors, Raised, Unmeasured or JSON data, got {type(value).__name__}")
 
 
 def _extension(tensor: Tensor) -> Ext:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.checkers.protocol import is_gradient
+from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
+from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.expected import Satisfies
@@ -98,10 +99,22 @@ def accumulation(ctx: RankContext) -> None:
                 for part in range(_num_forwards(kind, ctx.rank))
             ]
             prefix = f"step{index}/micro{micro}"
-            issued = sum(map(is_gradient, ctx.collectives()[before:]))
+            issued = sum(moves_gradients(one, module) for one in ctx.collectives()[before:])
             ctx.observe(f"{prefix}/num_gradient_collectives", issued)
             ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
             ctx.observe_gradients(prefix, module)
+
+
+def moves_gradients(collective: Collective, module: nn.Module) -> bool:
+    """Whether a collective can hold what a rank sends of its gradients, in whatever phase and as whatever dtype.
+
+    The module has no buffers and issues nothing itself. Numbers that are not floating are small agreements, unless they
+    take as many bytes as the gradients.
+    """
+    if holds_floats(collective):
+        return True
+    in_all = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+    return bool(collective.dtypes) and collective.numel * getattr(torch, collective.dtypes[0]).itemsize >= in_all
 
 
 class _Phases:

@@ -1,16 +1,20 @@
 """Mutants of chapter accumulation: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
 import contextlib
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.mutants.bases import NothingToWaitFor, Reducing
+from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.parameter_usage import ParameterUsage
@@ -24,6 +28,37 @@ class ReducesInsideNoSync(TorchDDP):
     def no_sync(self) -> Iterator[None]:
         """Do nothing."""
         yield
+
+
+class GathersInsideNoSync(ActsAfterBackward):
+    """BUG: gradients are averaged by all_gather, and gathered inside `no_sync`, too, where nobody uses what comes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_comm_hook(self.process_group, _mean_of_gathered)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Note whether the forward is local."""
+        self.is_local = not self.require_backward_grad_sync
+        return super().forward(*inputs, **kwargs)
+
+    def after_reduced(self) -> None:
+        """Gather what this rank has accumulated."""
+        if self.is_local:
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            _gathered(self.process_group, torch.cat([gradient.reshape(-1) for gradient in gradients]))
+
+
+def _gathered(group: dist.ProcessGroup, flat: Tensor) -> Tensor:
+    parts = [torch.empty_like(flat) for _ in range(group.size())]
+    dist.all_gather(parts, flat, group=group)
+    return torch.stack(parts)
+
+
+def _mean_of_gathered(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    mean: Future[Tensor] = Future()
+    mean.set_result(_gathered(group, bucket.buffer()).sum(0) / group.size())
+    return mean
 
 
 class BackwardDecides(Reducing):

@@ -143,6 +143,8 @@ def _alone_later(world_size: int, rank: int, step: int) -> Sequence[int]:
 
 _HALF = ("float16",)
 _BRAIN = ("bfloat16",)
+#: The gradients themselves are bytes.
+_SCALES = ("float32",)
 
 HOOKS: Mapping[str, ReadyMade] = {
     "allreduce": ReadyMade(_hook(allreduce_hook)),
@@ -155,8 +157,8 @@ HOOKS: Mapping[str, ReadyMade] = {
     "fp16_wrapped_noop": ReadyMade(_hook(fp16_compress_wrapper(noop_hook)), _alone, wire=()),
     "bf16": ReadyMade(_hook(bf16_compress_hook), wire=_BRAIN),
     "bf16_wrapper": ReadyMade(_hook(bf16_compress_wrapper(allreduce_hook)), wire=_BRAIN),
-    "quantised_tensor": ReadyMade(_quantised(quantization_pertensor_hook), wire=()),
-    "quantised_channel": ReadyMade(_quantised(quantization_perchannel_hook), wire=()),
+    "quantised_tensor": ReadyMade(_quantised(quantization_pertensor_hook), wire=_SCALES),
+    "quantised_channel": ReadyMade(_quantised(quantization_perchannel_hook), wire=_SCALES),
     "noop": ReadyMade(_hook(noop_hook), _alone, wire=()),
     "noop_type": ReadyMade(_typed(DDPCommHookType.NOOP), _alone, wire=()),
     "post_local": ReadyMade(_post_local(reduces=True), _subgroup_later, subgroups=True),
@@ -169,7 +171,7 @@ def ready_made_hook(ctx: RankContext) -> None:
     """Reduce gradients with the hook of `HOOKS` that argument `hook` names. All ranks run it.
 
     `gradients`: "small" (exact in half precision), "large" (about to overflow it) or "bytes" (exact in 8 bits).
-    Observes `step<k>/grad/<name>` and `step<k>/wire`, the dtypes of the reductions issued in backward.
+    Observes `step<k>/grad/<name>` and `step<k>/wire`, the floating dtypes that backward communicates.
     """
     hook = HOOKS[ctx.arguments["hook"]]
     memberships = [subgroup_of(ctx.world_size, 0), subgroup_of(ctx.world_size, ctx.world_size - 1)]

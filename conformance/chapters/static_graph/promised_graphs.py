@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts, Raised
+from conformance.observation import Facts, Raised, Unmeasured
 from conformance.oracles.expected import AnyOf, Raises, Satisfies
 from conformance.oracles.steps import StepFunction, simulate_steps
 from conformance.own_mistake import certain
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
+from conformance.programs.gradient_traffic import num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
@@ -333,25 +334,28 @@ class Spare(nn.Module):
 def learnt_unused(ctx: RankContext) -> None:
     """Train `Spare` in buckets of a few vectors; argument `spare` is how many vectors are never used. All ranks run it.
 
-    Observes gradients, and for each step `buckets`, the elements of each gradient collective, and `issued_before_last`,
-    how many of them were issued when the last gradient was computed.
+    Observes gradients, and for each step `buckets`, the elements of each gradient collective (`Unmeasured` where a DDP
+    reduces otherwise than by all-reduces of them), and `issued_before_last`, how many of them were issued when the last
+    gradient was computed.
     """
     module: Any = _spare(ctx.scenario).to(ctx.device)
-    issued = 0
+    gradients = {"float32": sum(parameter.numel() for parameter in module.parameters())}
+    before = overlapping = issued = 0
 
     def last_gradient(_: Tensor) -> None:
         nonlocal issued
-        issued = len([each for each in ctx.collectives()[before:] if is_gradient(each)])
+        issued = num_issued(lambda: ctx.collectives()[before:], overlapping)
 
     module.used[0].register_hook(last_gradient)
     model = ctx.wrap(module)
-    before = 0
 
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-        nonlocal before
-        before = len(ctx.collectives())
+        nonlocal before, overlapping
+        before, overlapping = len(ctx.collectives()), int(turn.step >= 2)
         turn.backward(turn.loss(turn.forward(model, turn.inputs(64))))
-        buckets = [each.numel for each in ctx.collectives()[before:] if is_gradient(each)]
+        reduced = ctx.collectives()[before:]
+        why_not = uncounted(reduced, gradients, ctx.world_size)
+        buckets = Unmeasured(why_not) if why_not else [each.numel for each in reduced if is_gradient(each)]
         return {"issued_before_last": issued, "buckets": buckets}
 
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS))
