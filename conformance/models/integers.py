@@ -66,7 +66,7 @@ class RankStep:
         coefficients = UNIT * integers(*output.shape, key=key, dtype=output.real.dtype)
         return (output * coefficients.to(output.device)).real.sum()
 
-    def forward(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Call `model` as phase `forward`."""
         with self.phase("forward"):
             return model(*args, **kwargs)

@@ -81,6 +81,52 @@ class Tied(nn.Module):
         return output
 
 
+class Twins(nn.Module):
+    """Layers whose weights share memory and are two parameters, and one that begins inside the memory of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, WIDTH)
+        self.decoder = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH - 1, bias=False)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.data)
+        self.last.weight = nn.Parameter(self.encoder.weight.data[1:])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH - 1."""
+        output: Tensor = self.last(self.decoder(self.encoder(inputs)))
+        return output
+
+
+#: Names to ignore, and names that somebody might take for them who compares in another way than as a whole: they have
+#: one of them as a beginning, an end or a part, are a part of one, or match one as a pattern or without regard to case.
+IGNORED_NAMES = ("net.layer1.weight", "net.bias", "net.w*", "net.table?")
+_NEIGHBOURS_OF_IGNORED = (
+    "net.layer10.weight", "net.layer1.weight2", "net.layer1.weight_orig", "net.layer1.bias", "net.layer1.w",
+    "net.layer1.Weight", "net.layer1_weight", "net.layer2.weight", "net.biases", "net.bia", "net.Bias", "net.wide",
+    "net.w", "net.table1", "net_.bias", "sub.net.bias", "sub.net.layer1.weight", "subnet.bias", "layer1.weight", "bias",
+)  # fmt: skip
+
+
+class ManyNames(nn.Module):
+    """A vector under every name, each of which has a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in (*IGNORED_NAMES, *_NEIGHBOURS_OF_IGNORED):
+            *path, own = name.split(".")
+            owner: nn.Module = self
+            for part in path:
+                if part not in dict(owner.named_children()):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter(own, nn.Parameter(torch.empty(WIDTH)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of WIDTH."""
+        return torch.stack([inputs * vector * (1 + index) for index, vector in enumerate(self.parameters())]).sum(0)
+
+
 class Odd(nn.Module):
     """A scalar parameter, one without elements, and an ordinary one."""
 
@@ -271,8 +317,10 @@ USES: Mapping[str, Use] = {
     "gradient_set_before": Use(layers, _gradient_set_before),
     "used_twice": Use(Twice, _ordinary),
     "tied": Use(Tied, _ordinary),
+    "twins": Use(Twins, _ordinary),
     "odd_shapes": Use(Odd, _ordinary),
     "ignored_in_root": Use(Twice, _ordinary, ignored=("shared",)),
+    "ignored_among_neighbours": Use(ManyNames, _ordinary, ignored=IGNORED_NAMES),
     "ignored_in_child": Use(layers, _ordinary, ignored=("0.bias", "1.weight")),
     "partial_backward": Use(layers, _partial_backward, refusal=_REFUSAL, num_steps=1),
     "two_wrappers": Use(_pair, _two_wrappers, _wrap_each),

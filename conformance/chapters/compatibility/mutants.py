@@ -6,11 +6,14 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from unittest import mock
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel, sync_batch_norm
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 
@@ -113,3 +116,19 @@ class TakesNoSubclassSeriously(DistributedDataParallel):
         self.__class__ = DistributedDataParallel  # type: ignore[assignment]
         DistributedDataParallel.__init__(self, module, **options)
         self.__class__ = kind
+
+
+class ForgetsSecondOrder(DistributedDataParallel):
+    """BUG: the gradient of SyncBatchNorm passes for a constant, so that a gradient penalty has no effect."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        with mock.patch.object(sync_batch_norm, "_NormaliseOverRanks", _Normalise):
+            return super().forward(*inputs, **kwargs)
+
+
+class _Normalise(sync_batch_norm._NormaliseOverRanks):
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            return sync_batch_norm._NormaliseOverRanks.backward(ctx, *grads)

@@ -80,6 +80,16 @@ def _more_from_users() -> Iterator[Scenario]:
             "COMPAT-08", f"synchronised-mean{suffix}", "synchronised_statistics", world_size, options=options,
             deadline_s=8.0,
         )  # fmt: skip
+    for suffix, options, world_size in (
+        ("", {}, 1),
+        ("", {}, 2),
+        ("", {}, 3),
+        ("-view", _VIEW, 2),
+        ("-unused", _FIND, 2),
+    ):
+        yield _of_chapter(
+            "COMPAT-13", f"penalty{suffix}", "penalised_norm", world_size, options=options, deadline_s=8.0
+        )
     for suffix, options in _VARIANTS:
         yield _of_chapter("COMPAT-09", f"buffer-elsewhere{suffix}", "misplaced_buffer", 2, options=options)
     for suffix, options, world_size in _variants():

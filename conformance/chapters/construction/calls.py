@@ -7,7 +7,7 @@ handles arguments by name, or looks for tensors in some containers alone, goes w
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -59,6 +59,26 @@ class Cache:
         self.value = value
 
 
+class Batch(dict[Any, Any]):
+    """A dictionary that is made from something else than its items, and has an attribute."""
+
+    def __init__(self, size: int, **items: Any) -> None:
+        super().__init__(items)
+        self.size = size
+
+
+class Rows(list[Any]):
+    """A list that is made from something else than its items, and has an attribute."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__([first, second])
+        self.origin = "origin"
+
+
+class Couple(tuple[Any, ...]):
+    """A tuple of a class of its own."""
+
+
 class Absent:
     """The default of every parameter of forward: what was left out is this very object."""
 
@@ -77,6 +97,11 @@ CONTAINERS: Mapping[str, Callable[[Callable[[], Tensor]], Any]] = {
     "dataclass": lambda leaf: Record(leaf()),
     "frozen_dataclass": lambda leaf: Frozen(leaf(), [1, 2]),
     "nested": lambda leaf: {"x": [(leaf(), None), {"y": Named(leaf(), leaf().detach())}], "z": Record(leaf())},
+    "default_dict": lambda leaf: defaultdict(list, a=leaf(), b=[leaf()]),
+    "counter": lambda leaf: Counter({"a": leaf(), "b": 2}),
+    "own_dict": lambda leaf: Batch(2, a=leaf(), b=[leaf()]),
+    "own_list": lambda leaf: Rows(leaf(), Batch(3, c=leaf())),
+    "own_tuple": lambda leaf: Couple((leaf(), None)),
     "object": lambda leaf: Cache(leaf()),
     "twice": lambda leaf: [leaf()] * 2,
     "constant": lambda leaf: leaf().detach(),
@@ -84,6 +109,12 @@ CONTAINERS: Mapping[str, Callable[[Callable[[], Tensor]], Any]] = {
     "nothing": lambda _: None,
     "text": lambda _: "text",
 }
+
+#: Names that a DDP's own methods may have for their parameters.
+NAMES_OF_METHODS = (
+    "args", "backend", "buffers", "compiler", "device", "dtype", "fn", "forward", "function", "group", "hook", "input",
+    "inputs", "kwargs", "model", "module", "obj", "output", "outputs", "self_", "step", "target", "tensors", "value",
+)  # fmt: skip
 
 #: Places by name: each returns the positional and the keyword arguments of a call that hands the value over there.
 PLACES: Mapping[str, Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any]]]] = {
@@ -93,6 +124,7 @@ PLACES: Mapping[str, Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any]]]]
     "by_name": lambda value: ((), {"second": value}),
     "keyword_only": lambda value: ((), {"named": value}),
     "unknown_name": lambda value: ((7,), {"named": None, "other": value, "more": 0.5}),
+    "names_of_methods": lambda value: ((7,), {**dict.fromkeys(NAMES_OF_METHODS, 0.5), "inputs": value}),
 }
 
 
@@ -115,8 +147,8 @@ class Receiver(nn.Module):
         return output
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield `value` and everything in it, in order."""
+def parts(value: Any) -> Iterator[Any]:
+    """Yield `value` and everything in it, in order, attributes of containers last."""
     yield value
     if isinstance(value, Mapping):
         inner = list(value.values())
@@ -126,12 +158,16 @@ def _parts(value: Any) -> Iterator[Any]:
         inner = [getattr(value, field.name) for field in fields(value)]
     else:
         inner = list(vars(value).values()) if isinstance(value, Cache) else []
+    if isinstance(value, Batch | Rows):
+        inner += vars(value).values()
+    if isinstance(value, defaultdict):
+        inner.append(value.default_factory)
     for item in inner:
-        yield from _parts(item)
+        yield from parts(item)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in _parts(value) if isinstance(part, Tensor)]
+    return [part for part in parts(value) if isinstance(part, Tensor)]
 
 
 def _identity(part: Any) -> int:
@@ -142,7 +178,7 @@ def _identity(part: Any) -> int:
 def _shown(value: Any, given: Mapping[int, int]) -> list[Any]:
     """Return what every part of `value` is: its type, and which of the `given` parts; of tensors all else as well."""
     shown: list[Any] = []
-    for part in _parts(value):
+    for part in parts(value):
         kind = type(part).__name__ if not isinstance(part, Mapping) else f"{type(part).__name__} of {list(part)}"
         if isinstance(part, Tensor):
             shown.append([kind, f"memory of part {given.get(_identity(part))}", part.requires_grad, part])
@@ -162,7 +198,7 @@ def _call(model: Any, turn: RankStep, place: str, container: str) -> Mapping[str
 
     args, kwargs = PLACES[place](CONTAINERS[container](leaf))
     given: dict[int, int] = {id(ABSENT): 0}
-    for number, part in enumerate(_parts([*args, *kwargs.values()]), 1):
+    for number, part in enumerate(parts([*args, *kwargs.values()]), 1):
         given.setdefault(_identity(part), number)
     output = turn.forward(model, *args, **kwargs)
     turn.backward(turn.loss(output))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
 from typing import Any, Self
 from unittest import mock
@@ -371,6 +372,70 @@ class AlwaysRecurses(DistributedDataParallel):
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
         """Yield all parameters."""
         return super().named_parameters(prefix, True, remove_duplicate)
+
+
+class NamesCollide(DistributedDataParallel):
+    """BUG: no keyword argument of forward may have a name of the DDP's own, `inputs`."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self._run(inputs=inputs, **kwargs)
+
+    def _run(self, inputs: Any, **kwargs: Any) -> Any:
+        return super().forward(*inputs, **kwargs)
+
+
+class _IgnoringAlike(DistributedDataParallel):
+    """Ignores parameters whose names are alike."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        ignored: Any = module.__dict__.get("_ddp_params_and_buffers_to_ignore")
+        if ignored:
+            alike = {name for name, _ in module.named_parameters() if any(self.is_like(name, each) for each in ignored)}
+            module._ddp_params_and_buffers_to_ignore = sorted(alike.union(ignored))  # type: ignore[assignment]
+        super().__init__(module, *args, **kwargs)
+        if ignored:
+            module._ddp_params_and_buffers_to_ignore = ignored
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        raise NotImplementedError
+
+
+class IgnoresByPrefix(_IgnoringAlike):
+    """BUG: a parameter is ignored if its name begins with a name to be ignored."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return name.startswith(ignored)
+
+
+class IgnoresBySuffix(_IgnoringAlike):
+    """BUG: a parameter is ignored if its name ends with a name to be ignored, after a dot."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return name.endswith(f".{ignored}")
+
+
+class IgnoresByPattern(_IgnoringAlike):
+    """BUG: names to be ignored are taken for patterns."""
+
+    def is_like(self, name: str, ignored: str) -> bool:
+        """Whether `name` is ignored."""
+        return fnmatch.fnmatchcase(name, ignored)
+
+
+class DedupsByPointer(DistributedDataParallel):
+    """BUG: shared parameters are recognised by their memory, so that of two in one place only one is averaged."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        first: dict[Any, ManagedParameter] = {}
+        for member in members:
+            key = member.parameter.data_ptr() if member.parameter.numel() else member.name
+            first.setdefault(key, dataclasses.replace(member, index=len(first)))
+        super()._attach_reducer(list(first.values()))
+        self._watch._averaged |= {member.parameter for member in members}
 
 
 def _detached(leaf: Any) -> Any:

@@ -141,7 +141,7 @@ def _calls() -> Iterator[Scenario]:
                 "CONS-23", f"hooks{'-find-unused' * find_unused}", "autograd_use", world_size,
                 arguments={"use": "module_hooks"}, options={"find_unused_parameters": find_unused},
             )  # fmt: skip
-    for use in ("ignored_in_root", "ignored_in_child"):
+    for use in ("ignored_in_root", "ignored_in_child", "ignored_among_neighbours"):
         for find_unused in (False, True):
             for world_size in (2, 3):
                 yield _scenario(
@@ -149,7 +149,7 @@ def _calls() -> Iterator[Scenario]:
                     arguments={"use": use}, options={"find_unused_parameters": find_unused},
                     needs=("ignored_parameters",),
                 )  # fmt: skip
-    for use in ("tied", "odd_shapes"):
+    for use in ("tied", "odd_shapes", "twins"):
         for as_view in (False, True):
             for world_size in (2, 3):
                 scenario = _scenario(

@@ -16,6 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing, summed
+from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
@@ -464,3 +465,84 @@ class DividesWhatHasMovedTwice(Reducing):
                 if bucket.has_large and parameter.grad is view:
                     view.div_(self.divisor)
             return super()._collected(bucket)
+
+
+class MultipliesByZero(Reducing):
+    """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
+
+    class OwnReducer(Reducer):
+        """Takes products with 0 for zeros."""
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
+                return super()._collected(bucket)
+
+
+class JoinMultipliesByZero(Reducing):
+    """BUG: a rank that has joined contributes what its buckets held before, times 0."""
+
+    class OwnReducer(Reducer):
+        """Takes products with 0 for zeros."""
+
+        def _contribute_zeros(self) -> None:
+            with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
+                super()._contribute_zeros()
+
+
+class ReadsGradientsAheadOfHooks(Reducing):
+    """BUG: gradients are read in hooks registered at construction: what later hooks of the user do is lost."""
+
+    class OwnReducer(Reducer):
+        """Averages what it has read."""
+
+        read: dict[Tensor, Tensor]
+
+        def _collected(self, bucket: Bucket) -> Tensor:
+            for parameter in bucket.parameters:
+                read = self.read.pop(parameter, None)
+                if read is not None and not torch.equal(read, present(parameter.grad)):
+                    parameter.grad = read
+            return super()._collected(bucket)
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        read: dict[Tensor, Tensor] = {}
+        for member in members:
+            member.parameter.register_post_accumulate_grad_hook(
+                lambda parameter: read.update({parameter: present(parameter.grad).clone()})
+            )
+        super()._attach_reducer(members)
+        self.reducer.read = read  # type: ignore[attr-defined]
+
+
+class NoSyncIsGlobal(DistributedDataParallel):
+    """BUG: whether gradients are synchronised is one switch of all wrappers."""
+
+    switch = [True]
+
+    @property
+    def require_backward_grad_sync(self) -> bool:  # type: ignore[override]
+        """The switch."""
+        return self.switch[0]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "require_backward_grad_sync":
+            self.switch[0] = value
+        else:
+            super().__setattr__(name, value)
+
+
+class PoolsBuckets(Reducing):
+    """BUG: buckets of all wrappers share memory, by place and size: two that reduce at a time overwrite each other."""
+
+    class OwnReducer(Reducer):
+        """Takes memory from a pool."""
+
+        pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+        def _launch(self, bucket: Bucket) -> None:
+            if not bucket.sparse and not bucket.holds_gradients:
+                bucket.claim()
+                key = bucket.index, bucket.flat.numel(), bucket.flat.dtype
+                bucket.flat = self.pool.setdefault(key, bucket.flat)
+                bucket.views = bucket.views_into(bucket.flat)
+            super()._launch(bucket)

@@ -9,6 +9,8 @@ from conformance.chapters.gradients import stand_ins
 from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
 from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
+from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
+from conformance.chapters.gradients.local_hooks import MOMENTS as MOMENTS_OF_HOOKS
 from conformance.chapters.in_chapter import in_chapter
 from conformance.models.catalogue import get_fixture
 from conformance.programs.autograd_uses import USES
@@ -51,6 +53,9 @@ def scenarios() -> Iterator[Scenario]:
     yield from _changed()
     yield from _stand_ins()
     yield from _shared_memory()
+    yield from _overflows()
+    yield from _local_hooks()
+    yield from _neighbours()
 
 
 def _means() -> Iterator[Scenario]:
@@ -277,4 +282,64 @@ def _stand_ins() -> Iterator[Scenario]:
                 yield _scenario(
                     "GRAD-35", f"{use.replace('_', '-')}{suffix}", "stand_ins", 2, options=options,
                     arguments={"use": use}, deadline_s=8.0,
+                )  # fmt: skip
+
+
+def _overflows() -> Iterator[Scenario]:
+    plain, alone = {"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 0.00001}
+    alternating, by_rank = {"branches": "alternating"}, {"branches": "by_rank"}
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+        ("unused", _FIND, alternating, ()), ("unused-by-some", _FIND, by_rank, ()),
+        ("unused-by-all", _FIND, {"branches": "one"}, ()),
+        ("unused-zeroed", _FIND, {**alternating, "set_to_none": False}, ()),
+        ("unused-alone", {**_FIND, **alone}, alternating, ()),
+        ("unused-local", _FIND, {**alternating, "local": 1}, ("no_sync",)),
+        ("unused-hook", _FIND, {**alternating, "hook": True}, ("comm_hook",)),
+        ("static", {"static_graph": True}, by_rank, ()),
+        ("join", plain, {"branches": "both", "joins": True}, ("join",)),
+        ("join-alone", alone, {"branches": "both", "joins": True}, ("join",)),
+        ("join-unused", _FIND, {**alternating, "joins": True}, ("join",)),
+        ("local", plain, {"branches": "both", "local": 2}, ("no_sync",)),
+    )  # fmt: skip
+    for slug, options, arguments, needs in ways:
+        for as_view in (False, True):
+            for world_size, ranks in ((2, [1]), (3, [0, 1, 2])):
+                yield _scenario(
+                    "GRAD-38", f"{slug}{'-view' * as_view}", "overflowed_step", world_size, needs=needs,
+                    options={**options, "gradient_as_bucket_view": as_view}, arguments={**arguments, "ranks": ranks},
+                )  # fmt: skip
+
+
+def _local_hooks() -> Iterator[Scenario]:
+    alone: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+    local, by_rank = {"local": 1}, {"branches": "by_rank"}
+    ways: tuple[tuple[str, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+        ("", {}, {}, ()), ("-view", _VIEW, {}, ()), ("-alone", alone, {}, ()), ("-alone-view", alone | _VIEW, {}, ()),
+        ("-static", {"static_graph": True}, {}, ()), ("-unused", _FIND, by_rank, ()),
+        ("-unused-view", _FIND | _VIEW, by_rank, ()), ("-local", {}, local, ("no_sync",)),
+        ("-local-view", _VIEW, local, ("no_sync",)),
+    )  # fmt: skip
+    for moment in MOMENTS_OF_HOOKS:
+        for kind in KINDS_OF_HOOKS:
+            # How a reducer is told of what a tensor hook returns does not depend on its options.
+            for suffix, options, arguments, needs in ways[:1] if kind == "returns" else ways:
+                for world_size in (2,) if suffix else (2, 3):
+                    yield _scenario(
+                        "GRAD-39", f"{moment}-{kind.replace('_', '-')}{suffix}", "local_hooks", world_size,
+                        options=options, needs=needs, arguments={**arguments, "moment": moment, "kind": kind},
+                    )  # fmt: skip
+
+
+def _neighbours() -> Iterator[Scenario]:
+    alone: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+    for suffix, options in (("", {}), ("-view", _VIEW), ("-alone", alone), ("-alone-view", alone | _VIEW),
+                            ("-unused", _FIND)):  # fmt: skip
+        for which, arguments, needs in (
+            ("", {}, ("no_sync",)), ("-frozen", {"freezes": True}, ("no_sync",)),
+            ("-joined", {"joins": True}, ("no_sync", "join")),
+        ):  # fmt: skip
+            for world_size, seed in ((2, 0), (3, 1)):
+                yield _scenario(
+                    "GRAD-24", f"neighbours{which}{suffix}", "neighbours", world_size, options=options, needs=needs,
+                    arguments=arguments, seed=seed,
                 )  # fmt: skip

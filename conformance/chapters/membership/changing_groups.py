@@ -25,6 +25,9 @@ from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
+#: What a rank may do in a step that has no backward.
+_WITHOUT_BACKWARD = ("forward", "evaluate")
+
 
 class Team(nn.Module):
     """Three layers in a row and one beside them; if asked, a buffer that adds up the sums of all inputs."""
@@ -69,8 +72,9 @@ def _phases(scenario: Scenario) -> list[tuple[list[int], list[str]]]:
     """Return the course: for each phase its members, and one word per step.
 
     Argument `phases` holds a list [members, steps] for each. The words: `step` trains; `bomb` raises in the middle of
-    backward; `forward` runs no backward; `local` runs a backward under `no_sync` and keeps its gradients for the next
-    step. A word may end with `:` and what the forward uses, `b` for the layer beside.
+    backward; `forward` runs no backward; `evaluate` runs none either and records no graph; `local` runs a backward
+    under `no_sync` and keeps its gradients for the next step. A word may end with `:` and what the forward uses, `b`
+    for the layer beside.
     """
     return [(list(members), list(steps)) for members, steps in scenario.arguments["phases"]]
 
@@ -187,8 +191,9 @@ def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str, late
             _backward(model, turn, 0, uses)
         ctx.observe_gradients(f"step{index}", module)
         return
-    if word == "forward":
-        turn.forward(model, turn.inputs(4, 3), uses)
+    if word in _WITHOUT_BACKWARD:
+        with torch.set_grad_enabled(word == "forward"):
+            turn.forward(model, turn.inputs(4, 3), uses)
         return
     if word == "bomb":
         module.armed = True
@@ -255,7 +260,9 @@ def _simulate(
         module, turn = modules[rank], RankStep(rank, index)
         if word == "bomb":
             facts[rank][f"step{index}/raised"] = Raises(("ArithmeticError",), ("bomb",))
-        elif word != "forward":
+        elif word in _WITHOUT_BACKWARD:
+            module(turn.inputs(4, 3), uses)
+        else:
             _backward(module, turn, 0, uses)
     if word == "step":
         _average([modules[rank] for rank in members])

@@ -143,6 +143,15 @@ class StopsSyncingBuffers(DistributedDataParallel):
         self.forward_sync_buffers = False
 
 
+class SyncsBuffersAsBefore(DistributedDataParallel):
+    """BUG: after `_update_process_group` each rank synchronises buffers if its own last forward asked for that."""
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        before = self.require_forward_param_sync
+        super()._update_process_group(new_process_group)
+        self.require_forward_param_sync = before
+
+
 class _Talking(DistributedDataParallel):
     """Gives a DDP the way of talking to other ranks that a mutant defines."""
 

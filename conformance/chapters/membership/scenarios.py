@@ -39,6 +39,7 @@ def _scenario(
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     yield from _shrink_and_grow()
+    yield from _last_forwards()
     yield from _accidents()
     yield from _accumulation()
     yield from _hooks()
@@ -85,6 +86,19 @@ def _shrink_and_grow() -> Iterator[Scenario]:
         "MEMBER-02", "one-by-one", 3, ([1], _STEPS[:2]), ([0, 1], _STEPS[:2]), ([0, 1, 2], _STEPS),
         options=_EACH_ALONE,
     )  # fmt: skip
+
+
+def _last_forwards() -> Iterator[Scenario]:
+    """Ranks train alone and meet when their last forwards were of different kinds, or one has run none yet."""
+    ends: dict[str, list[str]] = {
+        "local": ["step", "local"], "evaluate": ["step", "evaluate"], "step": ["step"], "none": [],
+    }  # fmt: skip
+    for kinds in (("local", "step"), ("step", "local"), ("evaluate", "none"), ("none", "local"), tuple(ends)):
+        alone = [([rank], ends[kind]) for rank, kind in enumerate(kinds) if kind != "none"]
+        everybody = list(range(len(kinds)))
+        yield _scenario(
+            "MEMBER-02", f"after-{'-'.join(kinds)}", len(kinds), *alone, (everybody, _STEPS[:2]), buffer=True
+        )
 
 
 def _accidents() -> Iterator[Scenario]:

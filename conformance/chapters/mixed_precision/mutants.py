@@ -327,3 +327,43 @@ class KeepsWhatIsNotOffered(DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with mock.patch.object(mixed_precision, "_refuse_other_options"):
             super().__init__(*args, **kwargs)
+
+
+class CastsMakePlainDicts(_Casting):
+    """BUG: inputs in subclasses of dict, list and tuple arrive in plain ones."""
+
+    class OwnCaster(PrecisionCaster):
+        """Copies containers into plain ones, then casts."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Return `value`, cast."""
+            return super().cast_inputs(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    is_tuple = isinstance(value, tuple) and not hasattr(value, "_fields")
+    return tuple(_plain(item) for item in value) if is_tuple else value
+
+
+class CastsLoseAttributes(_Casting):
+    """BUG: dictionaries of inputs arrive in new ones of their class, which lack the attributes."""
+
+    class OwnCaster(PrecisionCaster):
+        """Makes dictionaries anew, then casts."""
+
+        def cast_inputs(self, value: Any) -> Any:
+            """Return `value`, cast."""
+            return super().cast_inputs(_anew(value))
+
+
+def _anew(value: Any) -> Any:
+    if isinstance(value, dict):
+        made = type(value).__new__(type(value))
+        for key, item in value.items():
+            made[key] = _anew(item)
+        return made
+    return tuple(_anew(item) for item in value) if type(value) is tuple else value

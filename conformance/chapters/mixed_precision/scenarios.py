@@ -59,6 +59,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _models()
     yield from _precisions()
     yield from _cases()
+    yield from _calls()
     yield from _wishes()
     yield from _casts()
     yield from _surface()
@@ -142,6 +143,12 @@ def _cases() -> Iterator[Scenario]:
         yield _case("MIXED-15", "branch_never_used", world_size, _HALF, options=_FIND)
         yield _case("MIXED-15", "branch_never_used", world_size, _HALF, options=_STATIC, slug="-static")
         yield _case("MIXED-14", "two_forwards", world_size, _HALF, options=_FIND, slug="-unused")
+        overflow: dict[str, Any] = {"branches": "by_rank", "ranks": [1]}
+        for slug, options in (("unused", _FIND), ("static", _STATIC)):
+            yield _scenario(
+                "MIXED-15", f"overflow-{slug}", "overflowed_step", world_size, _HALF, options=options,
+                arguments=overflow,
+            )  # fmt: skip
         yield _case("MIXED-13", "checkpoint_reentrant", world_size, _HALF, options=_STATIC, slug="-static")
     for slug, precision in (("-half", _HALF), ("-to-full", {"param_dtype": "float16", "reduce_dtype": "float32"})):
         for world_size in (2, 3):
@@ -149,6 +156,11 @@ def _cases() -> Iterator[Scenario]:
                 "MIXED-21", "layers", world_size, precision, slug=f"-hook{slug}", arguments={"hook": True},
                 needs=("comm_hook",),
             )  # fmt: skip
+
+
+def _calls() -> Iterator[Scenario]:
+    for slug, precision in (("half", _HALF), ("bfloat16", _BRAIN)):
+        yield _scenario("MIXED-05", f"every-call-{slug}", "mixed_precision_calls", 2, precision)
 
 
 def _wishes() -> Iterator[Scenario]:

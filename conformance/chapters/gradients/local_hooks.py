@@ -1,0 +1,107 @@
+"""Program `local_hooks`: hooks of the user that change a parameter's local gradient, whenever they were registered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
+from conformance.models.integers import RankStep, integers, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.steps import StepFunction, simulate_steps
+from conformance.own_mistake import present
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, run_steps
+from conformance.scenario import Scenario
+
+NUM_STEPS = 4
+#: When hooks are registered: before wrapping, after it, behind two steps, or in each step behind its forward.
+MOMENTS = ("before", "after", "later", "between")
+
+#: What a hook does: it may return another gradient, change the accumulated one in place, or put another in its place.
+KINDS = ("returns", "in_place", "replaces")
+
+
+def _factors(rank: int, name: str, shape: torch.Size) -> Tensor:
+    """Return what a hook multiplies a gradient by: others on every rank, and 0 for one element."""
+    factors = integers(*shape, key=("hook", rank, name), largest=2)
+    factors.view(-1)[rank % factors.numel()] = 0
+    return factors
+
+
+def _hook(kind: str, module: Any, rank: int, seen: dict[str, Tensor]) -> list[Any]:
+    """Register a hook on every parameter of `module`; return the handles. Hooks keep in `seen` what they are given."""
+
+    def returns(name: str, gradient: Tensor) -> Tensor:
+        seen[name] = gradient.clone()
+        return gradient * _factors(rank, name, gradient.shape).to(gradient.device)
+
+    def changes(name: str, parameter: Tensor) -> None:
+        before = present(parameter.grad)
+        after = returns(name, before)
+        parameter.grad = before.copy_(after) if kind == "in_place" else after
+
+    named = list(module.named_parameters())
+    if kind == "returns":
+        return [parameter.register_hook(partial(returns, name)) for name, parameter in named]
+    return [parameter.register_post_accumulate_grad_hook(partial(changes, name)) for name, parameter in named]
+
+
+def _step_of(scenario: Scenario, seen: Mapping[int, dict[str, Tensor]]) -> StepFunction:
+    moment, kind = scenario.arguments["moment"], scenario.arguments["kind"]
+    local, branches = scenario.arguments.get("local", 0), scenario.arguments.get("branches", "both")
+
+    def backward(model: Any, turn: RankStep, micro: int, register: Callable[[], list[Any]]) -> None:
+        inputs = turn.inputs(2, WIDTH, micro=micro)
+        loss = turn.loss(turn.forward(model, inputs, branches_of(branches, turn.rank, turn.step)), micro)
+        handles = register() if moment == "between" else []
+        turn.backward(loss)
+        for handle in handles:
+            handle.remove()
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        module = getattr(model, "module", model)
+        register = partial(_hook, kind, module, turn.rank, seen[turn.rank])
+        seen[turn.rank].clear()
+        if (moment, turn.step) in (("after", 0), ("later", 2)):
+            register()
+        for micro in range(local):
+            with getattr(model, "no_sync", contextlib.nullcontext)():
+                backward(model, turn, micro, register)
+        backward(model, turn, local, register)
+        return {f"seen/{name}": value for name, value in sorted(seen[turn.rank].items())}
+
+    return step
+
+
+def _build(scenario: Scenario, rank: int, seen: dict[str, Tensor]) -> nn.Module:
+    module = with_integer_weights(Branches(), scenario.seed)
+    if scenario.arguments["moment"] == "before":
+        _hook(scenario.arguments["kind"], module, rank, seen)
+    return module
+
+
+@program("local_hooks", invariants=("same_collectives", "nothing_in_flight"))
+def local_hooks(ctx: RankContext) -> None:
+    """Train with hooks of argument `kind` (of `KINDS`), registered at `moment` (of `MOMENTS`), on every parameter.
+
+    Arguments `local`: backwards under no_sync before each synchronised one, `branches`: those that ranks use. Observes
+    `step<k>/seen/<name>`, what the last call of each hook was given, and `step<k>/grad/<name>`. All ranks run it.
+    """
+    seen: dict[str, Tensor] = {}
+    module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)
+    step = _step_of(ctx.scenario, {ctx.rank: seen})
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
+
+
+@local_hooks.expects
+def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+    seen: dict[int, dict[str, Tensor]] = {rank: {} for rank in range(scenario.world_size)}
+    replicas = [_build(scenario, rank, mine) for rank, mine in seen.items()]
+    return simulate_steps(replicas, _step_of(scenario, seen), NUM_STEPS)
