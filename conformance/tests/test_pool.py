@@ -376,7 +376,9 @@ def test_an_error_that_is_no_exception_class_is_raised_all_the_same(controller: 
 
 def test_facts_that_cannot_travel_are_an_error_of_their_rank(controller: Controller) -> None:
     observations = run(controller, scenario("unreadable"))
-    assert str(observations[0].raised) == "TypeError: facts are tensors, Raised or JSON data, got Unreadable"
+    assert (
+        str(observations[0].raised) == "TypeError: facts are tensors, Raised, Unmeasured or JSON data, got Unreadable"
+    )
     assert observations[0].facts == {}
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from conformance.chapters.construction.calls import CALLS, CONTAINERS, PLACES, WIDTH, Receiver, parts
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.models.watched_layers import dtype_name
 from conformance.observation import Facts
+from conformance.programs.calls import CALLS, CONTAINERS, PLACES, WIDTH, Receiver, parts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
