@@ -93,6 +93,7 @@ def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedContr
     assert all(one.stack and one.history for one in seen.values())
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None:
     deadline_s = at_this_load(1.0)
     arguments = {"times": 4, "seconds": deadline_s / 2}

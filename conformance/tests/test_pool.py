@@ -298,6 +298,7 @@ def test_ranks_that_are_slow_get_more_time(controller: Controller) -> None:
     assert {str(seen.fate) for seen in run(controller, wanted).values()} == {"returned"}
 
 
+@pytest.mark.nightly
 def test_ranks_that_never_end_do_not_get_it_for_ever(controller: Controller) -> None:
     run(controller, scenario("idle"))
     started = time.monotonic()

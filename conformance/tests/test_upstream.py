@@ -102,6 +102,7 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     check_exclusions(load_exclusions(), tests)
 
 
+@pytest.mark.nightly
 def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
     announcement = tmp_path / "announcement"
     os.mkfifo(announcement)
