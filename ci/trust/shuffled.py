@@ -24,6 +24,13 @@ from conformance.subjects.subject import KNOWN
 from conformance.suite import load_scenarios
 from conformance.workers.controller import Controller
 
+TELL_EVERY_S = 60.0
+
+
+def tell(line: str) -> None:
+    """Print a line at once, wherever the output goes: a run takes an hour, and may be killed."""
+    print(line, flush=True)
+
 
 def burn() -> None:
     """Keep a processor busy until the parent is gone."""
@@ -43,7 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     scenarios = list(in_profile(arguments.profile, load_scenarios(), load_catalogue()))
     chooser = random.Random(arguments.seed)
-    started = time.monotonic()
+    started = told_at = time.monotonic()
     first: dict[tuple[str, str], str] = {}
     runs, changed, loads = 0, 0, []
     burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(arguments.load)]
@@ -58,8 +65,11 @@ def main() -> None:
                     if before != result.verdict.value or outcome.contaminated_by:
                         changed += 1
                         told = [finding.summary for finding in result.findings][:1]
-                        print(f"CHANGED {result.subject} {scenario.id}: {before}, {result.verdict.value} {told}")
+                        tell(f"CHANGED {result.subject} {scenario.id}: {before}, {result.verdict.value} {told}")
                 loads.append(os.getloadavg()[0])
+                if time.monotonic() - told_at >= TELL_EVERY_S:
+                    told_at = time.monotonic()
+                    tell(f"{runs} runs, {told_at - started:.0f} s, load {loads[-1]:.0f}: {changed} changed")
                 if runs >= arguments.runs or time.monotonic() - started >= arguments.seconds:
                     break
             else:
