@@ -64,8 +64,12 @@ def same_until_refused(evidence: Evidence) -> Finding:
 
     A rank may have launched buckets of a backward that raised there later than on other ranks. Nobody waits for them.
     """
-    refused = all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
-    return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not refused)
+    return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not _refused(evidence))
+
+
+def _refused(evidence: Evidence) -> bool:
+    """Whether every rank observed an exception, by which its DDP refused."""
+    return all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
 
 
 def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
@@ -102,11 +106,26 @@ def nothing_in_flight(evidence: Evidence) -> Finding:
 
     Precondition: every rank ran the program to its end.
     """
-    name = "nothing_in_flight"
+    return _none_in_flight("nothing_in_flight", evidence, lambda _: True)
+
+
+@_recorded("no_gradients_in_flight")
+def no_gradients_in_flight(evidence: Evidence) -> Finding:
+    """At the end, somebody has waited for every collective that moves gradients, or every rank has refused.
+
+    Values cannot tell for certain: what nobody waits for is often complete in time. Nobody need wait for what a
+    backward that raised had launched, nor for a notice to others that nobody reads, such as torch's in a join context.
+    Precondition: as for `nothing_in_flight`.
+    """
+    name = "no_gradients_in_flight"
+    return passed(name) if _refused(evidence) else _none_in_flight(name, evidence, is_gradient)
+
+
+def _none_in_flight(name: str, evidence: Evidence, matters: Callable[[Collective], bool]) -> Finding:
     if not evidence.all_returned:
         return unknown(name, "not every rank ran to its end, so collectives may rightly be unfinished")
     for one in evidence.by_rank:
-        flying = [collective for collective in one.history if not collective.finished]
+        flying = [collective for collective in one.history if matters(collective) and not collective.finished]
         if flying:
             return failed(
                 name,

@@ -18,6 +18,7 @@ CHECKERS = {
     "no_exception": "No rank raised an exception where none is demanded.",
     "no_hang": "Every rank came to its end in time; where one did not, the finding names the ranks it waited for.",
     "nothing_in_flight": "At the end every collective was waited for and is complete.",
+    "no_gradients_in_flight": "At the end every collective of gradients was waited for, but after a refusal.",
     "refuses_together": "Where one rank refuses with an exception, all do.",
     "same_collectives": "All ranks of a group issued matching collectives in the same order.",
     "same_number_each_step": "After the first step every backward takes the same number of collectives.",

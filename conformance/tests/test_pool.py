@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,9 +22,9 @@ from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS, OWNERS
 from conformance.workers import hearing as hearing_module
-from conformance.workers.channel import Channel, wait
+from conformance.workers.channel import Channel, pair, wait
 from conformance.workers.controller import Controller
-from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
+from conformance.workers.hearing import DEATH_GRACE_S, LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
 from conformance.workers.messages import FromRank, Seat
 from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteProcess
@@ -274,6 +274,33 @@ def test_a_stopped_rank_is_named_by_the_deadline(controller: Controller) -> None
     assert waits_in[-1].op == "all_reduce"
     assert waits_in[-1].phase == "backward"
     assert next_scenario_runs(controller)
+
+
+class KilledZygote:
+    """Stands for a zygote that was killed: its ranks are killed with it, and nobody reports how they end."""
+
+    gone, end, sources, is_stopped = True, "was killed by SIGKILL", (), False
+
+    def update(self) -> None: ...
+
+    def signal(self, seat: Seat, signum: int) -> None: ...
+
+    def exit_status(self, seat: Seat) -> None: ...
+
+
+def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_zygote_too(tmp_path: Path) -> None:
+    seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
+    ours, (first, late) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
+    zygote = cast(ZygoteProcess, KilledZygote())
+    heard = Hearing(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
+    first.close()
+    end = threading.Timer(3 * DEATH_GRACE_S, late.close)
+    end.start()
+    assert heard.listen()
+    assert end.finished.is_set()
+    assert all("process that forks ranks was killed by SIGKILL" in str(one.fate) for one in heard.others().values())
+    for channel in ours:
+        channel.close()
 
 
 def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -> None:

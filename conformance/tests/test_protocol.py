@@ -17,8 +17,8 @@ from conformance.tests.evidence_by_hand import collective, ended, evidence_of, g
 from conformance.verdict import Finding, Verdict
 
 INVARIANTS = (
-    "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight", "same_number_each_step",
-    "bucket_order", "broadcast_before_forward", "no_broadcast_in_forward",
+    "same_collectives", "same_until_refused", "silent_no_sync", "nothing_in_flight", "no_gradients_in_flight",
+    "same_number_each_step", "bucket_order", "broadcast_before_forward", "no_broadcast_in_forward",
 )  # fmt: skip
 
 
@@ -200,6 +200,25 @@ def test_nothing_in_flight() -> None:
     unfinished = check(evidence_of(returned(0), raised(1, ValueError("no"), gradients(4, finished=False))))
     assert unfinished is not None
     assert unfinished.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("refused", "verdict"), [((), Verdict.FAIL), ((0,), Verdict.FAIL), ((0, 1), Verdict.PASS)], ids=str
+)
+def test_what_a_refused_backward_launched_may_be_in_flight(refused: tuple[int, ...], verdict: Verdict) -> None:
+    history = gradients(4, finished=False)
+    seen = [
+        returned(rank, history, {"step": Raised.of(ValueError("no"))} if rank in refused else {}) for rank in (0, 1)
+    ]
+    finding = get_checker("no_gradients_in_flight")(evidence_of(*seen))
+    assert finding is not None
+    assert finding.verdict is verdict
+
+
+def test_what_moves_no_gradients_may_be_in_flight() -> None:
+    notice = (collective(phase="forward", finished=False),)
+    assert _check("no_gradients_in_flight", notice).verdict is Verdict.PASS
+    assert _check("nothing_in_flight", notice).verdict is Verdict.FAIL
 
 
 def _steps(*sizes: tuple[int, ...]) -> tuple[Collective, ...]:

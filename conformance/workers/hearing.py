@@ -156,6 +156,8 @@ class Hearing:
     def _patience(self) -> float:
         """Return how many seconds to wait for the remaining ranks, given how the others ended."""
         heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
+        if self._zygote.gone:  # all its ranks are killed, too, and end as soon as each gets a processor
+            return EOF_GRACE_S
         if self._dead(heard):
             return DEATH_GRACE_S
         if len(heard) + len(self._listening) < len(self._seats):
