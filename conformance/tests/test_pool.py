@@ -294,10 +294,15 @@ def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_
     zygote = cast(ZygoteProcess, KilledZygote())
     heard = Hearing(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
     first.close()
-    end = threading.Timer(3 * DEATH_GRACE_S, late.close)
-    end.start()
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        late.close()
+
+    threading.Timer(3 * DEATH_GRACE_S, end).start()
     assert heard.listen()
-    assert end.finished.is_set()
+    assert ended.is_set()
     assert all("process that forks ranks was killed by SIGKILL" in str(one.fate) for one in heard.others().values())
     for channel in ours:
         channel.close()
