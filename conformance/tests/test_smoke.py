@@ -17,6 +17,7 @@ from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.smoke.programs.arrivals import LATER
 from conformance.smoke.rungs import COLLECTIVES
+from conformance.tests.busy_machine import at_this_load
 from conformance.workers.zygote_process import ZygoteProcess
 
 BROKEN = "broken_backends"
@@ -74,13 +75,13 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
         (
             "STUCK_BROADCAST",
             "broadcast",
-            "no rank came back from broadcast #0 (4 x float32) within 2 s",
+            "no rank came back from broadcast #0 (4 x float32) within {deadline_s} s",
             "rank 1 is in broadcast #0 (4 x float32)",
         ),
         (
             "NO_FUTURE",
             "futures",
-            "no rank came back from future.wait() after all_reduce #0 (4 x float32, sum) within 2 s",
+            "no rank came back from future.wait() after all_reduce #0 (4 x float32, sum) within {deadline_s} s",
             "rank 0 is in future.wait() after all_reduce #0",
         ),
         (
@@ -102,17 +103,23 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
             " return a c10d Backend or ProcessGroup; on rank 1 it returned None",
             "",
         ),
-        ("STUCK_FACTORY", "factory", "rank 0 did not come back from rendezvous within 2 s", "rank 0 is in rendezvous"),
+        (
+            "STUCK_FACTORY",
+            "factory",
+            "rank 0 did not come back from rendezvous within {deadline_s} s",
+            "rank 0 is in rendezvous",
+        ),
     ],
 )
 def test_a_broken_backend_stops_the_climb_at_its_rung(
     zygote: ZygoteProcess, backend: str, rung: str, summary: str, came: str
 ) -> None:
-    *held, last = climb(f"{BROKEN}:{backend}", "torch", deadline_s=2, zygote=zygote)
+    deadline_s = round(at_this_load(2))
+    *held, last = climb(f"{BROKEN}:{backend}", "torch", deadline_s=deadline_s, zygote=zygote)
     assert (last.rung, last.status) == (rung, Status.BROKEN)
     assert {footing.status for footing in held} == {Status.HOLDS}
     assert last.breakage is not None
-    assert last.breakage.summary.startswith(summary)
+    assert last.breakage.summary.startswith(summary.format(deadline_s=deadline_s))
     assert came in last.breakage.came
     assert last.breakage.advice
     if backend == "STUCK_BROADCAST":  # the others wait for the one that never takes part
