@@ -73,8 +73,10 @@ class Ending:
         return self.detail or self.kind
 
 
-#: What `Observation.hygiene` calls child processes.
-PROCESSES = "child processes"
+#: What `Observation.hygiene` calls a child process.
+PROCESSES = "child process"
+#: What a DDP may keep once per process, whatever the number of its wrappers: a thread that all of them share, say.
+KEPT_ONCE = tuple(f"{kind} left behind" for kind in ("thread", "process group", PROCESSES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.checkers.checker import harness_error
 from conformance.models.catalogue import get_fixture
-from conformance.observation import Facts, Observation
+from conformance.observation import KEPT_ONCE, Facts, Observation
 from conformance.oracles.expected import Satisfies
 from conformance.own_mistake import present
 from conformance.programs.registry import Program, get_program
@@ -32,6 +32,9 @@ NUM_KEPT_COLLECTIVES = 40
 
 #: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
 _MOST_SAID = 3000
+
+#: These say that a rank kept something that it had not before.
+_OF_TRACES = ("leaves_no_trace", "leaves_no_process")
 
 #: What a scenario needs of a backend that names one of these in its arguments.
 _DECLARED = frozenset(DTYPES) & CAPABILITIES
@@ -223,13 +226,16 @@ class ScenarioRunner:
         if native is not None:
             beside = judged(native, program, truth)
             authority = authority_of(program, beside.verdict, native.observations)
-        result = judged(attempt, program, truth, authority)
+
+        def judge(one: Attempt) -> ScenarioResult:
+            return judged(one, program, truth, authority)
+
+        attempt, result = self._settled(attempt, judge)
         contaminated_by = ""
         if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
-            again = self._attempt(attempt.scenario, fresh=True)
-            alone = judged(again, program, truth, authority)
+            again, alone = self._settled(self._attempt(attempt.scenario, fresh=True), judge)
             if alone.verdict is not result.verdict:
-                after = self._judged_after(attempt, lambda third: judged(third, program, truth, authority).verdict)
+                after = self._judged_after(attempt, judge)
                 if after is None or after is result.verdict:
                     contaminated_by = attempt.after
                     attempt, result = again, _contaminated(alone, result, contaminated_by, is_certain=after is not None)
@@ -247,14 +253,29 @@ class ScenarioRunner:
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome
 
-    def _judged_after(self, attempt: Attempt, judge: Callable[[Attempt], Verdict]) -> Verdict | None:
+    def _settled(self, attempt: Attempt, judge: Callable[[Attempt], ScenarioResult]) -> tuple[Attempt, ScenarioResult]:
+        """Return the attempt and its result; where ranks only kept what a process may keep once, those of a second one.
+
+        Ranks that have run the scenario before keep nothing more of that kind. If such ranks cannot be had, the first
+        attempt stands.
+        """
+        result = judge(attempt)
+        if not _kept_at_most_once(attempt, result):
+            return attempt, result
+        again = self._attempt(attempt.scenario)
+        if again.after != attempt.scenario.id:  # the same ranks run another scenario meanwhile
+            self._attempt(attempt.scenario, fresh=True)
+            again = self._attempt(attempt.scenario)
+        return (again, judge(again)) if again.after == attempt.scenario.id else (attempt, result)
+
+    def _judged_after(self, attempt: Attempt, judge: Callable[[Attempt], ScenarioResult]) -> Verdict | None:
         """Return the verdict on ranks that, as those of `attempt`, have run one scenario before; None if none can."""
         before = self._started.get(attempt.after)
         if before is None:
             return None
         self._attempt(before, fresh=True)
         third = self._attempt(attempt.scenario)
-        return judge(third) if third.after == attempt.after else None
+        return judge(third).verdict if third.after == attempt.after else None
 
     def _attempt(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
         return present(self._start(scenario, self.subject, fresh=fresh)(math.inf))
@@ -321,6 +342,14 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for one in value.values() for text in _texts(one))
     elif isinstance(value, (list, tuple)):
         yield from (text for one in value for text in _texts(one))
+
+
+def _kept_at_most_once(attempt: Attempt, result: ScenarioResult) -> bool:
+    """Whether the attempt failed for nothing but what ranks kept, and a process may keep all of that once."""
+    kept = [phrase for observation in attempt.observations.values() for phrase in observation.hygiene]
+    failed = [finding for finding in result.findings if finding.verdict.is_failure]
+    only_kept = all(finding.checker in _OF_TRACES for finding in failed)
+    return bool(failed) and only_kept and all(phrase.startswith(KEPT_ONCE) for phrase in kept)
 
 
 def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_certain: bool) -> ScenarioResult:

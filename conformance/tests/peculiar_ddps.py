@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -40,6 +42,39 @@ class OwnGroup(DistributedDataParallel):
         group = dist.new_group(backend="gloo")
         super().__init__(module, process_group=group, **kwargs)
         weakref.finalize(self, dist.destroy_process_group, group)
+
+
+class SharesAThread(DistributedDataParallel):
+    """The wrappers of a process share a thread, as Horovod's do, and a process that it talks to."""
+
+    _thread: ClassVar[threading.Thread | None] = None
+    _process: ClassVar[subprocess.Popen[bytes] | None] = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if SharesAThread._thread is None:
+            SharesAThread._process = subprocess.Popen(["sleep", "600"])
+            SharesAThread._thread = threading.Thread(target=threading.Event().wait, name="background", daemon=True)
+            SharesAThread._thread.start()
+
+
+class SharesAGroup(DistributedDataParallel):
+    """The wrappers of a process that are given the same group share another group of the same ranks."""
+
+    _groups: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **kwargs: Any) -> None:
+        if process_group not in self._groups:
+            self._groups[process_group] = dist.new_group(dist.get_process_group_ranks(process_group))
+        super().__init__(module, process_group=self._groups[process_group], **kwargs)
+
+
+class StartsAThread(DistributedDataParallel):
+    """BUG: each wrapper starts a thread that never ends."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        threading.Thread(target=threading.Event().wait, name="background", daemon=True).start()
 
 
 class AlwaysLooks(DistributedDataParallel):
@@ -146,7 +181,18 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 SUBJECTS = {
     cls.__name__: Subject(cls.__name__, f"{__name__}:{cls.__name__}", KNOWN["torch"].capabilities)
-    for cls in (HooksTensors, OwnGroup, OwnErrors, Flattens, AgreesAtFirst, AgreesTwice, GathersBytes)
+    for cls in (
+        HooksTensors,
+        OwnGroup,
+        SharesAThread,
+        SharesAGroup,
+        StartsAThread,
+        OwnErrors,
+        Flattens,
+        AgreesAtFirst,
+        AgreesTwice,
+        GathersBytes,
+    )
 } | {
     cls.__name__: Subject(cls.__name__, f"{__name__}:{cls.__name__}", CAPABILITIES & {"no_sync"})
     for cls in (AlwaysLooks, NeverLooks)

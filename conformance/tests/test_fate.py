@@ -145,10 +145,10 @@ def test_ranks_whose_zygote_was_killed_say_so_and_accuse_nobody() -> None:
 
 
 def test_a_child_process_that_is_left_counts_in_every_scenario_and_against_one_requirement() -> None:
-    left = [replace(returned(rank), hygiene=("grad mode changed", "child processes changed")) for rank in range(2)]
+    left = [replace(returned(rank), hygiene=("grad mode changed", "child process left behind: 7")) for rank in range(2)]
     finding = _check("leaves_no_process", *left)
     assert (finding.verdict, finding.requirements) == (Verdict.FAIL, ("COMPAT-12",))
-    assert finding.explanation == "Rank 0: child processes changed\nRank 1: child processes changed"
+    assert finding.explanation == "Rank 0: child process left behind: 7\nRank 1: child process left behind: 7"
     evidence = evidence_of(replace(returned(0), hygiene=("grad mode changed",)), returned(1))
     assert get_checker("leaves_no_process")(evidence) is None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import torch
 
 from conformance.workers.hygiene import seed_everything, surroundings, violations
@@ -21,6 +23,23 @@ def test_every_change_is_a_phrase() -> None:
         "grad mode changed: True before, False after",
         "process group left behind: 7",
     )
+
+
+def test_what_ends_or_is_renamed_by_itself_is_not_missed() -> None:
+    before = {"thread": {"1": "timer"}, "child process": {"2": "sleep", "4": "python"}, "process group": {"3": ""}}
+    after = {"thread": {}, "child process": {"4": "server"}, "process group": {}}
+    assert violations(before, after) == ("process group taken away: 3",)
+
+
+def test_every_child_process_is_told_apart() -> None:
+    with subprocess.Popen(["sleep", "60"]) as first:
+        before = surroundings()
+        with subprocess.Popen(["sleep", "60"]) as second:
+            (found,) = violations(before, surroundings())
+            assert found.startswith(f"child process left behind: {second.pid} (")  # not yet its own name, it may be
+            second.kill()
+        assert violations(before, surroundings()) == ()
+        first.kill()
 
 
 def test_seeds() -> None:

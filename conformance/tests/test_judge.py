@@ -100,7 +100,7 @@ def test_every_requirement_that_a_fact_speaks_for_exists() -> None:
 
 
 def test_a_child_process_is_looked_for_in_every_program() -> None:
-    left = {rank: dataclasses.replace(one, hygiene=("child processes changed",)) for rank, one in _run().items()}
+    left = {rank: dataclasses.replace(one, hygiene=("child process left behind: 7",)) for rank, one in _run().items()}
     verdict, findings = _judge(left)
     assert (verdict, findings[0].checker) == (Verdict.FAIL, "leaves_no_process")
 

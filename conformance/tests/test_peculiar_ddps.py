@@ -32,6 +32,11 @@ def run(controller: Controller, subject: str, where: str) -> ScenarioResult:
     [
         ("HooksTensors", "gradients/GRAD-01/mlp-world2"),
         ("OwnGroup", "gradients/GRAD-01/mlp-world2"),
+        ("SharesAThread", "compatibility/COMPAT-12/used-world2"),
+        ("SharesAThread", "compatibility/COMPAT-12/freed-world2"),
+        ("SharesAThread", "gradients/GRAD-01/mlp-world3"),
+        ("SharesAGroup", "compatibility/COMPAT-12/used-world2"),
+        ("SharesAGroup", "gradients/GRAD-01/mlp-world3"),
         ("AlwaysLooks", "unused/UNUSED-05/detached-world2"),
         ("NeverLooks", "unused/UNUSED-05/detached-world2"),
         ("OwnErrors", "construction/CONS-04/shape-world2"),
@@ -47,6 +52,12 @@ def run(controller: Controller, subject: str, where: str) -> ScenarioResult:
 def test_what_is_not_forbidden_is_not_judged(controller: Controller, subject: str, where: str) -> None:
     result = run(controller, subject, where)
     assert result.verdict.value == "PASS", result.summary
+
+
+def test_what_every_wrapper_keeps_is_a_failure(controller: Controller) -> None:
+    result = run(controller, "StartsAThread", "compatibility/COMPAT-12/used-world2")
+    assert (result.verdict.value, result.broken) == ("FAIL", ("COMPAT-12",))
+    assert "thread left behind" in result.summary
 
 
 def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from unittest import mock
 
 import pytest
 
@@ -510,6 +511,53 @@ def test_a_failure_that_does_not_come_again_is_a_failure_and_nobody_else_is_blam
         f"{innocent.id}, as those that failed; replay it with --times 100"
     )
     assert [name for name, _ in ranks.asked] == ["innocent", "racy", "racy", "innocent", "racy", "last"]
+
+
+class KeepingRanks(WarmRanks):
+    """Ranks that start a process: each time, or only where there is none yet."""
+
+    def __init__(self, *, always: bool, what: str = "child process left behind: 7 (sleep)") -> None:
+        super().__init__()
+        self.always = always
+        self.what = what
+        self.taken_after = 0  # so many runs, others get the ranks
+
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+        seen = super().run(scenario, subject, fresh=fresh)
+        if len(self.asked) == self.taken_after:
+            self.before = "elsewhere"
+        keeps = self.always or not seen[0].after
+        return {rank: dataclasses.replace(one, hygiene=(self.what,) * keeps) for rank, one in seen.items()}
+
+
+def test_what_a_process_keeps_once_is_no_failure() -> None:
+    ranks = KeepingRanks(always=False)
+    judges = ScenarioRunner(MINE, GLOO, ranks, native=False)
+    assert [judges.run(scenario(name)).subject.verdict for name in "ab"] == [Verdict.PASS] * 2
+    assert [name for name, _ in ranks.asked] == ["a", "a", "b"]
+
+
+def test_ranks_that_have_run_another_scenario_meanwhile_are_not_asked_what_they_keep() -> None:
+    ranks = KeepingRanks(always=False)
+    wait = ScenarioRunner(MINE, GLOO, ranks, native=False).start(scenario("a"))
+    ranks.taken_after = 1
+    outcome = wait(math.inf)
+    assert outcome is not None
+    assert outcome.subject.verdict is Verdict.PASS
+    assert [name for name, _ in ranks.asked] == ["a", "a", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [KeepingRanks(always=True), KeepingRanks(always=False, what="grad mode changed")],
+    ids=["each_time", "what_nobody_may_keep"],
+)
+def test_what_else_ranks_keep_is_a_failure(ranks: KeepingRanks) -> None:
+    program = Program("train", lambda ctx: None, invariants=("leaves_no_trace",))
+    program.expects(lambda scenario: {rank: {"answer": 42} for rank in range(scenario.world_size)})
+    with mock.patch.object(conformance.run.scenario_runner, "get_program", return_value=program):
+        one = ScenarioRunner(MINE, GLOO, ranks, native=False).run(scenario("a"))
+    assert (one.subject.verdict, one.subject.broken) == (Verdict.FAIL, ("COMPAT-12",))
 
 
 def test_who_spoilt_the_ranks_is_a_guess_where_no_others_can_run_the_same() -> None:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,11 +47,34 @@ def die_with(parent: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    return stat is not None and stat.state in ("T", "t")
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Return the name of every process that the process `pid` started and nobody has waited for, by its number.
+
+    Looks at every process of the machine, which takes some milliseconds.
+    """
+    stats = {int(folder.name): _stat(folder) for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
+    return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
+
+
+class _Stat(NamedTuple):
+    name: str
+    state: str
+    parent: int
+
+
+def _stat(folder: Path) -> _Stat | None:
+    """Return what the kernel says of a process; None if it has ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        text = (folder / "stat").read_text(errors="replace")
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain any character
+    state, parent = rest.split()[:2]
+    return _Stat(name, state, int(parent))
 
 
 def name_of_signal(signum: int) -> str:

@@ -2,7 +2,9 @@
 
 The rank records the process-wide state that a DDP or a program can change before a scenario and compares it afterwards.
 A difference is a FAIL of the subject, and the controller replaces the pool: it does not restore state, because a
-subject that leaks one thing may have leaked others. Random state is not compared, because every scenario sets its seed.
+subject that leaks one thing may have leaked others. What a process may keep once (`KEPT_ONCE`) costs no pool, and is a
+FAIL only if ranks that have it leave more when they run the scenario again. Random state is not compared, because every
+scenario sets its seed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch._C._distributed_c10d import get_debug_level
 
 from conformance.composed.observable import modes
 from conformance.observation import PROCESSES
+from conformance.workers.forked import children_of
 
 #: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]
@@ -31,6 +34,8 @@ Surroundings = Mapping[str, object]
 _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SIGKILL, signal.SIGSTOP))
 #: Zero as soon as some code has made the processor flush subnormal numbers.
 _SUBNORMAL = 5e-324
+#: These may end, or take another name, by themselves at any time: only new ones count.
+_LIVING = ("thread", PROCESSES)
 #: How long threads may take to end; those that never do cost as much, and then their ranks.
 _THREADS_END_S = 0.5
 
@@ -55,7 +60,7 @@ def surroundings() -> Surroundings:
             if not isinstance(thread, threading._DummyThread)  # a C++ thread that once called into Python
         },
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
-        PROCESSES: _has_children(),
+        PROCESSES: _children(),
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "working directory": _working_directory(),
         "signal handler": {str(signum): str(signal.getsignal(signum)) for signum in _SIGNALS},
@@ -83,12 +88,12 @@ def _working_directory() -> str:
         return ""
 
 
-def _has_children() -> bool:
+def _children() -> dict[str, str]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # asks, and reaps nobody
     except ChildProcessError:
-        return False
-    return True
+        return {}
+    return {str(number): name for number, name in children_of(os.getpid()).items()}
 
 
 def traces(before: Surroundings) -> tuple[str, ...]:
@@ -117,6 +122,8 @@ def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             found += [f"{name} left behind: {_item(key, new)}" for key in new if key not in old]
+            if name in _LIVING:
+                continue
             found += [f"{name} taken away: {_item(key, old)}" for key in old if key not in new]
             found += [f"{name} changed: {_item(key, new)}" for key in new if key in old and new[key] != old[key]]
         else:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from conformance.backends.backend import Backend
-from conformance.observation import Ending, Observation
+from conformance.observation import KEPT_ONCE, Ending, Observation
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.autopsy import describe, tail
@@ -132,12 +132,14 @@ def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool)
     """Whether ranks that all answered ended alike, left no global state changed, and miss no collective.
 
     A collective that no rank waited for does no harm once all ranks have issued it: it will complete, and cannot match
-    a later one. A rank may have raised after the others issued a collective that it did not issue; if all ranks issued
+    a later one. What a process may keep once is no reason to begin others, which would keep it as well. A rank may have
+    raised after the others issued a collective that it did not issue; if all ranks issued
     equally many, that did not happen. In an unrecorded run the harness cannot tell, so only a plain return counts.
     """
     seen = list(observations.values())
     outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}
-    if len(outcomes) > 1 or any(one.hygiene for one in seen):
+    changed = any(not phrase.startswith(KEPT_ONCE) for one in seen for phrase in one.hygiene)
+    if len(outcomes) > 1 or changed:
         return False
     all_returned = outcomes == {(None, "")}
     if not recorded:

@@ -97,6 +97,14 @@ class LeavesAProcess(DistributedDataParallel):
         subprocess.Popen(["sleep", "5"], start_new_session=True)
 
 
+class LeavesAGroup(DistributedDataParallel):
+    """BUG: each wrapper makes a process group, and nobody destroys it."""
+
+    def __init__(self, module: Any, process_group: Any = None, **options: Any) -> None:
+        group = process_group or dist.group.WORLD
+        super().__init__(module, process_group=dist.new_group(dist.get_process_group_ranks(group)), **options)
+
+
 class IsRemembered(DistributedDataParallel):
     """BUG: a list of the class keeps what every wrapper averages."""
 
