@@ -18,6 +18,7 @@ from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import NO_MEMORY_FILL, ZygoteProcess
 
 #: The sets of options that the benchmark measures, besides torch's DDP with its defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -154,8 +155,12 @@ def run_program(
         recorded=False,
         min_collectives=0,
     )
-    with Controller(backend) as controller:
-        observations = controller.run(scenario, subject)
+    zygote = ZygoteProcess(None, (), NO_MEMORY_FILL)  # to fill memory takes time that a training does not
+    try:
+        with Controller(backend, zygote=zygote) as controller:
+            observations = controller.run(scenario, subject)
+    finally:
+        zygote.close()
     for observation in observations.values():
         if observation.fate.kind != "returned":
             raise ConformanceError(f"bench: rank {observation.rank} {observation.fate}; {workload!r} was not measured")

@@ -106,24 +106,35 @@ def nothing_in_flight(evidence: Evidence) -> Finding:
 
     Precondition: every rank ran the program to its end.
     """
-    return _none_in_flight("nothing_in_flight", evidence, lambda _: True)
-
-
-@_recorded("no_gradients_in_flight")
-def no_gradients_in_flight(evidence: Evidence) -> Finding:
-    """At the end, somebody has waited for every collective that moves gradients, or every rank has refused.
-
-    Values cannot tell for certain: what nobody waits for is often complete in time. Nobody need wait for what a
-    backward that raised had launched, nor for a notice to others that nobody reads, such as torch's in a join context.
-    Precondition: as for `nothing_in_flight`.
-    """
-    name = "no_gradients_in_flight"
-    return passed(name) if _refused(evidence) else _none_in_flight(name, evidence, is_gradient)
-
-
-def _none_in_flight(name: str, evidence: Evidence, matters: Callable[[Collective], bool]) -> Finding:
+    name = "nothing_in_flight"
     if not evidence.all_returned:
         return unknown(name, "not every rank ran to its end, so collectives may rightly be unfinished")
+    return _in_flight(name, evidence, lambda _: True) or passed(name)
+
+
+@checker("no_gradients_in_flight")
+def no_gradients_in_flight(evidence: Evidence) -> Finding | None:
+    """At the end, somebody has waited for every collective that moves gradients; does not apply otherwise.
+
+    Values cannot tell for certain: what nobody waits for is often complete in time. Nobody need wait for what a
+    backward that raised had launched, on this rank or another, nor for a notice to others that nobody reads, such as
+    torch's in a join context. Precondition: as for `nothing_in_flight`.
+    """
+    if not evidence.all_returned or any(
+        _has_exception(value) for one in evidence.by_rank for value in one.facts.values()
+    ):
+        return None
+    return _in_flight("no_gradients_in_flight", evidence, is_gradient)
+
+
+def _has_exception(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_exception, value.values()))
+    return any(map(_has_exception, value)) if isinstance(value, (list, tuple)) else isinstance(value, Raised)
+
+
+def _in_flight(name: str, evidence: Evidence, matters: Callable[[Collective], bool]) -> Finding | None:
+    """Return a failure that names the first collective that matters and that nobody waited for; None for none."""
     for one in evidence.by_rank:
         flying = [collective for collective in one.history if matters(collective) and not collective.finished]
         if flying:
@@ -135,7 +146,7 @@ def _none_in_flight(name: str, evidence: Evidence, matters: Callable[[Collective
                     ["A was issued, and the program ended with nobody having waited for it."],
                 ),
             )
-    return passed(name)
+    return None
 
 
 @_recorded("same_number_each_step")

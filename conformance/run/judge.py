@@ -16,7 +16,7 @@ from conformance.verdict import Finding, Verdict, decisive
 #: Run for every program, in the order in which a reader wants to hear of them.
 _ALWAYS = (
     "exercised", "no_crash", "no_hang", "no_exception", "facts", "does_not_interfere", "leaves_no_process",
-    "device_is_content",
+    "no_gradients_in_flight", "device_is_content",
 )  # fmt: skip
 
 

@@ -105,6 +105,12 @@ def test_a_child_process_is_looked_for_in_every_program() -> None:
     assert (verdict, findings[0].checker) == (Verdict.FAIL, "leaves_no_process")
 
 
+def test_gradients_that_nobody_waited_for_are_looked_for_in_every_program() -> None:
+    flying = {rank: dataclasses.replace(one, history=gradients(4, finished=False)) for rank, one in _run().items()}
+    verdict, findings = _judge(flying)
+    assert (verdict, findings[0].checker) == (Verdict.FAIL, "no_gradients_in_flight")
+
+
 def test_wrong_facts_fail() -> None:
     verdict, findings = _judge(_run(MEAN * 2))
     assert (verdict, findings[0].checker) == (Verdict.FAIL, "facts")

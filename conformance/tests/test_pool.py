@@ -454,6 +454,11 @@ def test_ranks_may_find_at_different_times_that_it_is_unsupported(
     assert {seen.unsupported for seen in observations.values()} == {"no such device"}
 
 
+def test_memory_that_nobody_has_written_holds_the_same_each_time(controller: Controller) -> None:
+    seen = run(controller, scenario("fresh_memory"))
+    assert [list(one.facts.values()) for one in seen.values()] == [[[0x7F7F7F7F]] * 3] * 2
+
+
 def test_an_unknown_program_is_every_ranks_error(controller: Controller) -> None:
     observations = run(controller, scenario("no_such_program"))
     assert all(seen.raised is not None and seen.raised.type == "ScenarioError" for seen in observations.values())

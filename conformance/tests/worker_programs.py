@@ -81,6 +81,14 @@ def forget(ctx: RankContext) -> None:
         dist.all_reduce(torch.ones(3), group=ctx.process_group, async_op=True)
 
 
+@program("workers/fresh_memory")
+def fresh_memory(ctx: RankContext) -> None:
+    """Observe what is in tensors that nobody has written: small and large ones, and where others have been."""
+    for numel in (3, 100, 100_000):
+        torch.ones(numel).sum()
+        ctx.observe(str(numel), torch.empty(numel).view(torch.int32).unique().tolist())
+
+
 @program("workers/exit")
 def exit_(ctx: RankContext) -> None:
     """Leave through sys.exit on rank 0."""

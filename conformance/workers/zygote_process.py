@@ -30,6 +30,11 @@ from conformance.workers.messages import (
     SignalRank,
 )
 
+#: glibc fills memory with 0x7f before a rank gets it: a DDP that reads what nobody has written finds large numbers (NaN
+#: in half precision) and what counts as true, each time. Otherwise there may be zeros, by luck, or right values.
+MEMORY_FILL = {"MALLOC_PERTURB_": "128"}
+NO_MEMORY_FILL = {"MALLOC_PERTURB_": "0"}
+
 _CLOSE_TIMEOUT_S = 5.0
 #: A process whose connection is closed, because it dies, can be waited for this soon.
 _END_TIMEOUT_S = 1.0
@@ -70,7 +75,7 @@ class ZygoteProcess:
                 str(self.directory),
                 *preload,
                 expects=FromZygote,
-                environment={MARKER: str(self.directory), **(environment or {})},
+                environment={MARKER: str(self.directory), **MEMORY_FILL, **(environment or {})},
                 output=output,
             )
 

@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+
+from conformance.mutants.bases import Reducing
+from ddp_impl.bucket import Bucket
+from ddp_impl.reducer import Reducer
 
 
 class IgnoresHooks(DistributedDataParallel):
@@ -145,6 +150,23 @@ class JoinedRanksKeepFirstBuckets(DistributedDataParallel):
 
         hook.main_hook = without_rebuilding
         return hook
+
+
+class JoinsWithOldMemory(Reducing):
+    """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
+
+    class OwnReducer(Reducer):
+        """Forgets to fill what it contributes."""
+
+        _is_idle = False
+
+        def _contribute_zeros(self) -> None:
+            self._is_idle = True
+            super()._contribute_zeros()
+            self._is_idle = False
+
+        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+            super()._start(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
 
 
 class _NeverRebuilds:

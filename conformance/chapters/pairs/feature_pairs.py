@@ -191,7 +191,7 @@ def _options(course: Course, module: Kit) -> dict[str, Any]:
     return options
 
 
-@program("feature_pair", invariants=("silent_no_sync", "no_gradients_in_flight", "leaves_no_trace"))
+@program("feature_pair", invariants=("silent_no_sync", "leaves_no_trace"))
 def feature_pair(ctx: RankContext) -> None:
     """Train with the two features of argument `features` (or one alone).
 
