@@ -88,7 +88,8 @@ class Scenario:
 
     `options` are keyword arguments of the DDP under test; `arguments` are read by the program. Both hold JSON only.
     `needs` names capabilities of backend or subject without which the verdict is UNSUPPORTED. If any rank records fewer
-    than `min_collectives` collectives, the run exercised nothing and the verdict is HARNESS_ERROR.
+    than `min_collectives` collectives, the run exercised nothing and the verdict is HARNESS_ERROR. With `apart` each
+    rank runs in an interpreter of its own, as a launcher starts it: with its own seed of hashes and its own addresses.
     """
 
     id: str
@@ -106,6 +107,7 @@ class Scenario:
     min_collectives: int = 1
     deadline_s: float = DEFAULT_DEADLINE_S
     recorded: bool = True
+    apart: bool = False
 
     def __post_init__(self) -> None:
         """Make containers immutable; raise `ScenarioError` for values that cannot be run."""
@@ -155,7 +157,10 @@ class Scenario:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; `from_json` gives back an equal scenario."""
-        return {"schema_version": SCHEMA_VERSION, **encode(self)}
+        data = {"schema_version": SCHEMA_VERSION, **encode(self)}
+        if not self.apart:  # it came later: scenarios without it keep their files and digests
+            del data["apart"]
+        return data
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Scenario:

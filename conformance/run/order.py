@@ -44,5 +44,5 @@ class Order:
 LISTED = Order()
 
 
-def _pool(scenario: Scenario) -> tuple[int, bool]:
-    return scenario.world_size, not scenario.recorded
+def _pool(scenario: Scenario) -> tuple[int, bool, bool]:
+    return scenario.world_size, not scenario.recorded, scenario.apart

@@ -459,6 +459,22 @@ def test_memory_that_nobody_has_written_holds_the_same_each_time(controller: Con
     assert [list(one.facts.values()) for one in seen.values()] == [[[0x7F7F7F7F]] * 3] * 2
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["forked", "apart"])
+def test_ranks_are_no_twins(controller: Controller, apart: bool) -> None:
+    seen = list(run(controller, scenario("likeness", apart=apart)).values())
+    assert seen[0].facts["order"] != seen[1].facts["order"]
+    assert (seen[0].facts["hash"] != seen[1].facts["hash"]) == apart
+    assert seen[0].facts["parent"] == seen[1].facts["parent"]
+    again = run(controller, scenario("likeness", apart=apart))
+    assert [one.facts["hash"] for one in again.values()] == [one.facts["hash"] for one in seen]
+
+
+def test_a_rank_of_its_own_interpreter_is_told_about_when_it_dies(controller: Controller) -> None:
+    seen = run(controller, scenario("exit", apart=True))
+    assert str(seen[0].fate) == "exited 3"
+    assert seen[0].stderr == "leaving\n"
+
+
 def test_an_unknown_program_is_every_ranks_error(controller: Controller) -> None:
     observations = run(controller, scenario("no_such_program"))
     assert all(seen.raised is not None and seen.raised.type == "ScenarioError" for seen in observations.values())

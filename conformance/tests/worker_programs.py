@@ -89,6 +89,16 @@ def fresh_memory(ctx: RankContext) -> None:
         ctx.observe(str(numel), torch.empty(numel).view(torch.int32).unique().tolist())
 
 
+@program("workers/likeness")
+def likeness(ctx: RankContext) -> None:
+    """Observe the hash of a text, and the order in which sets hold parameters, by the order of their making."""
+    parameters = [torch.nn.Parameter(torch.empty(0)) for _ in range(64)]
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    ctx.observe("hash", hash("a text"))
+    ctx.observe("order", [places[number] for number in set(places)])
+    ctx.observe("parent", os.getppid())
+
+
 @program("workers/exit")
 def exit_(ctx: RankContext) -> None:
     """Leave through sys.exit on rank 0."""

@@ -82,7 +82,7 @@ class AttachedController:
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._agents = sorted((_greeted(channel) for channel in channels), key=lambda one: one.index)
-        self._pools: dict[tuple[str, tuple[int, ...], bool], tuple[int, str]] = {}
+        self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, str]] = {}
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
@@ -103,7 +103,7 @@ class AttachedController:
 
         """
         chosen = self._spread(scenario.world_size)
-        key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded
+        key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded, scenario.apart
         pool, after = self._pools.pop(key, (-1, ""))
         if fresh and after:
             self._forget(chosen, pool)
@@ -117,7 +117,9 @@ class AttachedController:
         try:
             for rank, agent in enumerate(chosen):
                 source = self._backend.source or self._backend.name
-                seat = Seat(pool, rank, scenario.world_size, source, "", scenario.recorded, meeting)
+                seat = Seat(
+                    pool, rank, scenario.world_size, source, "", scenario.recorded, meeting, apart=scenario.apart
+                )
                 agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
             patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else START_TIMEOUT_S))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)

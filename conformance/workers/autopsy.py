@@ -20,7 +20,12 @@ _STACK_POLL_S = 0.005
 _OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
 _STACK_BYTES = 1 << 20
-_STACK_NOISE = ("conformance/workers/zygote.py", "<frozen runpy>", "Extension modules:")
+_STACK_NOISE = (
+    "conformance/workers/zygote.py",
+    "conformance/workers/rank_process.py",
+    "<frozen runpy>",
+    "Extension modules:",
+)
 
 
 def death(status: int) -> Ending:

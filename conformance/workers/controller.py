@@ -13,11 +13,12 @@ from conformance.own_mistake import present
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
 from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
-#: The subject's target, the world size, and whether collectives are recorded.
-_PoolKey = tuple[str, int, bool]
+#: The subject's target, the world size, whether collectives are recorded, and whether each rank has its interpreter.
+_PoolKey = tuple[str, int, bool, bool]
 #: So many idle pools of one kind are kept: one scenario begins while another is judged.
 _MOST_IDLE = 2
 
@@ -192,18 +193,18 @@ class Controller:
         if kept:
             self._idle[key] = kept
 
-    def _new_pool(self, world_size: int, recorded: bool) -> Pool:
+    def _new_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
         try:
-            return self._fork_pool(world_size, recorded)
+            return self._fork_pool(world_size, recorded, apart)
         except ZygoteGoneError:  # its pools died with it
             self.close()
             self._zygote = ZygoteProcess(self._work_dir, self._preload)
-            return self._fork_pool(world_size, recorded)
+            return self._fork_pool(world_size, recorded, apart)
 
-    def _fork_pool(self, world_size: int, recorded: bool) -> Pool:
-        timeout_s = self._start_timeout_s
-        return Pool(self._zygote, self._backend, world_size, recorded=recorded, start_timeout_s=timeout_s)
+    def _fork_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
+        timeout_s = self._start_timeout_s + (INTERPRETER_TIMEOUT_S if apart else 0.0)
+        return Pool(self._zygote, self._backend, world_size, recorded=recorded, start_timeout_s=timeout_s, apart=apart)
 
 
 def _key(scenario: Scenario, subject: Subject) -> _PoolKey:
-    return subject.target, scenario.world_size, scenario.recorded
+    return subject.target, scenario.world_size, scenario.recorded, scenario.apart

@@ -49,7 +49,8 @@ class Seat(Struct, frozen=True):
 
     `backend` is the argument of `get_backend`. `directory` is private to the pool and holds the rendezvous file and the
     ranks' files. Without `recorded`, the default group is the backend's own, without a recorder. Ranks of several hosts
-    rendezvous through a TCP store at `meeting` (host, port, prefix); `device_index` counts within a host.
+    rendezvous through a TCP store at `meeting` (host, port, prefix); `device_index` counts within a host. A rank that
+    is to be `apart` gets an interpreter of its own.
     """
 
     pool: int
@@ -60,6 +61,7 @@ class Seat(Struct, frozen=True):
     recorded: bool = True
     meeting: tuple[str, int, str] | None = None
     device_index: int | None = None
+    apart: bool = False
 
     def file(self, kind: str) -> str:
         """Return the path of this rank's file of that kind: `flight`, `stack` or `output`."""

@@ -28,14 +28,21 @@ class Pool:
     """`world_size` ranks with a connected default group; scenarios reuse them until one leaves them in doubt."""
 
     def __init__(
-        self, zygote: ZygoteProcess, backend: Backend, world_size: int, *, recorded: bool, start_timeout_s: float
+        self,
+        zygote: ZygoteProcess,
+        backend: Backend,
+        world_size: int,
+        *,
+        recorded: bool,
+        start_timeout_s: float,
+        apart: bool = False,
     ) -> None:
         """Fork the ranks; `start` waits for them, at most `start_timeout_s` seconds. Raises `ZygoteGoneError`."""
         self._zygote = zygote
         self._start_timeout_s = start_timeout_s
         number, self._directory = zygote.new_pool()
         self._seats = tuple(
-            Seat(number, rank, world_size, backend.source or backend.name, str(self._directory), recorded)
+            Seat(number, rank, world_size, backend.source or backend.name, str(self._directory), recorded, apart=apart)
             for rank in range(world_size)
         )
         self._pids, self._channels = zygote.fork(self._seats, start_timeout_s)

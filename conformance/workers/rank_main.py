@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import random
 import resource
 import signal
 import sys
@@ -48,6 +49,8 @@ from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
 _GROUP_TIMEOUT = timedelta(hours=1)
+#: More than the parameters of most fixtures; takes a millisecond.
+_NUM_SCATTERED = 512
 
 
 def rank_main(seat: Seat, channel: Channel) -> None:
@@ -74,6 +77,7 @@ class Rank:
     def __init__(self, seat: Seat, flight: FlightRecord) -> None:
         """Connect the default group. All ranks must call it."""
         self._seat = seat
+        self._scattered = _scatter(seat.rank)
         self._flight = flight
         self._faults = FaultInjector((), self._flight.fault_fires)
         self._recorder = Recorder(self._before_collective)
@@ -201,6 +205,18 @@ def _meeting_place(seat: Seat) -> Store:
         return FileStore(f"{seat.directory}/rendezvous", seat.world_size)
     host, port, prefix = seat.meeting
     return PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
+
+
+def _scatter(rank: int) -> list[object]:
+    """Have the parameters to come lie in another order of addresses than on other ranks; returns what keeps them so.
+
+    The zygote's ranks inherit one heap. A DDP that goes by the order of a set of parameters would find the same one on
+    all ranks, as it does not where a launcher starts them.
+    """
+    objects: list[object] = [nn.Parameter(torch.empty(0)) for _ in range(_NUM_SCATTERED)]
+    random.Random(rank).shuffle(objects)
+    del objects[::2]
+    return objects
 
 
 def _arrange_process(seat: Seat) -> FlightRecord:

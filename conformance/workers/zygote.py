@@ -12,15 +12,13 @@ is killed, the kernel kills the ranks (`PR_SET_PDEATHSIG`).
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import importlib
 import os
 import shutil
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from conformance.workers.channel import Channel, wait
@@ -30,38 +28,16 @@ from conformance.workers.messages import (
     Ended,
     Forked,
     ForkPool,
-    Job,
     Preload,
     Preloaded,
     Seat,
     SignalRank,
     ToZygote,
 )
-from conformance.workers.rank_main import rank_main
-from conformance.workers.relied_functions import settle
+from conformance.workers.rank_process import be_rank, be_rank_apart, preload
 
-#: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
-PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
-
-_PR_SET_NAME = 15
 #: The controller sends the ranks' connections right after the order to fork; the zygote is of no use without them.
 _HANDLES_TIMEOUT_S = 60.0
-
-
-def preload(modules: tuple[str, ...]) -> None:
-    """Import everything that ranks share. Raises what an import raises, and `RuntimeError` if one starts a thread."""
-    from conformance.models.catalogue import load_fixtures
-    from conformance.programs.registry import load_programs
-
-    load_programs()
-    load_fixtures()
-    for name in (*modules, *PRELOAD):
-        importlib.import_module(name)
-        if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
-            raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
-    settle()
-    gc.collect()
-    gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
 
 
 class Nursery:
@@ -70,6 +46,7 @@ class Nursery:
     def __init__(self, channel: Channel) -> None:
         """Start without ranks; `channel` leads to the controller."""
         self._channel = channel
+        self._preloaded: list[str] = []
         self._seats: dict[int, Seat] = {}
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -103,6 +80,7 @@ class Nursery:
         except BaseException:
             self._channel.send(Preloaded(traceback.format_exc()))
             return False
+        self._preloaded += modules
         self._channel.send(Preloaded())
         return True
 
@@ -128,7 +106,7 @@ class Nursery:
                 for other in (*handles, self._wakeup, self._wakeup_writer, self._channel.fileno()):
                     if other != handle:
                         os.close(other)  # else this rank would keep another rank's connection, or the zygote's, open
-                _become_rank(seat, Channel(socket.socket(fileno=handle), Job), zygote)
+                _become_rank(seat, handle, zygote, self._preloaded)
             self._seats[pid] = seat
             pids.append(pid)
         for handle in handles:
@@ -163,24 +141,20 @@ class Nursery:
             self._channel.send(Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)), None)
 
 
-def _become_rank(seat: Seat, channel: Channel, zygote: int) -> NoReturn:
+def _become_rank(seat: Seat, handle: int, zygote: int, preloaded: Sequence[str]) -> NoReturn:
     """Run the rank in the forked child, and exit; never returns into the zygote's code."""
-    status = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with(zygote)
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
-        rank_main(seat, channel)
-        status = 0
-    except SystemExit as end:  # a program called sys.exit: the rank exits with that code, which is no harness error
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if seat.apart:
+            be_rank_apart(seat, handle, preloaded)
+        be_rank(seat, handle)
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
+        os._exit(1)
 
 
 def main(arguments: list[str]) -> None:

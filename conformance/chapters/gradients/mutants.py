@@ -546,3 +546,48 @@ class PoolsBuckets(Reducing):
                 bucket.flat = self.pool.setdefault(key, bucket.flat)
                 bucket.views = bucket.views_into(bucket.flat)
             super()._launch(bucket)
+
+
+class _ReducesOneByOne(TorchDDP):
+    """Averages the gradients of a bucket one after the other, in the order of `keys`."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        group = self.process_group
+
+        def hook(_: object, bucket: GradBucket) -> Future[Tensor]:
+            parameters = [(names[parameter], parameter) for parameter in bucket.parameters()]
+            keys = [self.key(name, parameter) for name, parameter in parameters]
+            gradients = dict(zip(keys, bucket.gradients(), strict=True))
+            for key in self.ordered(keys):
+                dist.all_reduce(gradients[key], group=group)
+            future: Future[Tensor] = Future()
+            future.set_result(bucket.buffer().div_(group.size()))
+            return future
+
+        self.register_comm_hook(None, hook)
+
+    def key(self, name: str, parameter: Tensor) -> str | int:
+        """Return what stands for a parameter."""
+        raise NotImplementedError
+
+    def ordered(self, keys: Sequence[str | int]) -> Sequence[str | int]:
+        """Return `keys` in the order in which their gradients are averaged."""
+        return list(set(keys))
+
+
+class ReducesByName(_ReducesOneByOne):
+    """BUG: gradients are reduced in the order of a set of names, which is another one in each process."""
+
+    def key(self, name: str, parameter: Tensor) -> str | int:
+        """Return the name."""
+        return name
+
+
+class ReducesByAddress(_ReducesOneByOne):
+    """BUG: gradients are reduced in the order of a set of parameters, which is another one in each process."""
+
+    def key(self, name: str, parameter: Tensor) -> str | int:
+        """Return the hash."""
+        return hash(parameter)

@@ -56,6 +56,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
+    yield from _apart()
 
 
 def _means() -> Iterator[Scenario]:
@@ -328,6 +329,21 @@ def _local_hooks() -> Iterator[Scenario]:
                         "GRAD-39", f"{moment}-{kind.replace('_', '-')}{suffix}", "local_hooks", world_size,
                         options=options, needs=needs, arguments={**arguments, "moment": moment, "kind": kind},
                     )  # fmt: skip
+
+
+def _apart() -> Iterator[Scenario]:
+    alone: dict[str, Any] = {"bucket_cap_mb": 0.00001}
+    for slug, model, options, needs in (
+        ("", "many_small_layers", {}, ()), ("-view", "many_small_layers", _VIEW, ()),
+        ("-alone", "many_small_layers", alone, ()), ("-static", "many_small_layers", {"static_graph": True}, ()),
+        ("-unused", "moe", {}, ()), ("-dtypes", "mixed_dtypes", {}, ()), ("-buffers", "batchnorm_mlp", {}, ()),
+        ("-local", "many_small_layers", {}, ("no_sync",)),
+    ):  # fmt: skip
+        schedule = (Step(local_backwards=1), Step()) if needs else (Step(), Step(), Step())
+        yield _train(
+            "GRAD-40", f"interpreters{slug}", model, 2, options, needs=needs, schedule=schedule, apart=True,
+            deadline_s=60.0,  # one at a time: to start interpreters costs seconds, which all of these share
+        )  # fmt: skip
 
 
 def _neighbours() -> Iterator[Scenario]:

@@ -1,0 +1,78 @@
+"""Makes a process a rank: one that the zygote has forked, or, for ranks that are apart, a new interpreter in its place.
+
+Forked ranks are twins: strings have the same hashes in all of them, and objects the same addresses. What a DDP does in
+the order of a set is then the same on every rank, and is not where a launcher has started an interpreter for each. A
+rank that is apart keeps its process, for which the zygote answers, and has hashes and addresses of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+
+from conformance.workers.channel import Channel
+from conformance.workers.messages import Job, Seat
+from conformance.workers.rank_main import rank_main
+from conformance.workers.relied_functions import settle
+
+#: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
+PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
+
+_PR_SET_NAME = 15
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import everything that ranks share. Raises what an import raises, and `RuntimeError` if one starts a thread."""
+    from conformance.models.catalogue import load_fixtures
+    from conformance.programs.registry import load_programs
+
+    load_programs()
+    load_fixtures()
+    for name in (*modules, *PRELOAD):
+        importlib.import_module(name)
+        if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+            raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
+    settle()
+    gc.collect()
+    gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
+
+
+def be_rank(seat: Seat, handle: int) -> NoReturn:
+    """Run the rank whose end of the connection is the file `handle`, and end this process."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{seat.rank}of{seat.world_size}".encode(), 0, 0, 0)
+        rank_main(seat, Channel(socket.socket(fileno=handle), Job))
+        status = 0
+    except SystemExit as end:  # a program called sys.exit: the rank exits with that code, which is no harness error
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def be_rank_apart(seat: Seat, handle: int, modules: Sequence[str]) -> NoReturn:
+    """Replace this process's program by a new interpreter, which imports `modules` and runs the rank."""
+    os.set_inheritable(handle, True)
+    arguments = (str(handle), msgspec.json.encode(seat).decode(), *modules)
+    environment = {**os.environ, "PYTHONHASHSEED": str(1 + seat.rank)}
+    os.execve(sys.executable, (sys.executable, "-P", "-m", __name__, *arguments), environment)
+
+
+if __name__ == "__main__":
+    _handle, _seat, *_modules = sys.argv[1:]
+    os.set_inheritable(int(_handle), False)
+    preload(_modules)
+    be_rank(msgspec.json.decode(_seat, type=Seat), int(_handle))
