@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,12 +156,11 @@ def run_program(
         recorded=False,
         min_collectives=0,
     )
-    zygote = ZygoteProcess(None, (), NO_MEMORY_FILL)  # to fill memory takes time that a training does not
-    try:
-        with Controller(backend, zygote=zygote) as controller:
-            observations = controller.run(scenario, subject)
-    finally:
-        zygote.close()
+    with (
+        closing(ZygoteProcess(None, (), NO_MEMORY_FILL)) as zygote,  # to fill memory takes time
+        Controller(backend, zygote=zygote) as controller,
+    ):
+        observations = controller.run(scenario, subject)
     for observation in observations.values():
         if observation.fate.kind != "returned":
             raise ConformanceError(f"bench: rank {observation.rank} {observation.fate}; {workload!r} was not measured")

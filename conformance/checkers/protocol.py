@@ -64,12 +64,8 @@ def same_until_refused(evidence: Evidence) -> Finding:
 
     A rank may have launched buckets of a backward that raised there later than on other ranks. Nobody waits for them.
     """
-    return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not _refused(evidence))
-
-
-def _refused(evidence: Evidence) -> bool:
-    """Whether every rank observed an exception, by which its DDP refused."""
-    return all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
+    refused = all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
+    return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not refused)
 
 
 def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:
@@ -120,9 +116,7 @@ def no_gradients_in_flight(evidence: Evidence) -> Finding | None:
     backward that raised had launched, on this rank or another, nor for a notice to others that nobody reads, such as
     torch's in a join context. Precondition: as for `nothing_in_flight`.
     """
-    if not evidence.all_returned or any(
-        _has_exception(value) for one in evidence.by_rank for value in one.facts.values()
-    ):
+    if not evidence.all_returned or any(_has_exception(one.facts) for one in evidence.by_rank):
         return None
     return _in_flight("no_gradients_in_flight", evidence, is_gradient)
 

@@ -140,8 +140,8 @@ def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool)
 
     A collective that no rank waited for does no harm once all ranks have issued it: it will complete, and cannot match
     a later one. What a process may keep once is no reason to begin others, which would keep it as well. A rank may have
-    raised after the others issued a collective that it did not issue; if all ranks issued
-    equally many, that did not happen. In an unrecorded run the harness cannot tell, so only a plain return counts.
+    raised after the others issued a collective that it did not issue; if all ranks issued equally many, that did not
+    happen. In an unrecorded run the harness cannot tell, so only a plain return counts.
     """
     seen = list(observations.values())
     outcomes = {(one.raised and one.raised.type, one.unsupported) for one in seen}

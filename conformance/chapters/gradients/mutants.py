@@ -549,7 +549,7 @@ class PoolsBuckets(Reducing):
 
 
 class _ReducesOneByOne(TorchDDP):
-    """Averages the gradients of a bucket one after the other, in the order of `keys`."""
+    """Averages the gradients of a bucket one after the other, in the order of a set of what `key` returns."""
 
     def __init__(self, module: Any, **options: Any) -> None:
         super().__init__(module, **options)
@@ -557,10 +557,9 @@ class _ReducesOneByOne(TorchDDP):
         group = self.process_group
 
         def hook(_: object, bucket: GradBucket) -> Future[Tensor]:
-            parameters = [(names[parameter], parameter) for parameter in bucket.parameters()]
-            keys = [self.key(name, parameter) for name, parameter in parameters]
+            keys = [self.key(names[parameter], parameter) for parameter in bucket.parameters()]
             gradients = dict(zip(keys, bucket.gradients(), strict=True))
-            for key in self.ordered(keys):
+            for key in set(keys):
                 dist.all_reduce(gradients[key], group=group)
             future: Future[Tensor] = Future()
             future.set_result(bucket.buffer().div_(group.size()))
@@ -571,10 +570,6 @@ class _ReducesOneByOne(TorchDDP):
     def key(self, name: str, parameter: Tensor) -> str | int:
         """Return what stands for a parameter."""
         raise NotImplementedError
-
-    def ordered(self, keys: Sequence[str | int]) -> Sequence[str | int]:
-        """Return `keys` in the order in which their gradients are averaged."""
-        return list(set(keys))
 
 
 class ReducesByName(_ReducesOneByOne):
