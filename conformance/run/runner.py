@@ -109,7 +109,8 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     """Construct `subject` around a small MLP and take one step over `backend`, before any requirement is judged.
 
     Raises `BackendError` when ranks cannot connect to each other, and `SubjectError` when every rank fails in the
-    constructor: then nothing can be said about any requirement.
+    constructor: then nothing can be said about any requirement. A rank that had not come so far when another failed has
+    no say.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
     observations = present(controller.start(scenario, subject)(math.inf)).values()
@@ -118,9 +119,10 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
             f"the ranks cannot connect to each other, with no DDP yet; rank {apart[0].rank}: "
             f"{apart[0].raised or apart[0].fate}. `ddp-conformance smoke` tries the backend step by step"
         )
-    if not all(_died_in_constructor(observation) for observation in observations):
+    tried = [one for one in observations if (one.fate.kind, one.phase) != ("abandoned", "start")]
+    if not tried or not all(map(_died_in_constructor, tried)):
         return
-    first = min(observations, key=lambda observation: observation.rank)
+    first = min(tried, key=lambda observation: observation.rank)
     remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
     if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
         remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."

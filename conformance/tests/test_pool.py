@@ -454,6 +454,12 @@ def test_ranks_may_find_at_different_times_that_it_is_unsupported(
     assert {seen.unsupported for seen in observations.values()} == {"no such device"}
 
 
+def test_a_rank_that_goes_on_is_waited_for_though_another_has_raised(controller: Controller) -> None:
+    arguments = {"times": 3, "seconds": RAISE_GRACE_S / 2}
+    seen = run(controller, scenario("raise_one_by_one", arguments=arguments))
+    assert [one.fate.kind for one in seen.values()] == ["raised", "raised"]
+
+
 def test_memory_that_nobody_has_written_holds_the_same_each_time(controller: Controller) -> None:
     seen = run(controller, scenario("fresh_memory"))
     assert [list(one.facts.values()) for one in seen.values()] == [[[0x7F7F7F7F]] * 3] * 2

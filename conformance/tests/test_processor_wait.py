@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from conformance.workers.hearing import Waiting
 from conformance.workers.processor_wait import ProcessorWait
 
 #: Two that share a processor have each waited for it so long, a few moments later.
@@ -40,6 +41,19 @@ def test_two_that_compute_on_one_processor_wait_for_it(processes: list[int]) -> 
         time.sleep(0.05)
     assert waited_s >= _LONG_S
     assert ProcessorWait(processes).seconds < _LONG_S
+
+
+@pytest.mark.parametrize("processes", ["pass"], indirect=True)
+def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_failed(processes: list[int]) -> None:
+    waits = ProcessorWait(processes)
+    waiting = Waiting(1.0, processes, ["no such flight record"])
+    hurried = waiting.cut_to(0.5)
+    before_s, hurried_before_s = waiting.until(), hurried.until()
+    until = time.monotonic() + 60
+    while (waited_s := waits.seconds) < 3 * _LONG_S and time.monotonic() < until:
+        time.sleep(0.05)
+    assert waiting.until() - before_s >= waited_s - _LONG_S
+    assert hurried.until() - hurried_before_s >= waited_s - _LONG_S
 
 
 @pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)

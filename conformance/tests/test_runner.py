@@ -293,6 +293,20 @@ def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised |
     assert f"mine cannot be constructed around a small MLP at world size 1; rank 0: {last_word}." in str(caught.value)
 
 
+def test_a_rank_that_had_not_begun_when_another_died_in_its_constructor_has_no_say() -> None:
+    raised = Raised("ValueError", ("ValueError",), "no GPU, no DDP")
+
+    class Ranks(PretendedRanks):
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            return {
+                0: Observation(0, Ending("abandoned"), phase="start"),
+                1: Observation(1, Ending("raised"), raised=raised, phase="construct"),
+            }
+
+    with pytest.raises(SubjectError, match="rank 1: ValueError: no GPU, no DDP"):
+        runner.probe(get_subject("torch"), 2, Ranks())
+
+
 def test_ranks_that_do_not_meet_are_refused_before_anything_is_judged() -> None:
     """Without a loopback interface, every DDP would fail every requirement."""
     apart = Observation(0, Ending("raised"), phase="rendezvous", raised=Raised("RuntimeError", (), "no address"))

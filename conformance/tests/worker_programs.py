@@ -144,6 +144,15 @@ def slow(ctx: RankContext) -> None:
             time.sleep(ctx.arguments["seconds"])
 
 
+@program("workers/raise_one_by_one")
+def raise_one_by_one(ctx: RankContext) -> None:
+    """Raise on every rank, on each so many phases of so many seconds later than on the one before."""
+    for step in range(ctx.rank * ctx.arguments["times"]):
+        with ctx.phase("forward", step):
+            time.sleep(ctx.arguments["seconds"])
+    raise ValueError("as asked")
+
+
 @program("workers/long_answer")
 def long_answer(ctx: RankContext) -> None:
     """Observe more than a connection holds that nobody reads."""

@@ -28,6 +28,7 @@ from conformance.upstream.rank import prepare_environment, run_rank
 from conformance.upstream.requests import ListTests, Ran, Refusal, RunTest, Tests, ToHost
 from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
+from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair, wait
 from conformance.workers.forked import die_with, lead_own_group, name_of_signal, signal_group
 
@@ -111,11 +112,11 @@ class Host:
         """Wait for all ranks. Ranks that pass stay until the last has ended, because others use their connections."""
         ends: list[RankEnd] = []
         waiting = dict(ranks)
-        deadline = time.monotonic() + request.timeout_s + _OVERTIME_S
+        deadline = machine_time.now() + request.timeout_s + _OVERTIME_S
         while waiting:
             ready = wait(
                 [self._channel, *(rank.channel for rank in waiting.values())],
-                max(0.0, deadline - time.monotonic()),
+                max(0.0, deadline - machine_time.now()),
             )
             if self._channel in ready:
                 raise ControllerGoneError  # it sends nothing while it waits for an answer, so this is the end of file
@@ -124,8 +125,8 @@ class Host:
                     ends.append(end)
                     del waiting[number]
             if any(end.outcome.is_failure for end in ends):
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
-            if time.monotonic() >= deadline:
+                deadline = min(deadline, machine_time.now() + _GRACE_S)
+            if machine_time.now() >= deadline:
                 break
         failed = next((end.rank for end in ends if end.outcome.is_failure), None)
         for number in waiting:

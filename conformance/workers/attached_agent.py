@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from msgspec.structs import replace as change
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
+from conformance.workers import machine_time
 from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
@@ -33,10 +33,9 @@ from conformance.workers.attached_messages import (
 from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.channel import Channel, MessageError, wait
-from conformance.workers.hearing import EOF_GRACE_S, answer, lost, not_an_answer, prolonged
+from conformance.workers.hearing import EOF_GRACE_S, Waiting, answer, lost, not_an_answer
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.pool import START_TIMEOUT_S
-from conformance.workers.processor_wait import ProcessorWait
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -80,7 +79,7 @@ class Agent:
         self._zygote = ZygoteProcess(None, preload, environment)
         self._zygote.await_ready()
         self._posts: dict[int, Post] = {}
-        self._heard_at = self._beaten_at = time.monotonic()
+        self._heard_at = self._beaten_at = machine_time.now()
         self._beaten: LastSeen | None = None
         self._orders: list[RunOrder | Forget] = []
         channel.send(Hello(place.index, place.host))
@@ -113,14 +112,14 @@ class Agent:
             post = self._posts[order.pool] = Post(self._zygote, change(order.seat, device_index=self._local_index))
             observation = self._start(order, post)
         if observation is None:
-            started = time.monotonic()
+            started = machine_time.now()
             with contextlib.suppress(OSError):  # the rank has just died; `_await` finds out how
                 post.channel.send(order.job)
             message = self._await(order, post, order.deadline_s, order.job.number)
             if isinstance(message, Ready):  # never: `answer` refuses a second one
                 raise TypeError("a rank that works cannot become ready")
             observation = message.observation if isinstance(message, Answer) else message
-            elapsed_ns = int((time.monotonic() - started) * 1e9)
+            elapsed_ns = int((machine_time.now() - started) * 1e9)
             observation = replace(observation, duration_ns=observation.duration_ns or elapsed_ns)
             if post.ready and observation.fate.kind != "returned":
                 observation = replace(observation, stderr=tail(post.seat))
@@ -144,8 +143,8 @@ class Agent:
         See `answer` for `number`.
         """
         post.ready = False
-        started, processor_wait = time.monotonic(), ProcessorWait([post.pid])
-        deadline, kind = started + deadline_s, "hung"
+        waiting, kind = Waiting(deadline_s, [post.pid], [post.seat.file("flight")]), "hung"
+        deadline = waiting.until()
         while True:
             self._zygote.update()
             if post.open:
@@ -153,7 +152,7 @@ class Agent:
                     message = answer(post.channel, post.seat.rank, number)
                 except (EOFError, OSError):
                     post.open = False
-                    deadline = min(deadline, time.monotonic() + EOF_GRACE_S)
+                    deadline = min(deadline, machine_time.now() + EOF_GRACE_S)
                     continue
                 except MessageError as error:
                     return not_an_answer(post.seat, error)
@@ -164,31 +163,31 @@ class Agent:
                 return describe(post.seat, death(status))
             if self._zygote.gone:
                 return describe(post.seat, lost(self._zygote.end))
-            if post.open and kind == "hung" and time.monotonic() >= deadline:
-                deadline = prolonged(started, deadline_s, processor_wait, post.seat.file("flight"))
-            left_s = deadline - time.monotonic()
+            if post.open and machine_time.now() >= deadline:
+                deadline = waiting.until()
+            left_s = deadline - machine_time.now()
             if left_s <= 0:
                 half, deaf = ([post.seat.rank] if so else () for so in (post.channel.half_a_message, not post.open))
                 return examine_living(self._zygote, {post.seat: post.pid}, kind, half, deaf)[post.seat.rank]
             sources = [*([post.channel] if post.open else ()), *self._zygote.sources]
             for hurry in self._listen(*sources, timeout_s=min(_BUSY_BEAT_S, left_s), beat=(order, post)):
                 if hurry.number == order.number:
-                    kind = "abandoned"
-                    deadline = min(deadline, time.monotonic() + hurry.patience_s)
+                    waiting, kind = waiting.cut_to(hurry.patience_s), "abandoned"
+                    deadline = min(deadline, waiting.until())
 
     def _listen(self, *sources: Channel, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
         """Wait for the controller or one of `sources`, queue orders, and send a beat when it is due."""
         wait([self._channel, *sources], timeout_s)
         hurries = []
         while (message := self._channel.arrived()) is not None:
-            self._heard_at = time.monotonic()
+            self._heard_at = machine_time.now()
             if isinstance(message, Goodbye):
                 raise Dismissed
             if isinstance(message, Hurry):
                 hurries.append(message)
             elif not isinstance(message, Ping):
                 self._orders.append(message)
-        now = time.monotonic()
+        now = machine_time.now()
         if now - self._heard_at > LOST_S:
             raise ConformanceError(self._last_words(beat))
         if now - self._beaten_at >= (BEAT_S if beat is None else _BUSY_BEAT_S):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.workers import machine_time
 from conformance.workers.attached_messages import (
     BEAT_S,
     LOST_S,
@@ -181,7 +181,7 @@ class AttachedController:
         self, number: int, chosen: list[Reached], deadline_s: float, patience_s: float
     ) -> tuple[dict[int, Observation], list[bool]]:
         """Wait until every agent has answered or the controller has given it up."""
-        now = time.monotonic()
+        now = machine_time.now()
         due, end = now + deadline_s + _MARGIN_S, now + patience_s + _MARGIN_S + LOST_S
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
         waiting = {agent.channel: agent for agent in chosen}
@@ -202,7 +202,7 @@ class AttachedController:
                     continue
                 if message is None:  # half of one
                     continue
-                agent.heard_at = time.monotonic()
+                agent.heard_at = machine_time.now()
                 if isinstance(message, Beat) and message.number == number and message.last_seen is not None:
                     seen[ranks[agent.index]] = message.last_seen
                 elif isinstance(message, Reply) and message.number == number:
@@ -213,7 +213,7 @@ class AttachedController:
                     if (hurry_s := _patience_s(message.observation)) is not None:
                         for other in waiting.values():
                             other.tell(Hurry(number, hurry_s))
-            now = time.monotonic()
+            now = machine_time.now()
             for channel, agent in list(waiting.items()):
                 silent_s = now - agent.heard_at
                 if (now > due and silent_s > _SILENCE_S) or now > end:
@@ -238,7 +238,7 @@ def _greeted(channel: Channel) -> Reached:
         raise ConformanceError(f"an agent joined and then did not say who it is: {error}") from error
     if not isinstance(hello, Hello):
         raise ConformanceError(f"an agent must say hello first, got {type(hello).__name__}")
-    return Reached(hello.index, hello.host, channel, time.monotonic())
+    return Reached(hello.index, hello.host, channel, machine_time.now())
 
 
 def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Ending) -> Observation:

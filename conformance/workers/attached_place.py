@@ -13,7 +13,6 @@ import socket
 import stat
 import struct
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +21,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from conformance.errors import ConformanceError
+from conformance.workers import machine_time
 from conformance.workers.attached_messages import Challenge, FromAgent, Proof, ToAgent
 from conformance.workers.channel import LIMIT_BYTES, Channel, MessageError, wait
 
@@ -181,9 +181,9 @@ class Door:
         """
         admitted: list[Channel] = []
         asked: dict[Channel, tuple[bytes, float]] = {}
-        end = time.monotonic() + MEETING_TIMEOUT_S
+        end = machine_time.now() + MEETING_TIMEOUT_S
         while len(admitted) < number:
-            now = time.monotonic()
+            now = machine_time.now()
             if now >= end:
                 raise ConformanceError(
                     f"{number - len(admitted)} of {number} processes did not join within {MEETING_TIMEOUT_S:g} s, or"

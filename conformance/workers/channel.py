@@ -10,13 +10,13 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
 from collections.abc import Collection, Iterable, Sequence
 from multiprocessing import connection
 from typing import Any, Protocol
 
 import msgspec
 
+from conformance.workers import machine_time
 from conformance.workers.tensors import from_extension
 
 #: The longest message: thousands of times what a rank observes, and little enough to hold in memory.
@@ -38,9 +38,12 @@ class Readable(Protocol):
 
 
 def wait(sources: Iterable[Readable | int], timeout_s: float | None) -> Collection[object]:
-    """Return those of `sources` that can be read or have ended, as soon as there is one, at most after `timeout_s`."""
+    """Return those of `sources` that can be read or have ended, as soon as there is one, at most after `timeout_s`.
+
+    `timeout_s` is in seconds of `machine_time`.
+    """
     readable: Any = list(sources)
-    return connection.wait(readable, timeout_s)
+    return machine_time.wait_for(lambda turn_s: connection.wait(readable, turn_s), timeout_s)
 
 
 class MessageError(Exception):
@@ -70,7 +73,7 @@ class Channel:
         data = _encoder.encode(message)
         if len(data) > self.limit_bytes:
             raise MessageError(f"a message of {len(data)} bytes is too long; at most {self.limit_bytes} are sent")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else machine_time.now() + timeout_s
         left = memoryview(_LENGTH.pack(len(data)) + data)
         while left:
             try:
@@ -83,7 +86,7 @@ class Channel:
 
     def receive(self, timeout_s: float | None) -> Any:
         """Return the next message. Raises `TimeoutError` if it is not here, whole, after `timeout_s`; see `arrived`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else machine_time.now() + timeout_s
         while (message := self.arrived()) is None:
             self._await(select.POLLIN, deadline)
         return message
@@ -112,7 +115,7 @@ class Channel:
 
     def receive_handles(self, number: int, timeout_s: float) -> list[int]:
         """Return the file descriptors that follow a message. Raises as `receive` does."""
-        deadline = time.monotonic() + timeout_s
+        deadline = machine_time.now() + timeout_s
         received: list[int] = []
         while len(received) < number:
             self._await(select.POLLIN, deadline)
@@ -155,8 +158,8 @@ class Channel:
     def _await(self, event: int, deadline: float | None) -> None:
         poll = select.poll()
         poll.register(self._socket, event)
-        left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        if not poll.poll(left_ms):
+        left_s = None if deadline is None else max(0.0, deadline - machine_time.now())
+        if not machine_time.wait_for(lambda turn_s: poll.poll(None if turn_s is None else 1000 * turn_s), left_s):
             raise TimeoutError("half of a message, and no more" if self.half_a_message else "no message")
 
 

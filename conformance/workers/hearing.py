@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from conformance.observation import Ending, Observation, Raised
 from conformance.recorder.flight_record import read_flight
+from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
@@ -30,6 +30,31 @@ _MOST_GRACES = 20
 #: As long as some rank enters a phase or issues a collective now and then, or could go on if it had a processor, ranks
 #: may take this many deadlines, because the machine may be slow.
 MOST_DEADLINES = 5
+
+
+class Waiting:
+    """Until when ranks are waited for: until none has made progress for so many seconds.
+
+    Those in which one was ready to go on and got no processor do not count. All this has an end, since a rank may
+    write into its flight record for ever, or compute.
+    """
+
+    def __init__(self, silence_s: float, pids: Sequence[int], flights: Sequence[str], end: float | None = None) -> None:
+        """Begin to wait for the ranks with these process ids and flight records, at most `MOST_DEADLINES`."""
+        self._since = machine_time.now()
+        self._silence_s = silence_s
+        self._pids, self._flights = pids, flights
+        self._processor_wait = ProcessorWait(pids)
+        self._end = self._since + MOST_DEADLINES * silence_s if end is None else end
+
+    def cut_to(self, silence_s: float) -> Waiting:
+        """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter."""
+        return Waiting(min(silence_s, self._silence_s), self._pids, self._flights, self._end)
+
+    def until(self) -> float:
+        """Return the moment, as of now, by the clock of `machine_time`."""
+        progress = max(self._since, alive_at(*self._flights))
+        return min(progress + self._processor_wait.seconds + self._silence_s, self._end)
 
 
 class Hearing:
@@ -55,15 +80,13 @@ class Hearing:
         self.strange: dict[int, Observation] = {}
         self._zygote = zygote
         self._seats = seats
-        self._flights = [seat.file("flight") for seat in seats]
-        self._pids = pids
         self._listening = dict(zip(channels, seats, strict=True))
         self._number = number
-        self._deadline_s = deadline_s
-        self._started = time.monotonic()
-        self._processor_wait = ProcessorWait(pids)
-        self._deadline = self._started + deadline_s
-        self._patience_s = math.inf
+        self._pids = pids
+        self._flights = [seat.file("flight") for seat in seats]
+        self._patience_s = math.inf  # of the failure that leaves the others the least time; infinite if none has failed
+        self._waiting = Waiting(deadline_s, pids, self._flights)
+        self._deadline = self._waiting.until()
         self._is_over = False
         self._num_graces = 0
         self._num_bytes = dict.fromkeys(channels, 0)  # of answers that have not come whole
@@ -71,16 +94,16 @@ class Hearing:
 
     def listen(self, silence_s: float = math.inf) -> bool:
         """Listen until no rank has made progress for so long; return whether the wait is over. 0: do not wait."""
-        until = time.monotonic() + silence_s
-        if self._num_graces == 0 and time.monotonic() > self._deadline:
+        until = machine_time.now() + silence_s
+        if self._num_graces == 0 and machine_time.now() > self._deadline:
             self._grant()
         while not self._is_over:
             self._is_over = self._everybody_is_known() or self._hear(until) or self._everybody_is_known()
             if self._is_over:
-                self.ended_at = time.monotonic()
-            elif time.monotonic() >= until:
+                self.ended_at = machine_time.now()
+            elif machine_time.now() >= until:
                 until = alive_at(*self._flights) + silence_s
-                if silence_s == 0 or time.monotonic() >= until:
+                if silence_s == 0 or machine_time.now() >= until:
                     break
         return self._is_over
 
@@ -90,7 +113,8 @@ class Hearing:
 
     def _hear(self, until: float) -> bool:
         """Wait until something happens, or the deadline or `until` passes; return whether it is time to give up."""
-        ready = wait([*self._listening, *self._zygote.sources], max(0.0, min(self._deadline, until) - time.monotonic()))
+        left_s = max(0.0, min(self._deadline, until) - machine_time.now())
+        ready = wait([*self._listening, *self._zygote.sources], left_s)
         self._zygote.update()
         for channel in [channel for channel in self._listening if channel in ready]:
             rank = self._listening[channel].rank
@@ -105,27 +129,29 @@ class Hearing:
                 if message is not None:
                     del self._listening[channel]
                     self.messages[rank] = message
-        self._patience_s = self._patience()
-        self._deadline = min(self._deadline, time.monotonic() + self._patience_s)
+        if (patience_s := self._patience()) < self._patience_s:
+            self._patience_s = patience_s
+            self._waiting = self._waiting.cut_to(patience_s)
+            self._deadline = min(self._deadline, self._waiting.until())
         self._grant_for_more()
-        if time.monotonic() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
+        if machine_time.now() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
-        later = prolonged(self._started, self._deadline_s, self._processor_wait, *self._flights)
-        if later <= self._deadline or not math.isinf(self._patience_s):
+        later = self._waiting.until()
+        if later <= self._deadline:
             return True
         self._deadline = later
         return False
 
     def _grant(self) -> None:
         self._num_graces += 1
-        self._deadline = time.monotonic() + LATE_GRACE_S
+        self._deadline = machine_time.now() + LATE_GRACE_S
 
     def _grant_for_more(self) -> None:
         """Put the deadline off where it has passed and more of an answer has come."""
         before, now = self._num_bytes, {channel: channel.num_waiting for channel in self._listening}
         came = len(now) < len(before) or any(num_bytes > before[channel] for channel, num_bytes in now.items())
         self._num_bytes = now
-        if came and time.monotonic() >= self._deadline and self._num_graces < _MOST_GRACES:
+        if came and machine_time.now() >= self._deadline and self._num_graces < _MOST_GRACES:
             self._grant()
 
     def others(self) -> dict[int, Observation]:
@@ -174,17 +200,8 @@ def lost(how: str = "") -> Ending:
 
 
 def alive_at(*flights: str) -> float:
-    """Return when a rank last made progress, by its flight record and this machine's monotonic clock; 0 if none did."""
-    return max(read_flight(path).alive_at for path in flights)
-
-
-def prolonged(started: float, deadline_s: float, processor_wait: ProcessorWait, *flights: str) -> float:
-    """Return when to give up ranks that started at `started`, extended by the progress in their flight records.
-
-    What they have waited for a processor is no part of the deadline.
-    """
-    progress = max(started, alive_at(*flights)) + processor_wait.seconds
-    return min(progress + deadline_s, started + MOST_DEADLINES * deadline_s)
+    """Return when a rank last made progress, by its flight record and `machine_time`; long ago if none did."""
+    return machine_time.moment(max(read_flight(path).alive_at for path in flights))
 
 
 def answer(channel: Channel, rank: int, number: int) -> FromRank | None:

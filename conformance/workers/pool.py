@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from conformance.backends.backend import Backend
 from conformance.observation import KEPT_ONCE, Ending, Observation
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
+from conformance.workers import machine_time
 from conformance.workers.autopsy import describe, tail
 from conformance.workers.forked import is_stopped
 from conformance.workers.hearing import Hearing
@@ -73,7 +73,7 @@ class Pool:
     def begin(self, scenario: Scenario, subject: Subject) -> None:
         """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
         self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
-        self._begun, self._begun_at = scenario, time.monotonic()
+        self._begun, self._begun_at = scenario, machine_time.now()
         self._number += 1
         job = Job(self._number, scenario.to_json(), subject)
         for channel in self._channels:

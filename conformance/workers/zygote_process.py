@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from conformance.errors import ConformanceError
+from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair
 from conformance.workers.forked import is_stopped, name_of_signal, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
@@ -113,11 +113,11 @@ class ZygoteProcess:
         """
         pool = seats[0].pool
         ours, theirs = zip(*(pair(FromRank, Job) for _ in seats), strict=True)
-        deadline = time.monotonic() + timeout_s
+        deadline = machine_time.now() + timeout_s
         try:
             self._channel.send(ForkPool(seats), timeout_s, [channel.fileno() for channel in theirs])
             while pool not in self._forked:
-                self._record(self._channel.receive(deadline - time.monotonic()))
+                self._record(self._channel.receive(deadline - machine_time.now()))
         except (EOFError, OSError, MessageError) as error:
             self._lose(error)
             raise ZygoteGoneError(f"the ranks' zygote forked no ranks within {timeout_s:g} s: {error}") from error
@@ -180,10 +180,10 @@ class ZygoteProcess:
 
     def await_ready(self) -> None:
         """Wait until the zygote has imported everything; raises `ConformanceError` if it could not."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = machine_time.now() + START_TIMEOUT_S
         while self._imports and not self._failure:
             try:
-                self._record(self._channel.receive(deadline - time.monotonic()))
+                self._record(self._channel.receive(deadline - machine_time.now()))
             except TimeoutError:
                 stopped = ": a signal has stopped it" if self.is_stopped else ""
                 self._failure = f"the ranks' zygote did not start within {START_TIMEOUT_S:.0f} s{stopped}"

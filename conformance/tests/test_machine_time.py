@@ -1,0 +1,149 @@
+"""Seconds in which the machine stands still, as a paused or frozen one does, are nobody's silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.tests.busy_machine import at_this_load
+from conformance.tests.processes import processes_under
+from conformance.workers import machine_time
+from conformance.workers.machine_time import TURN_S, wait_for
+
+#: Much later than a process is woken that wanted to be.
+_STOP_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def no_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_time, "_stops", [])
+
+
+def test_a_wait_ends_when_something_is_found_and_after_its_time() -> None:
+    asked: list[float | None] = []
+
+    def look(turn_s: float | None) -> str:
+        asked.append(turn_s)
+        time.sleep(turn_s or 0.0)
+        return "it" if len(asked) == 3 else ""
+
+    before = time.monotonic()
+    assert wait_for(look, 60.0) == "it"
+    assert asked == [TURN_S] * 3
+    assert time.monotonic() - before >= 3 * TURN_S
+    assert wait_for(look, 0.0) == ""
+    assert asked[3:] == [0.0]
+    assert wait_for(lambda turn_s: turn_s is None, None)
+
+
+def test_what_nobody_could_hear_does_not_count() -> None:
+    """Four turns make a second; the first one ends as late as if the machine had been stopped."""
+    turns: list[float] = []
+
+    def look(turn_s: float | None) -> None:
+        turns.append(turn_s or 0.0)
+        time.sleep((turn_s or 0.0) + (_STOP_S if len(turns) == 1 else 0.0))
+
+    before, began = machine_time.now(), time.monotonic()
+    wait_for(look, 4 * TURN_S)
+    took_s = time.monotonic() - began
+    assert len(turns) >= 4
+    assert 4 * TURN_S <= machine_time.now() - before <= took_s - _STOP_S + 0.01
+
+
+def test_a_moment_before_a_stop_lies_the_fewer_seconds_back() -> None:
+    def look(turn_s: float | None) -> bool:
+        time.sleep((turn_s or 0.0) + _STOP_S)
+        return True
+
+    early, began = machine_time.moment(time.monotonic()), time.monotonic()
+    wait_for(look, TURN_S)
+    assert machine_time.moment(began) == pytest.approx(early, abs=0.01)
+    assert machine_time.now() - machine_time.moment(began) <= time.monotonic() - began - _STOP_S + 0.01
+
+
+def test_threads_that_meet_one_stop_count_it_once() -> None:
+    """Each wants to be woken at another moment, and all are woken by the end of the same stop."""
+    end = time.monotonic() + TURN_S + _STOP_S
+
+    def look(turn_s: float | None) -> bool:
+        time.sleep(max(0.0, end - time.monotonic()))
+        return True
+
+    before, began = machine_time.now(), time.monotonic()
+    threads = [threading.Thread(target=wait_for, args=(look, TURN_S * share)) for share in (0.2, 0.6, 1.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = time.monotonic() - began
+    assert took_s - _STOP_S - TURN_S - 0.1 <= machine_time.now() - before <= took_s - _STOP_S + 0.01
+
+
+#: Ranks of one scenario, on one machine or attached, that go on for eight deadlines in small steps.
+_RUN = """
+import sys, threading
+from conformance.backends.gloo import GLOO
+from conformance.subjects.subject import KNOWN
+from conformance.tests import test_attached
+from conformance.tests.test_pool import PROGRAMS, scenario
+from conformance.workers.attached_controller import AttachedController
+from conformance.workers.attached_messages import FromAgent, ToAgent
+from conformance.workers.channel import pair
+from conformance.workers.controller import Controller
+
+if sys.argv[1] == "attached":
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)))
+    for index in range(2):
+        threading.Thread(target=test_attached._serve, args=(theirs[index], index), daemon=True).start()
+    controller = AttachedController(GLOO, ours, "127.0.0.1")
+else:
+    controller = Controller(GLOO, preload=(PROGRAMS,))
+deadline_s = float(sys.argv[2])
+with controller:
+    controller.run(scenario("idle"), KNOWN["torch"])
+    print("begins", flush=True)
+    steps = {"times": 8, "seconds": deadline_s / 4}
+    seen = controller.run(scenario("slow", arguments=steps, deadline_s=deadline_s), KNOWN["torch"])
+    print(*(str(one.fate) for one in seen.values()), flush=True)
+"""
+
+
+@pytest.fixture
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], float]]:
+    deadline_s = at_this_load(1.0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, request.param, str(deadline_s)],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield process, deadline_s
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("running", ["alone", "attached"], indirect=True)
+def test_a_machine_that_is_stopped_for_longer_than_the_deadline_changes_nothing(
+    running: tuple[subprocess.Popen[str], float], tmp_path: Path
+) -> None:
+    process, deadline_s = running
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(deadline_s / 2)
+    everybody = [*reversed(processes_under(tmp_path)), process.pid]  # ranks, zygotes, the controller
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * deadline_s + 3.0)  # an attached controller also waits for a late answer
+    for pid in reversed(everybody):
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.1)
+    assert process.stdout.readline() == "returned returned\n"
