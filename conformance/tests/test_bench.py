@@ -112,6 +112,7 @@ def test_only_what_is_slower_beyond_noise_does_not_pass_the_gate() -> None:
     assert told.startswith("a, bucket view, 2 ranks: 1.060 (1.050 - 1.090) of torch's default")
 
 
+@pytest.mark.nightly
 def test_memory_of_gradients_that_live_in_buckets_is_less() -> None:
     peaks = bench.measure_memory(OURS, GLOO, "100 tensors", world_size=1)
     assert set(peaks) == {FLOOR, "torch default", "default", "torch bucket view", "bucket view"}

@@ -151,6 +151,7 @@ def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:
     assert all(outcome.native is None for outcome in report.scenarios)
 
 
+@pytest.mark.nightly
 def test_a_shuffled_run_says_its_seed_and_can_be_had_again(tmp_path: Path) -> None:
     def verdicts(folder: str, *arguments: str) -> tuple[list[tuple[str, str]], Report]:
         result = call("run", SOME, "--no-native", "--report", tmp_path / folder, *arguments)

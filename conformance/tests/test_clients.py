@@ -51,6 +51,7 @@ def test_a_ddp_that_skips_one_average_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert judged(torch, None, dataclasses.replace(torch), None).result is Result.SAME
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_script_that_never_has_the_ddp_shows_nothing() -> None:
     """Otherwise a library that stopped using the DDP would be equal forever."""

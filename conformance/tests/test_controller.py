@@ -230,6 +230,7 @@ def test_a_preloaded_module_may_leave_a_process_behind(tmp_path: Path, monkeypat
         assert run_step(controller) == {"returned"}
 
 
+@pytest.mark.nightly
 def test_a_process_without_standard_streams_can_have_ranks(tmp_path: Path) -> None:
     script = """
         import os, sys
@@ -246,6 +247,7 @@ def test_a_process_without_standard_streams_can_have_ranks(tmp_path: Path) -> No
     assert (tmp_path / "answer").read_text() == "{'returned'}"
 
 
+@pytest.mark.nightly
 def test_ranks_that_cannot_write_their_files_are_our_fault(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # less than a rank needs; the zygote inherits it
@@ -266,6 +268,7 @@ def test_a_work_dir_that_cannot_be_used(tmp_path: Path) -> None:
         Controller(get_backend("gloo"), work_dir=tmp_path / "missing")
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_gives_no_more_processes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank of a pool cannot be forked once: the first is ended, and the next pool is whole."""
     (tmp_path / "few_processes.py").write_text(

@@ -151,12 +151,15 @@ def _two_scenarios(controller: Controller) -> list[dict[int, Observation]]:
 NUM_BOUNDARIES = 18
 
 
-#: Every one of them; some are enough for every push.
-BOUNDARIES = tuple(pytest.param(at, marks=() if at == 8 else pytest.mark.nightly) for at in range(NUM_BOUNDARIES))
+#: Every one of them; one is enough for every push.
+STOPPED = tuple(
+    pytest.param(at, who, marks=() if (at, who) == (8, "rank") else pytest.mark.nightly)
+    for at in range(NUM_BOUNDARIES)
+    for who in ("zygote", "rank")
+)
 
 
-@pytest.mark.parametrize("who", ["zygote", "rank"])
-@pytest.mark.parametrize("at", BOUNDARIES)
+@pytest.mark.parametrize(("at", "who"), STOPPED)
 def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
     boundaries: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, who: str, at: int
 ) -> None:

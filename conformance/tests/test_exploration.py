@@ -171,6 +171,7 @@ def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     assert smallest.world_size == 2, "alone nothing is divided"
 
 
+@pytest.mark.nightly
 def test_our_own_is_right(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject("ddp_impl"), get_backend("gloo"), ranks, native=False)
     found = explore(runner, examples=40, seed=2, world_sizes=(1, 2))

@@ -90,6 +90,7 @@ KEPT_BY_A_STARTER = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_the_ddp_that_is_written_keeps_what_a_small_one_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Starter("subject", "fleet-hand").write(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "fleet-hand"))

@@ -465,7 +465,7 @@ def test_memory_that_nobody_has_written_holds_the_same_each_time(controller: Con
     assert [list(one.facts.values()) for one in seen.values()] == [[[0x7F7F7F7F]] * 3] * 2
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["forked", "apart"])
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["forked", "apart"])
 def test_ranks_are_no_twins(controller: Controller, apart: bool) -> None:
     seen = list(run(controller, scenario("likeness", apart=apart)).values())
     assert seen[0].facts["order"] != seen[1].facts["order"]

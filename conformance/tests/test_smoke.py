@@ -72,17 +72,19 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
 @pytest.mark.parametrize(
     ("backend", "rung", "summary", "came"),
     [
-        (
+        pytest.param(
             "STUCK_BROADCAST",
             "broadcast",
             "no rank came back from broadcast #0 (4 x float32) within {deadline_s} s",
             "rank 1 is in broadcast #0 (4 x float32)",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "NO_FUTURE",
             "futures",
             "no rank came back from future.wait() after all_reduce #0 (4 x float32, sum) within {deadline_s} s",
             "rank 0 is in future.wait() after all_reduce #0",
+            marks=pytest.mark.nightly,
         ),
         (
             "MISROUTED_ALL_TO_ALL",

@@ -129,7 +129,7 @@ def test_the_same_backend_compiles_once_and_stances_are_obeyed() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_compiled_autograd_is_refused_and_what_the_error_advises_works(fullgraph: bool) -> None:
     model = layers(2)
     x = torch.ones(2, WIDTH)
@@ -191,7 +191,9 @@ def _train(rank: int, compiled: bool, backend: str, options: dict[str, Any]) -> 
             "aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "gradient_as_bucket_view": True}, marks=pytest.mark.nightly
         ),
         pytest.param("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "static_graph": True}, marks=pytest.mark.nightly),
-        ("aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "find_unused_parameters": True}),
+        pytest.param(
+            "aot_eager", {"bucket_cap_mb": ONE_LAYER_MB, "find_unused_parameters": True}, marks=pytest.mark.nightly
+        ),
         pytest.param("inductor", {"bucket_cap_mb": ONE_LAYER_MB}, marks=pytest.mark.nightly),
     ],
     ids=["default", "views", "static", "unused", "inductor"],

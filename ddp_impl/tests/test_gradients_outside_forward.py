@@ -220,7 +220,7 @@ def train_all(rank: int, feature: str) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.parametrize(
-    "feature", [pytest.param(name, marks=pytest.mark.nightly if name == "unused" else ()) for name in FEATURES]
+    "feature", [pytest.param(name, marks=pytest.mark.nightly if name != "plain" else ()) for name in FEATURES]
 )
 def test_right_or_an_error_on_every_rank(feature: str, tmp_path: Path) -> None:
     of_ranks = run_ranks(train_all, WORLD_SIZE, tmp_path, feature)

@@ -342,6 +342,7 @@ def test_casts_of_mixed_precision_are_averaged_in_low_precision(recorder: Collec
     assert len(ddp._compiled_calls.fused) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_inductor_keeps_launches_early_and_waits_late(recorder: CollectiveRecorder) -> None:
     from torch._inductor.utils import run_and_get_code
