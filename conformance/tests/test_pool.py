@@ -21,7 +21,9 @@ from conformance.subjects.subject import get_subject
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end
 from conformance.tests.worker_programs import LEAKS, OWNERS
+from conformance.workers import controller as controller_module
 from conformance.workers import hearing as hearing_module
+from conformance.workers import machine_time
 from conformance.workers.channel import Channel, pair, wait
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import DEATH_GRACE_S, LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
@@ -97,9 +99,21 @@ def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) ->
     assert all_end(first, 5.0)
 
 
+def test_ranks_that_nobody_needs_for_long_are_ended(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_MOST_TURNS_IDLE", 2)
+    unneeded = pids(run(controller, scenario("idle", world_size=1)))
+    needed = pids(run(controller, scenario("idle")))
+    for _ in range(2):
+        assert not all_end(unneeded, 0.0)
+        assert pids(run(controller, scenario("idle"))) == needed
+    assert all_end(unneeded, 5.0)
+
+
 def test_who_listens_after_the_deadline_hears_what_was_said_before(controller: Controller) -> None:
     wait_for_ranks = controller.start(scenario("long_answer", deadline_s=0.5), TORCH)
     observations = wait_for_ranks(0.0)
+    (pool,) = controller._busy
+    assert all(wait([channel], at_this_load(30)) for channel in pool._channels)  # they begin to answer
     for absence_s in (1.0, LATE_GRACE_S + 0.2, LATE_GRACE_S + 0.2, *itertools.repeat(0.01, 1000)):
         if observations is None:
             time.sleep(absence_s)  # the ranks wait for a reader meanwhile, who reads a part each time
@@ -126,14 +140,14 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
     hearing = Hearing(controller._zygote, seats, (), channels, number=1, deadline_s=0.0)
     channels[0].num_waiting, channels[1].num_waiting = 9, 5
     hearing._grant_for_more()
-    hearing._deadline = time.monotonic()
+    hearing._deadline = machine_time.now()
     for channel, num_bytes in zip(channels, waiting, strict=True):
         if num_bytes is None:
             del hearing._listening[channel]
         else:
             channel.num_waiting = num_bytes
     hearing._grant_for_more()
-    assert (time.monotonic() >= hearing._deadline) == is_late
+    assert (machine_time.now() >= hearing._deadline) == is_late
 
 
 def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
@@ -355,7 +369,7 @@ def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, deadline_s: float, given_up_after_s: float
 ) -> None:
     run(controller, scenario("idle"))
-    monkeypatch.setattr(hearing_module, "ProcessorWait", Starved)
+    monkeypatch.setattr(hearing_module, "KeptWaiting", Starved)
     started = time.monotonic()
     faults = (Fault("stop", rank=1, at="forward"),)
     observations = run(controller, scenario("step", faults=faults, deadline_s=deadline_s))

@@ -21,6 +21,8 @@ from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 _PoolKey = tuple[str, int, bool, bool]
 #: So many idle pools of one kind are kept: one scenario begins while another is judged.
 _MOST_IDLE = 2
+#: Ranks that so many others were preferred to are ended: each keeps tens of megabytes, and hundreds if it has compiled.
+_MOST_TURNS_IDLE = 64
 
 
 class Controller:
@@ -52,6 +54,8 @@ class Controller:
         self._preload = preload
         self._start_timeout_s = start_timeout_s
         self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
+        self._num_turns = 0
+        self._last_turn: dict[_PoolKey, int] = {}
         self._busy: dict[Pool, _PoolKey] = {}
         self._lent = zygote
         if zygote is not None:
@@ -163,8 +167,16 @@ class Controller:
             for pool in self._idle.pop(key):
                 pool.close()
 
+    def _forget_those_that_nobody_needs(self) -> None:
+        for key in [key for key in self._idle if self._num_turns - self._last_turn[key] > _MOST_TURNS_IDLE]:
+            for pool in self._idle.pop(key):
+                pool.close()
+
     def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
         self._zygote.update()
+        self._num_turns += 1
+        self._last_turn[key] = self._num_turns
+        self._forget_those_that_nobody_needs()
         if fresh:
             for busy in [pool for pool, its_key in self._busy.items() if its_key == key]:
                 busy.retire()

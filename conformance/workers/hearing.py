@@ -11,8 +11,8 @@ from conformance.recorder.flight_record import read_flight
 from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait
+from conformance.workers.kept_waiting import KeptWaiting
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
-from conformance.workers.processor_wait import ProcessorWait
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: How long the other ranks may go on after one has died. gloo raises at once when a connection breaks; a rank that
@@ -44,7 +44,7 @@ class Waiting:
         self._since = machine_time.now()
         self._silence_s = silence_s
         self._pids, self._flights = pids, flights
-        self._processor_wait = ProcessorWait(pids)
+        self._kept_waiting = KeptWaiting(pids)
         self._end = self._since + MOST_DEADLINES * silence_s if end is None else end
 
     def cut_to(self, silence_s: float) -> Waiting:
@@ -54,7 +54,7 @@ class Waiting:
     def until(self) -> float:
         """Return the moment, as of now, by the clock of `machine_time`."""
         progress = max(self._since, alive_at(*self._flights))
-        return min(progress + self._processor_wait.seconds + self._silence_s, self._end)
+        return min(progress + self._kept_waiting.seconds + self._silence_s, self._end)
 
 
 class Hearing:

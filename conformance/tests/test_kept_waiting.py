@@ -1,4 +1,4 @@
-"""What counts as waiting for a processor: neither sleeping nor computing does."""
+"""What counts as waiting for a processor or for memory: neither sleeping nor computing does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from conformance.workers import kept_waiting
 from conformance.workers.hearing import Waiting
-from conformance.workers.processor_wait import ProcessorWait
+from conformance.workers.kept_waiting import KeptWaiting
 
 #: Two that share a processor have each waited for it so long, a few moments later.
 _LONG_S = 0.3
@@ -33,19 +35,19 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
-def test_two_that_compute_on_one_processor_wait_for_it(processes: list[int]) -> None:
-    waits = ProcessorWait(processes)
+def test_two_that_compute_on_one_kept_waiting_for_it(processes: list[int]) -> None:
+    waits = KeptWaiting(processes)
     assert waits.seconds < _LONG_S  # from now on
     until = time.monotonic() + 60
     while (waited_s := waits.seconds) < _LONG_S and time.monotonic() < until:
         time.sleep(0.05)
     assert waited_s >= _LONG_S
-    assert ProcessorWait(processes).seconds < _LONG_S
+    assert KeptWaiting(processes).seconds < _LONG_S
 
 
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
 def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_failed(processes: list[int]) -> None:
-    waits = ProcessorWait(processes)
+    waits = KeptWaiting(processes)
     waiting = Waiting(1.0, processes, ["no such flight record"])
     hurried = waiting.cut_to(0.5)
     before_s, hurried_before_s = waiting.until(), hurried.until()
@@ -58,13 +60,30 @@ def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_fa
 
 @pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)
 def test_one_that_sleeps_waits_for_none(processes: list[int]) -> None:
-    waits = ProcessorWait(processes)
+    waits = KeptWaiting(processes)
     time.sleep(2 * _LONG_S)
     assert waits.seconds < _LONG_S
 
 
 def test_a_process_that_is_gone_waits_for_none() -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
-    waits = ProcessorWait([ended.pid])
+    waits = KeptWaiting([ended.pid])
     ended.wait()
     assert waits.seconds == 0
+
+
+def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressure = tmp_path / "memory"
+    monkeypatch.setattr(kept_waiting, "_MEMORY_PRESSURE", str(pressure))
+    text = (
+        "some avg10=77.93 avg60=47.72 avg300=35.11 total={}\nfull avg10=0.00 avg60=1.72 avg300=5.49 total=183275080\n"
+    )
+    pressure.write_text(text.format(40_242_439_194))
+    waits = KeptWaiting([])
+    assert waits.seconds == 0
+    pressure.write_text(text.format(40_244_939_194))
+    assert waits.seconds == pytest.approx(2.5)
+    pressure.unlink()  # a kernel that does not count
+    assert KeptWaiting([]).seconds == 0

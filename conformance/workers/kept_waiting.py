@@ -1,4 +1,4 @@
-"""`ProcessorWait`: for how long a busy machine kept processes waiting that had something to do."""
+"""`KeptWaiting`: for how long a busy machine kept processes waiting that had something to do."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+#: Since when the machine is up, for how long some process of it was waiting for memory that others held.
+_MEMORY_PRESSURE = "/proc/pressure/memory"
 
-class ProcessorWait:
-    """How long threads of some processes were ready to run and got no processor, as Linux counts it.
 
-    A rank that waits for another one, or for ever, is not ready to run: it waits for no processor.
+class KeptWaiting:
+    """How long some processes could have gone on and got no processor, or no memory, as Linux counts it.
+
+    A rank that waits for another one, or for ever, waits for neither. What waits for memory is counted for the machine
+    as a whole: where it is exhausted, code is read from the disk again and again, and nobody gets on.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
         """Begin to count; tens of microseconds for each process."""
         self._before = {pid: _waits_ns(pid) for pid in pids}
+        self._short_of_memory_before_s = _short_of_memory_s()
 
     @property
     def seconds(self) -> float:
-        """The longest wait of any thread since the beginning; 0 where the kernel does not count."""
+        """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count."""
         waits = (
             waited - before.get(thread, 0)
             for pid, before in self._before.items()
             for thread, waited in _waits_ns(pid).items()
         )
-        return max(waits, default=0) / 1e9
+        return max(max(waits, default=0) / 1e9, _short_of_memory_s() - self._short_of_memory_before_s)
 
 
 def _waits_ns(pid: int) -> dict[str, int]:
@@ -36,6 +41,12 @@ def _waits_ns(pid: int) -> dict[str, int]:
             with contextlib.suppress(OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
                 waits[thread] = int(_text(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
     return waits
+
+
+def _short_of_memory_s() -> float:
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(_text(_MEMORY_PRESSURE).split()[4].partition(b"=")[2]) / 1e6  # of the first line, that of some
+    return 0.0
 
 
 def _text(path: str) -> bytes:
