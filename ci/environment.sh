@@ -34,7 +34,8 @@ make_environment() {
     fi
     echo "Creating $VENV with $("$python" --version) ..."
     "$python" -m venv --clear "$VENV"
-    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+    # Not compiled here: most modules of torch are never imported, and Python compiles and keeps those that are.
+    "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
         --constraint "$ROOT/ci/constraints.txt" --editable "$ROOT[dev]"
     recipe "$python" > "$VENV/recipe"  # last, so that an incomplete environment has no recipe and is created again
 }
