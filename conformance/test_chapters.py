@@ -63,7 +63,7 @@ def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excus
     return either(*given)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
     mistake = ""

@@ -268,6 +268,7 @@ def test_list_shows_requirements_and_scenarios() -> None:
     assert ids == [one.id for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2]
 
 
+@pytest.mark.nightly
 def test_doctor_finds_what_a_run_needs() -> None:
     result = call("doctor")
     assert result.exit_code == 0, result.output

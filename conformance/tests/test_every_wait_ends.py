@@ -193,6 +193,7 @@ def test_a_process_that_is_stopped_at_any_message_holds_up_nothing(
     assert len(stopped) <= 1
 
 
+@pytest.mark.nightly
 def test_the_boundaries_are_counted(boundaries: Any) -> None:
     with Controller(GLOO) as controller:
         controller._zygote.await_ready()

@@ -76,8 +76,9 @@ def test_the_chapter_covers_every_pair_of_features() -> None:
     assert possible_pairs() <= covered
 
 
-def test_every_composed_training_has_a_truth_that_is_exact() -> None:
-    for scenario in scenarios():
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)])
+def test_every_composed_training_has_a_truth_that_is_exact(every: int) -> None:
+    for scenario in list(scenarios())[::every]:
         facts = simulate(Training.of(scenario), scenario.world_size, scenario.seed, broadcast_buffers=True)
         assert list(facts[0]) == observed_names(Training.of(scenario))
 
@@ -179,6 +180,7 @@ def test_our_own_is_right(ranks: Controller) -> None:
     assert found.num_judged == 40
 
 
+@pytest.mark.nightly
 def test_a_ddp_that_is_none_is_a_mistake_in_the_question() -> None:
     result = CliRunner().invoke(main, ["explore", "--ddp", "json:loads", "--examples", "1", "--world-size", "1"])
     assert result.exit_code == 2, result.output

@@ -154,6 +154,7 @@ def test_a_mistaken_question_is_refused(arguments: list[str], message: str) -> N
     assert message in result.stderr
 
 
+@pytest.mark.nightly
 def test_the_command_says_who_killed_whom() -> None:
     result = CliRunner().invoke(main, ["mutants", "NoDivision", "BackwardGather"])
     assert result.exit_code == 0, result.output

@@ -68,6 +68,7 @@ def test_a_mistyped_name_is_answered_with_what_is_installed(install: Install) ->
         get_subject("swfit")
 
 
+@pytest.mark.nightly
 def test_a_plugin_that_raises_at_import_is_named_and_the_rest_goes_on(install: Install, tmp_path: Path) -> None:
     (tmp_path / "explosive.py").write_text("raise OSError('libacme.so.3 is missing')\n")
     install("bad", plugins.BACKENDS, aaa="explosive:BACKEND")

@@ -489,6 +489,7 @@ def test_ranks_are_no_twins(controller: Controller, apart: bool) -> None:
     assert [one.facts["hash"] for one in again.values()] == [one.facts["hash"] for one in seen]
 
 
+@pytest.mark.nightly
 def test_a_rank_of_its_own_interpreter_is_told_about_when_it_dies(controller: Controller) -> None:
     seen = run(controller, scenario("exit", apart=True))
     assert str(seen[0].fate) == "exited 3"

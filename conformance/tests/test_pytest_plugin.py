@@ -35,6 +35,7 @@ def test_a_session_that_does_not_use_it_never_imports_torch(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_scenarios_run_side_by_side_in_workers_with_ranks_of_their_own(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "-n", "2", "-k", "TRAIN-16 and moe", "--ddp", "torch")
     assert done.returncode == 0, done.stdout + done.stderr

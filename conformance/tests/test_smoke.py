@@ -48,6 +48,7 @@ def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
     assert "ddp-conformance run --profile core" in result.output
 
 
+@pytest.mark.nightly
 def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
     result = smoke("--backend", f"{BROKEN}:WRONG_SUM")
     assert result.exit_code == 1, result.output

@@ -129,6 +129,7 @@ def _train_each(rank: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(_train(rank, features), _train(rank, {"bucket_cap_mb": "auto", **features})) for features in FEATURES]
 
 
+@pytest.mark.nightly
 def test_ranks_whose_measurements_differ_agree_and_average_right(tmp_path: Path) -> None:
     for of_rank in run_ranks(_train_each, 2, tmp_path):
         for plain, auto in of_rank:
