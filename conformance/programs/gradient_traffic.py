@@ -6,18 +6,18 @@ collective has, and that each element travels once - can be counted only where e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from conformance.checkers.protocol import is_gradient
 from conformance.history import Collective
+from conformance.kept_waiting import own_seconds
 
 _ALL_REDUCES = ("all_reduce", "all_reduce_coalesced")
 #: How many elements a DDP may add to a collective, so that its size is a multiple of 64 or of the number of ranks.
 _MAX_PADDING = 63
-#: How long a DDP's own thread may take to its turn: it needs microseconds, on a machine that does nothing else.
+#: How long a DDP's own thread may take to its turn, where it gets a processor: it needs microseconds.
 _PATIENCE_S = 2.0
 
 
@@ -40,9 +40,10 @@ def num_issued(collectives: Callable[[], Iterable[Collective]], awaited: int) ->
     A DDP may issue them in a thread of its own, which gets its turn while the backward of a large layer runs. That of a
     scenario's layer is over before any other thread runs, so we wait here. Not collective.
     """
-    deadline = time.monotonic() + _PATIENCE_S
-    while (issued := sum(map(is_gradient, collectives()))) < awaited and time.monotonic() < deadline:
-        time.sleep(0.001)
+    issued = 0
+    for _ in own_seconds(_PATIENCE_S, pause_s=0.001):
+        if (issued := sum(map(is_gradient, collectives()))) >= awaited:
+            break
     return issued
 
 

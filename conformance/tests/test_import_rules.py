@@ -13,7 +13,7 @@ from conformance.tests.import_graph import circles, import_graph, imported_names
 ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
 ROOMS = (
-    ("errors", "codec", "history", "own_mistake", "plugins"),
+    ("errors", "codec", "history", "kept_waiting", "own_mistake", "plugins"),
     ("scenario", "observation", "sim_device"),
     ("verdict", "spec", "models", "starters"),
     ("suite", "oracles", "backends"),

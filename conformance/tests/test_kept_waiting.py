@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.workers import kept_waiting
+from conformance import kept_waiting
+from conformance.kept_waiting import KeptWaiting, own_seconds
+from conformance.tests.busy_machine import at_this_load
 from conformance.workers.hearing import Waiting
-from conformance.workers.kept_waiting import KeptWaiting
 
 #: Two that share a processor have each waited for it so long, a few moments later.
 _LONG_S = 0.3
@@ -87,3 +88,22 @@ def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
     assert waits.seconds == pytest.approx(2.5)
     pressure.unlink()  # a kernel that does not count
     assert KeptWaiting([]).seconds == 0
+
+
+@pytest.mark.parametrize(("kept_waiting_s", "least_s"), [(0.0, 0.1), (0.3, 0.4), (60.0, 1.0)])
+def test_a_process_has_its_own_seconds_and_an_end_of_them(
+    monkeypatch: pytest.MonkeyPatch, kept_waiting_s: float, least_s: float
+) -> None:
+    class Kept:
+        seconds = kept_waiting_s
+
+        def __init__(self, pids: list[int]) -> None:
+            assert pids == [os.getpid()]
+
+    monkeypatch.setattr(kept_waiting, "KeptWaiting", Kept)
+    started = time.monotonic()
+    looks = sum(1 for _ in own_seconds(0.1, pause_s=0.01))
+    assert least_s <= time.monotonic() - started < least_s + at_this_load(1.0)
+    assert looks > 1
+    for _ in own_seconds(60.0, pause_s=60.0):
+        break  # the first look comes at once

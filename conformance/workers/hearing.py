@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from conformance.kept_waiting import KeptWaiting
 from conformance.observation import Ending, Observation, Raised
 from conformance.recorder.flight_record import read_flight
 from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait
-from conformance.workers.kept_waiting import KeptWaiting
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 

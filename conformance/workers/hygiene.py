@@ -15,7 +15,6 @@ import random
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import get_debug_level
 
 from conformance.composed.observable import modes
+from conformance.kept_waiting import own_seconds
 from conformance.observation import PROCESSES
 from conformance.workers.forked import children_of
 
@@ -36,7 +36,7 @@ _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SI
 _SUBNORMAL = 5e-324
 #: These may end, or take another name, by themselves at any time: only new ones count.
 _LIVING = ("thread", PROCESSES)
-#: How long threads may take to end; those that never do cost as much, and then their ranks.
+#: How long threads may take to end, where they get a processor; those that never do cost as much, and then their ranks.
 _THREADS_END_S = 0.5
 
 
@@ -106,11 +106,17 @@ def traces(before: Surroundings) -> tuple[str, ...]:
     if found:
         gc.collect()
         found = violations(before, surroundings())
-    deadline = time.monotonic() + _THREADS_END_S
-    while any(phrase.startswith("thread left behind") for phrase in found) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    if not any(map(_is_thread, found)):
+        return found
+    for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
         found = violations(before, surroundings())
+        if not any(map(_is_thread, found)):
+            break
     return found
+
+
+def _is_thread(phrase: str) -> bool:
+    return phrase.startswith("thread left behind")
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 
 #: Since when the machine is up, for how long some process of it was waiting for memory that others held.
 _MEMORY_PRESSURE = "/proc/pressure/memory"
+#: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
+_MOST_TIMES = 10
 
 
 class KeptWaiting:
@@ -31,6 +34,20 @@ class KeptWaiting:
             for thread, waited in _waits_ns(pid).items()
         )
         return max(max(waits, default=0) / 1e9, _short_of_memory_s() - self._short_of_memory_before_s)
+
+
+def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
+    """Yield every `pause_s` seconds, until this process could have gone on for `seconds`.
+
+    What another thread of it should have done by then it had the time for, also on a busy machine.
+    """
+    kept_waiting, started = KeptWaiting([os.getpid()]), time.monotonic()
+    while True:
+        yield
+        time.sleep(pause_s)
+        passed_s = time.monotonic() - started
+        if passed_s >= seconds and passed_s >= min(seconds + kept_waiting.seconds, _MOST_TIMES * seconds):
+            return
 
 
 def _waits_ns(pid: int) -> dict[str, int]:
