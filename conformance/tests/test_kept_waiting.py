@@ -14,6 +14,7 @@ import pytest
 from conformance import kept_waiting
 from conformance.kept_waiting import KeptWaiting, own_seconds
 from conformance.tests.busy_machine import at_this_load
+from conformance.workers import machine_time
 from conformance.workers.hearing import Waiting
 
 #: Two that share a processor have each waited for it so long, a few moments later.
@@ -107,3 +108,9 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
     assert looks > 1
     for _ in own_seconds(60.0, pause_s=60.0):
         break  # the first look comes at once
+
+
+def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same() -> None:
+    waiting = Waiting(0.0, [], ["no such flight record"])
+    assert waiting.until() <= machine_time.now()
+    assert Waiting(0.2, [], ["no such flight record"], machine_time.now() - 1).cut_to(0.1).until() > machine_time.now()

@@ -49,7 +49,9 @@ class Waiting:
 
     def cut_to(self, silence_s: float) -> Waiting:
         """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter."""
-        return Waiting(min(silence_s, self._silence_s), self._pids, self._flights, self._end)
+        shorter_s = min(silence_s, self._silence_s)
+        end = max(self._end, machine_time.now() + shorter_s)  # that of who listens late is over
+        return Waiting(shorter_s, self._pids, self._flights, end)
 
     def until(self) -> float:
         """Return the moment, as of now, by the clock of `machine_time`."""
