@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 #: Since when the machine is up, for how long some process of it was waiting for memory that others held.
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
+#: By how much longer than it wanted to a thread may sleep, and that is time that the others had.
+_LATE_S = 0.5
 
 
 class KeptWaiting:
@@ -20,34 +23,42 @@ class KeptWaiting:
     as a whole: where it is exhausted, code is read from the disk again and again, and nobody gets on.
     """
 
-    def __init__(self, pids: Iterable[int]) -> None:
-        """Begin to count; tens of microseconds for each process."""
+    def __init__(self, pids: Iterable[int], but: Collection[int] = ()) -> None:
+        """Begin to count, also for threads that are yet to start, but not for `but`; tens of microseconds a process."""
         self._before = {pid: _waits_ns(pid) for pid in pids}
+        self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
+        self._longest_s = 0.0
 
     @property
     def seconds(self) -> float:
-        """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count."""
+        """The longest wait since the beginning, of any thread or for memory; 0 where the kernel does not count.
+
+        That of a thread that has ended counts if somebody asked before.
+        """
         waits = (
             waited - before.get(thread, 0)
             for pid, before in self._before.items()
             for thread, waited in _waits_ns(pid).items()
+            if thread not in self._but
         )
-        return max(max(waits, default=0) / 1e9, _short_of_memory_s() - self._short_of_memory_before_s)
+        short_of_memory_s = _short_of_memory_s() - self._short_of_memory_before_s
+        self._longest_s = max(self._longest_s, max(waits, default=0) / 1e9, short_of_memory_s)
+        return self._longest_s
 
 
 def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
-    """Yield every `pause_s` seconds, until this process could have gone on for `seconds`.
+    """Yield every `pause_s` seconds, until the other threads of this process could have gone on for `seconds`.
 
-    What another thread of it should have done by then it had the time for, also on a busy machine.
+    What they should have done by the last time they had the time for, also on a busy machine, or one that stood still.
     """
-    kept_waiting, started = KeptWaiting([os.getpid()]), time.monotonic()
-    while True:
-        yield
+    yield
+    kept_waiting, passed_s = KeptWaiting([os.getpid()], but=[threading.get_native_id()]), 0.0
+    while passed_s < seconds or passed_s < min(seconds + kept_waiting.seconds, _MOST_TIMES * seconds):
+        slept_at = time.monotonic()
         time.sleep(pause_s)
-        passed_s = time.monotonic() - started
-        if passed_s >= seconds and passed_s >= min(seconds + kept_waiting.seconds, _MOST_TIMES * seconds):
-            return
+        passed_s += min(time.monotonic() - slept_at, pause_s + _LATE_S)
+        yield
 
 
 def _waits_ns(pid: int) -> dict[str, int]:

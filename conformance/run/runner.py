@@ -114,12 +114,13 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
     observations = present(controller.start(scenario, subject)(math.inf)).values()
-    if apart := [one for one in observations if one.phase == "rendezvous" and one.fate.kind != "returned"]:
+    failed = [one for one in observations if one.fate.kind not in ("returned", "abandoned")]
+    if apart := [one for one in failed if one.phase == "rendezvous"]:
         raise BackendError(
             f"the ranks cannot connect to each other, with no DDP yet; rank {apart[0].rank}: "
             f"{apart[0].raised or apart[0].fate}. `ddp-conformance smoke` tries the backend step by step"
         )
-    tried = [one for one in observations if (one.fate.kind, one.phase) != ("abandoned", "start")]
+    tried = [one for one in observations if one.fate.kind != "abandoned" or one.phase not in ("rendezvous", "start")]
     if not tried or not all(map(_died_in_constructor, tried)):
         return
     first = min(tried, key=lambda observation: observation.rank)

@@ -29,10 +29,21 @@ from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of
-from conformance.workers import attached_agent
+from conformance.workers import attached_agent, attached_controller
 from conformance.workers.attached_agent import Agent
 from conformance.workers.attached_controller import AttachedController
-from conformance.workers.attached_messages import Beat, Challenge, Forget, FromAgent, Hello, Proof, RunOrder, ToAgent
+from conformance.workers.attached_messages import (
+    LOST_S,
+    Beat,
+    Challenge,
+    Forget,
+    FromAgent,
+    Hello,
+    Ping,
+    Proof,
+    RunOrder,
+    ToAgent,
+)
 from conformance.workers.attached_place import Door, Place, agree_on_secret, interface_of, knock, place_of
 from conformance.workers.channel import Channel, pair
 
@@ -100,6 +111,15 @@ def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None
     slow = TRAIN.replace(program="workers/slow", arguments=arguments, deadline_s=deadline_s)
     attached.run(TRAIN, OURS)  # ranks are there: their making is not part of the deadline
     assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
+
+
+def test_a_rank_that_waits_for_a_slow_one_on_another_host_has_as_long_as_that(attached: AttachedController) -> None:
+    """Its own agent sees no progress, and is told of the other's."""
+    deadline_s = at_this_load(1.0)
+    arguments = {"times": 5, "seconds": deadline_s / 2}
+    waits = TRAIN.replace(program="workers/wait_for_the_last", arguments=arguments, deadline_s=deadline_s)
+    attached.run(TRAIN, OURS)
+    assert {rank: str(one.fate) for rank, one in attached.run(waits, OURS).items()} == {0: "returned", 1: "returned"}
 
 
 def test_ranks_in_doubt_are_replaced(attached: AttachedController) -> None:
@@ -274,13 +294,79 @@ class NoZygote:
 
 def test_an_agent_whose_controller_falls_silent_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
-    monkeypatch.setattr(attached_agent, "LOST_S", 0.3)
+    monkeypatch.setattr(attached_agent, "LOST_S", 1.0)
     ours, theirs = pair(FromAgent, ToAgent)
     agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
+    ours.send(Ping())
     with pytest.raises(ConformanceError, match=r"host-b: no message from the controller .* or the link to it is cut"):
         agent.serve()
     assert isinstance(ours.receive(5.0), Hello)
     assert agent._zygote.closed  # type: ignore[attr-defined]
+
+
+def test_an_agent_whose_controller_never_begins_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
+    monkeypatch.setattr(attached_agent, "JOIN_TIMEOUT_S", 0.3)
+    ours, theirs = pair(FromAgent, ToAgent)
+    agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
+    with pytest.raises(ConformanceError, match=r"host-b: the controller has not begun after 0\.3 s"):
+        agent.serve()
+    assert isinstance(ours.receive(5.0), Hello)
+    assert agent._zygote.closed  # type: ignore[attr-defined]
+
+
+def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that reads torch from a slow disk may be minutes behind the others, which lose nobody meanwhile."""
+    monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
+    monkeypatch.setattr(attached_agent, "LOST_S", 1.0)
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
+    ends: list[str] = []
+
+    def serve(index: int) -> None:
+        try:
+            _serve(theirs[index], index)
+        except ConformanceError as error:
+            ends.append(str(error))
+        else:
+            ends.append("dismissed")
+
+    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in range(2)]
+    threads[0].start()
+    time.sleep(1.5)
+    threads[1].start()
+    with AttachedController(GLOO, ours, "127.0.0.1"):
+        assert ends == []
+    for thread in threads:
+        thread.join(10)
+    assert ends == ["dismissed"] * 2
+
+
+@pytest.mark.nightly
+def test_a_process_may_start_long_after_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(
+        f"import os, time\ntime.sleep({LOST_S + 15.0} * int(os.environ['RANK']))\nimport conformance.__main__\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    question = ["gradients/GRAD-01/mlp-world2", "--no-native", "--report", str(tmp_path / "report"), "-q"]
+    done = subprocess.run(
+        [*launcher, str(script), "run", "--attach", *question],
+        capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one.subject.verdict.value for one in read_report(tmp_path / "report").scenarios] == ["PASS"]
+
+
+def test_who_has_not_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached_controller, "JOIN_TIMEOUT_S", 0.3)
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(3)), strict=True)
+    theirs[1].send(Hello(2, "host-c"))
+    with pytest.raises(ConformanceError, match=r"of 3 processes number 0, 1 did not import torch within 0\.3 s"):
+        AttachedController(GLOO, ours, "127.0.0.1")
+    theirs[0].close()
+    with pytest.raises(ConformanceError, match=r"ended before it was ready .*, of number 0; its own output says why"):
+        AttachedController(GLOO, [ours[0]], "127.0.0.1")
 
 
 @pytest.mark.parametrize(

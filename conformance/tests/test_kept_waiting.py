@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from conformance import kept_waiting
 from conformance.kept_waiting import KeptWaiting, own_seconds
 from conformance.tests.busy_machine import at_this_load
-from conformance.workers import machine_time
+from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
 
 #: Two that share a processor have each waited for it so long, a few moments later.
@@ -91,6 +92,33 @@ def test_a_machine_that_is_out_of_memory_keeps_everybody_waiting(
     assert KeptWaiting([]).seconds == 0
 
 
+def test_what_a_thread_waited_counts_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, int]] = [{"1": 5}, {"1": 5, "2": 3_000_000_000}, {"1": 5}]
+    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: found.pop(0))
+    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
+    waits = KeptWaiting([1])
+    assert [waits.seconds for _ in range(2)] == [3.0, 3.0]
+
+
+def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [{"1": 0, "2": 0}, {"1": 9_000_000_000, "2": 2_000_000_000}]
+    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: found.pop(0))
+    monkeypatch.setattr(kept_waiting, "_short_of_memory_s", lambda: 0.0)
+    assert KeptWaiting([1], but=[1]).seconds == 2.0
+
+
+def test_what_happens_in_the_last_pause_is_seen() -> None:
+    assert sum(1 for _ in own_seconds(0.01, pause_s=0.05)) == 2
+
+
+def test_a_pause_that_a_stopped_machine_made_long_is_as_long_as_it_was_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, moments = [5.0, 0.0], [time.monotonic()]
+    monkeypatch.setattr(time, "sleep", lambda pause_s: moments.append(moments[-1] + pause_s + pauses.pop()))
+    monkeypatch.setattr(time, "monotonic", lambda: moments[-1])
+    looks = own_seconds(1.0, pause_s=0.4)
+    assert [next(looks, "ended") for _ in range(4)] == [None, None, None, "ended"]
+
+
 @pytest.mark.parametrize(("kept_waiting_s", "least_s"), [(0.0, 0.1), (0.3, 0.4), (60.0, 1.0)])
 def test_a_process_has_its_own_seconds_and_an_end_of_them(
     monkeypatch: pytest.MonkeyPatch, kept_waiting_s: float, least_s: float
@@ -98,8 +126,8 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
     class Kept:
         seconds = kept_waiting_s
 
-        def __init__(self, pids: list[int]) -> None:
-            assert pids == [os.getpid()]
+        def __init__(self, pids: list[int], but: list[int]) -> None:
+            assert (pids, but) == ([os.getpid()], [threading.get_native_id()])
 
     monkeypatch.setattr(kept_waiting, "KeptWaiting", Kept)
     started = time.monotonic()
@@ -108,6 +136,19 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
     assert looks > 1
     for _ in own_seconds(60.0, pause_s=60.0):
         break  # the first look comes at once
+
+
+def test_who_has_failed_ends_the_wait_for_those_that_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "alive_at", lambda *flights: machine_time.now() + 1e6)
+    hurried = Waiting(100.0, [], []).cut_to(0.1)
+    assert hurried.until() - machine_time.now() <= 2.0
+
+
+def test_no_more_is_left_out_than_has_passed() -> None:
+    """The clock may have left it out already, where the kernel counted it as a wait."""
+    waiting = Waiting(10.0, [], ["no such flight record"])
+    waiting._kept_waiting._longest_s = 1000.0
+    assert waiting.until() - machine_time.now() <= 10.0
 
 
 def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same() -> None:

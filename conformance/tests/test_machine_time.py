@@ -24,6 +24,7 @@ _STOP_S = 1.0
 @pytest.fixture(autouse=True)
 def no_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_time, "_stops", [])
+    monkeypatch.setattr(machine_time, "_earlier_s", 0.0)
 
 
 def test_a_wait_ends_when_something_is_found_and_after_its_time() -> None:
@@ -85,6 +86,28 @@ def test_threads_that_meet_one_stop_count_it_once() -> None:
         thread.join()
     took_s = time.monotonic() - began
     assert took_s - _STOP_S - TURN_S - 0.1 <= machine_time.now() - before <= took_s - _STOP_S + 0.01
+
+
+def test_what_this_process_did_not_listen_to_counts_only_until_it_listens_again() -> None:
+    """The machine may have been stopped between two waits, when nobody wanted to be woken."""
+    wait_for(lambda turn_s: True, TURN_S)
+    before, began = machine_time.now(), time.monotonic()
+    time.sleep(_STOP_S)
+    took_s = machine_time.now() - before
+    assert took_s >= _STOP_S
+    machine_time.resume()
+    assert machine_time.now() - before <= time.monotonic() - began - _STOP_S + 0.01
+    machine_time.resume()  # a short while is no stop
+    assert machine_time.now() >= before
+
+
+def test_stops_of_long_ago_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine_time.now()
+    for second in range(1000, 0, -1):  # a stop of a second every two
+        machine_time._stops.append((time.monotonic() - 2 * second, time.monotonic() - 2 * second + 1))
+        machine_time._woke(time.monotonic())
+    assert len(machine_time._stops) <= machine_time._MOST_STOPS
+    assert machine_time.now() - before == pytest.approx(-1000, abs=0.5)
 
 
 _DEADLINE_S = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import threading
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from conformance.backends.backend import get_backend
-from conformance.observation import Observation
+from conformance.observation import Ending, Observation, Raised
+from conformance.recorder.flight_record import read_flight
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.busy_machine import at_this_load
@@ -27,7 +29,7 @@ from conformance.workers import machine_time
 from conformance.workers.channel import Channel, pair, wait
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import DEATH_GRACE_S, LATE_GRACE_S, RAISE_GRACE_S, Hearing, answer
-from conformance.workers.messages import FromRank, Seat
+from conformance.workers.messages import Answer, FromRank, Seat
 from conformance.workers.pool import Pool
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -320,6 +322,58 @@ def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_
     assert all("process that forks ranks was killed by SIGKILL" in str(one.fate) for one in heard.others().values())
     for channel in ours:
         channel.close()
+
+
+class SlowZygote:
+    """Stands for a zygote that tells late of the death of rank 1."""
+
+    gone, end, sources, is_stopped = False, "", (), False
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def update(self) -> None: ...
+
+    def signal(self, seat: Seat, signum: int) -> None: ...
+
+    def exit_status(self, seat: Seat) -> int | None:
+        return -9 if seat.rank == 1 and time.monotonic() - self.began > 2 * RAISE_GRACE_S else None
+
+
+def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(tmp_path: Path) -> None:
+    seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
+    ours, (failed, killed) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
+    heard = Hearing(cast(ZygoteProcess, SlowZygote()), seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
+    raised = Raised("ValueError", ("ValueError",), "as asked")
+    failed.send(Answer(1, Observation(0, Ending("raised"), raised=raised)))
+    threading.Timer(RAISE_GRACE_S / 2, killed.close).start()
+    assert heard.listen()
+    assert [str(one.fate) for one in heard.others().values()] == ["killed by SIGKILL"]
+    for channel in ours:
+        channel.close()
+
+
+def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a machine that stands still while the controller judges."""
+    monkeypatch.setattr(hearing_module, "LATE_GRACE_S", 0.1)
+    ranks = [seen.facts["pid"] for seen in run(controller, scenario("idle")).values()]
+    deadline_s = at_this_load(1.0)
+    wait_for_ranks = controller.start(
+        scenario("slow", arguments={"times": 1, "seconds": deadline_s / 2}, deadline_s=deadline_s), TORCH
+    )
+    (pool,) = controller._busy
+    while any(read_flight(seat.file("flight")).phase != "forward" for seat in pool._seats):
+        time.sleep(0.01)
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 * deadline_s)
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    observations = wait_for_ranks(math.inf)
+    assert observations is not None
+    assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
 
 
 def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -> None:

@@ -293,13 +293,14 @@ def test_a_subject_that_dies_in_its_constructor_ends_the_run(last_word: Raised |
     assert f"mine cannot be constructed around a small MLP at world size 1; rank 0: {last_word}." in str(caught.value)
 
 
-def test_a_rank_that_had_not_begun_when_another_died_in_its_constructor_has_no_say() -> None:
+@pytest.mark.parametrize("phase", ["rendezvous", "start"])
+def test_a_rank_that_had_not_begun_when_another_died_in_its_constructor_has_no_say(phase: str) -> None:
     raised = Raised("ValueError", ("ValueError",), "no GPU, no DDP")
 
     class Ranks(PretendedRanks):
         def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
             return {
-                0: Observation(0, Ending("abandoned"), phase="start"),
+                0: Observation(0, Ending("abandoned"), phase=phase),
                 1: Observation(1, Ending("raised"), raised=raised, phase="construct"),
             }
 

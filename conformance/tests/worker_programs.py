@@ -138,10 +138,20 @@ def half_unsupported(ctx: RankContext) -> None:
 
 @program("workers/slow")
 def slow(ctx: RankContext) -> None:
-    """Enter a phase every so many seconds, so many times."""
+    """Enter a phase every so many seconds, so many times; in short sleeps, which no stop shortens by more than one."""
     for step in range(ctx.arguments["times"]):
         with ctx.phase("forward", step):
+            for _ in range(20):
+                time.sleep(ctx.arguments["seconds"] / 20)
+
+
+@program("workers/wait_for_the_last")
+def wait_for_the_last(ctx: RankContext) -> None:
+    """Meet the last rank, which enters a phase every so many seconds, so many times, before."""
+    for step in range(ctx.arguments["times"] if ctx.rank == ctx.world_size - 1 else 0):
+        with ctx.phase("forward", step):
             time.sleep(ctx.arguments["seconds"])
+    dist.all_reduce(torch.ones(1))
 
 
 @program("workers/raise_one_by_one")

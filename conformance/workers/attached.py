@@ -48,4 +48,5 @@ def attach(place: Place, backend: Backend, preload: tuple[str, ...], lead: Lead)
 
 def _serve(place: Place, store: Store, secret: bytes, preload: tuple[str, ...]) -> None:
     channel, address = knock(store, secret)
-    Agent(channel, place, preload, {"GLOO_SOCKET_IFNAME": interface_of(address)}).serve()
+    with contextlib.closing(channel):  # also where the agent fails: the controller must not wait for it
+        Agent(channel, place, preload, {"GLOO_SOCKET_IFNAME": interface_of(address)}).serve()

@@ -20,6 +20,7 @@ from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.workers import machine_time
 from conformance.workers.attached_messages import (
     BEAT_S,
+    JOIN_TIMEOUT_S,
     LOST_S,
     Beat,
     Forget,
@@ -34,14 +35,16 @@ from conformance.workers.attached_place import Place
 from conformance.workers.autopsy import death, describe, examine_living, tail
 from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.hearing import EOF_GRACE_S, Waiting, answer, lost, not_an_answer
+from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
 from conformance.workers.messages import Answer, FromRank, Ready, Seat
 from conformance.workers.pool import START_TIMEOUT_S
 from conformance.workers.tensors import portable
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: While a rank works, its agent beats more often than an idle one, so that the controller knows the rank's state if the
-#: link is cut.
-_BUSY_BEAT_S = 0.05
+#: While a rank works, its agent beats so often that the controller knows the rank's state if the link is cut.
+_RANK_BEAT_S = 0.05
+#: What another host's rank does is known here so much later.
+_TOLD_S = 2 * BEAT_S
 #: How many of a rank's collectives a beat carries; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
@@ -60,6 +63,7 @@ class Post:
         (self.pid,), (self.channel,) = zygote.fork((self.seat,), START_TIMEOUT_S)
         self.open = True  # whether the rank may still send something
         self.ready = False
+        self.waiting: Waiting | None = None
 
 
 class Agent:
@@ -80,6 +84,7 @@ class Agent:
         self._zygote.await_ready()
         self._posts: dict[int, Post] = {}
         self._heard_at = self._beaten_at = machine_time.now()
+        self._others_until = 0.0  # until when other agents wait for their ranks, as the controller has last said
         self._beaten: LastSeen | None = None
         self._orders: list[RunOrder | Forget] = []
         channel.send(Hello(place.index, place.host))
@@ -88,10 +93,11 @@ class Agent:
         """Carry out the controller's orders until it sends `Goodbye`.
 
         Raises:
-            ConformanceError: the controller has sent nothing for `LOST_S` seconds.
+            ConformanceError: the controller has sent nothing for `LOST_S` seconds, `JOIN_TIMEOUT_S` at the beginning.
 
         """
         try:
+            self._await_first_word()
             while True:
                 while not self._orders:
                     self._listen(timeout_s=BEAT_S)
@@ -104,6 +110,15 @@ class Agent:
             return
         finally:
             self._zygote.close()
+
+    def _await_first_word(self) -> None:
+        """Wait until the controller speaks, which it does when all agents have joined."""
+        if not wait([self._channel], JOIN_TIMEOUT_S):
+            raise ConformanceError(
+                f"{self._host}: the controller has not begun after {JOIN_TIMEOUT_S:g} s: other processes have not"
+                " joined, its host is down, or the link to it is cut"
+            )
+        self._heard_at = machine_time.now()
 
     def _carry_out(self, order: RunOrder) -> None:
         post = self._posts.get(order.pool)
@@ -128,7 +143,7 @@ class Agent:
 
     def _start(self, order: RunOrder, post: Post) -> Observation | None:
         """Wait until the rank is connected to the others; returns an observation of why it is not, else None."""
-        message = self._await(order, post, START_TIMEOUT_S, 0)
+        message = self._await(order, post, START_TIMEOUT_S + (INTERPRETER_TIMEOUT_S if post.seat.apart else 0.0), 0)
         if isinstance(message, Observation):
             return message
         if not isinstance(message, Ready) or message.error is None:
@@ -140,11 +155,13 @@ class Agent:
     def _await(self, order: RunOrder, post: Post, deadline_s: float, number: int) -> FromRank | Observation:
         """Return what the rank sends about job `number`, or an observation of why it does not; `post.ready` says which.
 
-        See `answer` for `number`.
+        The rank has as long as any rank of the order makes progress or waits for a processor. See `answer` for
+        `number`.
         """
         post.ready = False
-        waiting, kind = Waiting(deadline_s, [post.pid], [post.seat.file("flight")]), "hung"
-        deadline = waiting.until()
+        post.waiting = waiting = Waiting(deadline_s, [post.pid], [post.seat.file("flight")])
+        kind, deadline = "hung", machine_time.now() + deadline_s
+        told_s = _TOLD_S if order.seat.world_size > 1 else 0.0
         while True:
             self._zygote.update()
             if post.open:
@@ -163,20 +180,25 @@ class Agent:
                 return describe(post.seat, death(status))
             if self._zygote.gone:
                 return describe(post.seat, lost(self._zygote.end))
+            machine_time.resume()
             if post.open and machine_time.now() >= deadline:
-                deadline = waiting.until()
+                own_until = waiting.until()
+                deadline = own_until if kind == "abandoned" else max(own_until, self._others_until) + told_s
             left_s = deadline - machine_time.now()
             if left_s <= 0:
                 half, deaf = ([post.seat.rank] if so else () for so in (post.channel.half_a_message, not post.open))
                 return examine_living(self._zygote, {post.seat: post.pid}, kind, half, deaf)[post.seat.rank]
             sources = [*([post.channel] if post.open else ()), *self._zygote.sources]
-            for hurry in self._listen(*sources, timeout_s=min(_BUSY_BEAT_S, left_s), beat=(order, post)):
-                if hurry.number == order.number:
-                    waiting, kind = waiting.cut_to(hurry.patience_s), "abandoned"
+            for hurry in self._listen(*sources, timeout_s=min(_RANK_BEAT_S, left_s), beat=(order, post)):
+                if hurry.number == order.number and post.open:
+                    post.waiting, kind = (waiting := waiting.cut_to(hurry.patience_s)), "abandoned"
                     deadline = min(deadline, waiting.until())
 
     def _listen(self, *sources: Channel, timeout_s: float, beat: tuple[RunOrder, Post] | None = None) -> list[Hurry]:
-        """Wait for the controller or one of `sources`, queue orders, and send a beat when it is due."""
+        """Wait for the controller or one of `sources`, queue orders, and send a beat of an order if it is due.
+
+        Without one nobody reads what the agent sends, maybe for long.
+        """
         wait([self._channel, *sources], timeout_s)
         hurries = []
         while (message := self._channel.arrived()) is not None:
@@ -185,23 +207,28 @@ class Agent:
                 raise Dismissed
             if isinstance(message, Hurry):
                 hurries.append(message)
-            elif not isinstance(message, Ping):
+            elif isinstance(message, Ping):
+                self._others_until = self._heard_at + message.left_s
+            else:
                 self._orders.append(message)
+        machine_time.resume()
         now = machine_time.now()
         if now - self._heard_at > LOST_S:
             raise ConformanceError(self._last_words(beat))
-        if now - self._beaten_at >= (BEAT_S if beat is None else _BUSY_BEAT_S):
+        if beat is not None and now - self._beaten_at >= _RANK_BEAT_S:
             self._beaten_at = now
-            self._channel.send(self._beat(*beat) if beat is not None else Beat())
+            self._channel.send(self._beat(*beat))
         return hurries
 
     def _beat(self, order: RunOrder, post: Post) -> Beat:
         seen = read_flight(post.seat.file("flight"))
         seen = replace(seen, collectives=seen.collectives[-_BEATEN_COLLECTIVES:])
+        own_until = post.waiting.after(machine_time.moment(seen.alive_at)) if post.waiting is not None else 0.0
+        left_s = own_until - machine_time.now()
         if seen == self._beaten:
-            return Beat(order.number)
+            return Beat(order.number, left_s=left_s)
         self._beaten = seen
-        return Beat(order.number, seen)
+        return Beat(order.number, seen, left_s)
 
     def _last_words(self, beat: tuple[RunOrder, Post] | None) -> str:
         silence = f"no message from the controller for {LOST_S:g} s: its host is down or the link to it is cut"

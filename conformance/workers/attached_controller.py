@@ -24,6 +24,7 @@ from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers import machine_time
 from conformance.workers.attached_messages import (
     BEAT_S,
+    JOIN_TIMEOUT_S,
     LOST_S,
     Beat,
     Forget,
@@ -37,6 +38,7 @@ from conformance.workers.attached_messages import (
 )
 from conformance.workers.channel import Channel, MessageError, wait
 from conformance.workers.hearing import DEATH_GRACE_S, MOST_DEADLINES, RAISE_GRACE_S
+from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
 from conformance.workers.messages import Job, Seat
 from conformance.workers.pool import START_TIMEOUT_S, nothing_left_behind
 
@@ -77,13 +79,19 @@ class AttachedController:
     """Hands scenarios to the agents behind `channels`; a context manager, for one thread."""
 
     def __init__(self, backend: Backend, channels: Sequence[Channel], address: str) -> None:
-        """Receive every agent's `Hello`. Ranks rendezvous through a store on this host's `address`."""
+        """Receive every agent's `Hello`. Ranks rendezvous through a store on this host's `address`.
+
+        Raises:
+            ConformanceError: an agent has ended, or not said hello for `JOIN_TIMEOUT_S` seconds.
+
+        """
         self._backend = backend
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        self._agents = sorted((_greeted(channel) for channel in channels), key=lambda one: one.index)
+        self._agents = _greeted(channels)
         self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, str]] = {}
         self._numbers = itertools.count(1)
+        self._until = 0.0  # until when some rank may be silent, as far as its agent knows
         self._closed = threading.Event()
         self._pinging = threading.Thread(target=self._ping, daemon=True)
         self._pinging.start()
@@ -121,7 +129,8 @@ class AttachedController:
                     pool, rank, scenario.world_size, source, "", scenario.recorded, meeting, apart=scenario.apart
                 )
                 agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
-            patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else START_TIMEOUT_S))
+            start_s = START_TIMEOUT_S + (INTERPRETER_TIMEOUT_S if scenario.apart else 0.0)
+            patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else start_s))
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
@@ -181,10 +190,12 @@ class AttachedController:
         self, number: int, chosen: list[Reached], deadline_s: float, patience_s: float
     ) -> tuple[dict[int, Observation], list[bool]]:
         """Wait until every agent has answered or the controller has given it up."""
-        now = machine_time.now()
-        due, end = now + deadline_s + _MARGIN_S, now + patience_s + _MARGIN_S + LOST_S
+        machine_time.resume()
+        self._until = started = machine_time.now()
+        due, end = started + deadline_s + _MARGIN_S, started + patience_s + _MARGIN_S + LOST_S
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
         waiting = {agent.channel: agent for agent in chosen}
+        untils: dict[int, float] = {}
         seen: dict[int, LastSeen] = {}
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
@@ -202,43 +213,76 @@ class AttachedController:
                     continue
                 if message is None:  # half of one
                     continue
-                agent.heard_at = machine_time.now()
-                if isinstance(message, Beat) and message.number == number and message.last_seen is not None:
-                    seen[ranks[agent.index]] = message.last_seen
+                rank, agent.heard_at = ranks[agent.index], machine_time.now()
+                if isinstance(message, Beat) and message.number == number:
+                    untils[rank] = agent.heard_at + min(patience_s, message.left_s)
+                    if message.last_seen is not None:
+                        seen[rank] = message.last_seen
                 elif isinstance(message, Reply) and message.number == number:
-                    rank = ranks[agent.index]
+                    if message.observation.fate.kind == "returned":  # the others may just have heard from it
+                        untils[rank] = agent.heard_at + deadline_s
                     observations[rank] = replace(message.observation, rank=rank)
                     ready.append(message.ready)
                     del waiting[channel]
                     if (hurry_s := _patience_s(message.observation)) is not None:
                         for other in waiting.values():
                             other.tell(Hurry(number, hurry_s))
+            machine_time.resume()
             now = machine_time.now()
+            self._until = max(untils.values(), default=started)
             for channel, agent in list(waiting.items()):
                 silent_s = now - agent.heard_at
                 if (now > due and silent_s > _SILENCE_S) or now > end:
+                    rank = ranks[agent.index]
+                    where = seen[rank].phase if rank in seen else "an unknown phase"
                     agent.lost = f"has not been heard of for {silent_s:.0f} s"
-                    where = seen[rank].phase if (rank := ranks[agent.index]) in seen else "an unknown phase"
                     fate = Ending("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
+                    if silent_s <= _SILENCE_S:
+                        agent.lost = f"is there and has not answered for {end - started:.0f} s"
+                        fate = Ending("hung", detail=f"hung: its host {agent.lost}; last seen in {where}")
                     observations[rank] = _last_heard(agent, ranks, seen, fate)
                     del waiting[channel]
         return observations, ready
 
     def _ping(self) -> None:
         while not self._closed.wait(BEAT_S):
+            left_s = self._until - machine_time.now()
             for agent in self._agents:
                 if not agent.lost:
-                    agent.tell(Ping())
+                    agent.tell(Ping(left_s))
 
 
-def _greeted(channel: Channel) -> Reached:
-    try:
-        hello = channel.receive(START_TIMEOUT_S)
-    except (EOFError, OSError, MessageError) as error:
-        raise ConformanceError(f"an agent joined and then did not say who it is: {error}") from error
-    if not isinstance(hello, Hello):
-        raise ConformanceError(f"an agent must say hello first, got {type(hello).__name__}")
-    return Reached(hello.index, hello.host, channel, machine_time.now())
+def _greeted(channels: Sequence[Channel]) -> list[Reached]:
+    """Return the agents by their index, once each has said hello; until then none hears anything."""
+    agents: list[Reached] = []
+    waiting = list(channels)
+    until = machine_time.now() + JOIN_TIMEOUT_S
+    while waiting:
+        ready = wait(waiting, max(0.0, until - machine_time.now()))
+        missing = sorted({*range(len(channels))} - {agent.index for agent in agents})
+        if not ready:
+            raise ConformanceError(
+                f"of {len(channels)} processes {_listed(missing)} did not import torch within {JOIN_TIMEOUT_S:g} s"
+            )
+        for channel in [channel for channel in waiting if channel in ready]:
+            try:
+                hello = channel.arrived()
+            except (EOFError, OSError, MessageError) as error:
+                raise ConformanceError(
+                    f"a process ended before it was ready ({str(error) or 'its connection is closed'}), of"
+                    f" {_listed(missing)}; its own output says why"
+                ) from error
+            if hello is None:  # half of one
+                continue
+            if not isinstance(hello, Hello):
+                raise ConformanceError(f"an agent must say hello first, got {type(hello).__name__}")
+            agents.append(Reached(hello.index, hello.host, channel, machine_time.now()))
+            waiting.remove(channel)
+    return sorted(agents, key=lambda one: one.index)
+
+
+def _listed(processes: Sequence[int]) -> str:
+    return f"number {', '.join(map(str, processes))}"
 
 
 def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Ending) -> Observation:

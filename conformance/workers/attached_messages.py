@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from conformance.observation import Observation
 from conformance.recorder.flight_record import LastSeen
 from conformance.workers.messages import Job, Seat
 
-#: Both sides send a message at least this often ...
+#: The controller sends a message at least this often, and so does an agent whose rank works ...
 BEAT_S = 0.25
 #: ... and a side that receives nothing for this long takes the other for lost: its host is down or the link is cut.
 LOST_S = 10.0
+#: How long processes wait until each of them has imported torch: from a slow disk, and minutes after the first.
+JOIN_TIMEOUT_S = 660.0
 
 
 class Challenge(Struct, frozen=True, tag=True):
@@ -61,7 +65,12 @@ class Hurry(Struct, frozen=True, tag=True):
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """Controller to agent: the controller is alive."""
+    """Controller to agent: the controller is alive; some rank of the order may be silent for `left_s` more seconds.
+
+    Fewer than none if it should have ended before.
+    """
+
+    left_s: float = -math.inf
 
 
 class Goodbye(Struct, frozen=True, tag=True):
@@ -69,10 +78,14 @@ class Goodbye(Struct, frozen=True, tag=True):
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """Agent to controller: the agent is alive; `last_seen` is what its rank was doing, if that has changed."""
+    """Agent to controller: the agent is alive; `last_seen` is what its rank was doing, if that has changed.
 
-    number: int = -1
+    If the rank makes no progress, the agent waits for it `left_s` more seconds; see `Ping`.
+    """
+
+    number: int
     last_seen: LastSeen | None = None
+    left_s: float = -math.inf
 
 
 class Reply(Struct, frozen=True, tag=True):

@@ -45,8 +45,8 @@ class Controller:
         """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
         The controller creates its private directory in `work_dir` (default: the system's temporary directory). Either
-        zygote imports the modules in `preload` before it forks ranks. Ranks may take `start_timeout_s` seconds to
-        connect. Raises `BackendError` for a backend that cannot be used here.
+        zygote imports the modules in `preload` before it forks ranks. Ranks may make no progress for
+        `start_timeout_s` seconds while they connect. Raises `BackendError` for a backend that cannot be used here.
         """
         backend.require()
         self._backend = backend
@@ -65,9 +65,10 @@ class Controller:
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
-        Returns at the latest when no rank has made progress for the scenario's deadline, and after five deadlines in
-        any case, plus the time to explain a hang (and, on the first call, to start). If anything failed, the next
-        scenario gets new ranks.
+        Returns at the latest when no rank has made progress for the scenario's deadline, not counting seconds in which
+        one could not for want of a processor or of memory; after five deadlines in any case, plus 40 s if one trickles
+        an answer, and the time to explain a hang (on the first call, to start). If anything failed, the next scenario
+        gets new ranks.
 
         Raises:
             ConformanceError: the zygote cannot start, for example because an import fails.
@@ -163,12 +164,13 @@ class Controller:
         """End the ranks of all subjects but this one, the one that ran last, and none: mutants are hundreds."""
         others = [key[0] for key in self._idle if key[0] not in (target, NO_DDP.target)]
         kept = {target, NO_DDP.target, *others[-1:]}
-        for key in [key for key in self._idle if key[0] not in kept]:
-            for pool in self._idle.pop(key):
-                pool.close()
+        self._forget(lambda key: key[0] not in kept)
 
     def _forget_those_that_nobody_needs(self) -> None:
-        for key in [key for key in self._idle if self._num_turns - self._last_turn[key] > _MOST_TURNS_IDLE]:
+        self._forget(lambda key: self._num_turns - self._last_turn[key] > _MOST_TURNS_IDLE)
+
+    def _forget(self, is_meant: Callable[[_PoolKey], bool]) -> None:
+        for key in list(filter(is_meant, self._idle)):
             for pool in self._idle.pop(key):
                 pool.close()
 

@@ -40,7 +40,7 @@ class Waiting:
     """
 
     def __init__(self, silence_s: float, pids: Sequence[int], flights: Sequence[str], end: float | None = None) -> None:
-        """Begin to wait for the ranks with these process ids and flight records, at most `MOST_DEADLINES`."""
+        """Begin to wait for the ranks with these process ids and flight records, at most for `MOST_DEADLINES`."""
         self._since = machine_time.now()
         self._silence_s = silence_s
         self._pids, self._flights = pids, flights
@@ -49,22 +49,28 @@ class Waiting:
 
     def cut_to(self, silence_s: float) -> Waiting:
         """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter."""
-        shorter_s = min(silence_s, self._silence_s)
-        end = max(self._end, machine_time.now() + shorter_s)  # that of who listens late is over
-        return Waiting(shorter_s, self._pids, self._flights, end)
+        now, shorter_s = machine_time.now(), min(silence_s, self._silence_s)
+        end = max(self._end, now + shorter_s)  # that of who listens late is over
+        return Waiting(shorter_s, self._pids, self._flights, min(end, now + _MOST_GRACES * shorter_s))
 
     def until(self) -> float:
         """Return the moment, as of now, by the clock of `machine_time`."""
-        progress = max(self._since, alive_at(*self._flights))
-        return min(progress + self._kept_waiting.seconds + self._silence_s, self._end)
+        return self.after(alive_at(*self._flights))
+
+    def after(self, progress_at: float) -> float:
+        """Return it, for who knows when a rank has last made progress."""
+        progress = max(self._since, progress_at)
+        # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
+        kept_waiting_s = min(self._kept_waiting.seconds, machine_time.now() - self._since)
+        return min(progress + kept_waiting_s + self._silence_s, self._end)
 
 
 class Hearing:
     """One message of each rank is waited for; `messages` are those that came, `strange` what is known of other ranks.
 
     The wait ends when no rank has made progress for `deadline_s` seconds, not counting those in which one could not for
-    want of a processor. It ends earlier when a rank has died or
-    failed, because the others may then wait for it for ever.
+    want of a processor. It ends earlier when a rank has died or failed, because the others may then wait for it for
+    ever.
     """
 
     def __init__(
@@ -88,14 +94,16 @@ class Hearing:
         self._flights = [seat.file("flight") for seat in seats]
         self._patience_s = math.inf  # of the failure that leaves the others the least time; infinite if none has failed
         self._waiting = Waiting(deadline_s, pids, self._flights)
-        self._deadline = self._waiting.until()
+        self._deadline = machine_time.now() + deadline_s
         self._is_over = False
         self._num_graces = 0
         self._num_bytes = dict.fromkeys(channels, 0)  # of answers that have not come whole
+        self._unexplained_until = -math.inf  # until when the death of a rank may be reported that has hung up
         self.ended_at = math.inf
 
     def listen(self, silence_s: float = math.inf) -> bool:
         """Listen until no rank has made progress for so long; return whether the wait is over. 0: do not wait."""
+        machine_time.resume()
         until = machine_time.now() + silence_s
         if self._num_graces == 0 and machine_time.now() > self._deadline:
             self._grant()
@@ -124,6 +132,7 @@ class Hearing:
                 message = answer(channel, rank, self._number)
             except (EOFError, OSError):
                 del self._listening[channel]
+                self._unexplained_until = machine_time.now() + EOF_GRACE_S
             except MessageError as error:
                 del self._listening[channel]
                 self.strange[rank] = not_an_answer(self._seats[rank], error)
@@ -136,9 +145,10 @@ class Hearing:
             self._waiting = self._waiting.cut_to(patience_s)
             self._deadline = min(self._deadline, self._waiting.until())
         self._grant_for_more()
+        machine_time.resume()
         if machine_time.now() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
-        later = self._waiting.until()
+        later = max(self._waiting.until(), self._unexplained_until if self._one_hung_up() else -math.inf)
         if later <= self._deadline:
             return True
         self._deadline = later
@@ -181,6 +191,11 @@ class Hearing:
             dead |= {seat: lost(self._zygote.end) for seat in silent if seat not in self._listening.values()}
         return dead
 
+    def _one_hung_up(self) -> bool:
+        """Whether a rank has closed its connection without an answer, and nobody has reported its death yet."""
+        heard = [*self.messages, *self.strange]
+        return len(heard) + len(self._dead(heard)) + len(self._listening) < len(self._seats)
+
     def _patience(self) -> float:
         """Return how many seconds to wait for the remaining ranks, given how the others ended."""
         heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
@@ -188,7 +203,7 @@ class Hearing:
             return EOF_GRACE_S
         if self._dead(heard):
             return DEATH_GRACE_S
-        if len(heard) + len(self._listening) < len(self._seats):
+        if self._one_hung_up():
             return EOF_GRACE_S
         return RAISE_GRACE_S if any(map(_failed, heard.values())) else math.inf
 

@@ -1,12 +1,14 @@
-"""A clock that stands still while the machine does, by which the harness measures how long others may be silent.
+"""A clock that stands still while nobody listens, by which the harness measures how long others may be silent.
 
-A virtual machine is paused, a container frozen, a laptop closed: then nobody can answer, and afterwards every deadline
-would have passed before anybody had the chance to. So who waits does so in short turns, and when it is woken much later
-than it asked to be, the time in between does not count.
+A virtual machine is paused, a container frozen: then nobody can answer, and afterwards every deadline would have passed
+before anybody had the chance to. So who waits does so in short turns, and when it is woken much later than it asked to
+be, the time in between does not count. Nor does, where a verdict depends on it, the time in which this process did
+something else: the machine may have stood still meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +21,12 @@ TURN_S = 0.25
 #: A process that is woken later than this could not listen; a busy machine wakes one that sleeps much sooner.
 _LATE_S = 0.5
 
+#: So many stops are known one by one. Of a moment before them all only one thing matters, that it is long ago.
+_MOST_STOPS = 100
+
 _stops: list[tuple[float, float]] = []  # from, until, by `time.monotonic`; in order, none within another
+_earlier_s = 0.0  # of the stops before these
+_listened_at = math.inf  # when a thread of this process last ended a turn of waiting
 _lock = threading.Lock()
 
 
@@ -30,7 +37,20 @@ def now() -> float:
 
 def moment(monotonic_s: float) -> float:
     """Return a moment of this machine's monotonic clock, not later than the present one, by this clock."""
-    return monotonic_s - sum(min(end, monotonic_s) - start for start, end in _stops if start < monotonic_s)
+    with _lock:
+        return (
+            monotonic_s
+            - _earlier_s
+            - sum(min(end, monotonic_s) - start for start, end in _stops if start < monotonic_s)
+        )
+
+
+def resume() -> None:
+    """Do not count the time since any thread of this process last listened, if that is long.
+
+    Call it where a deadline may be found to have passed that nobody has listened until.
+    """
+    _woke(_listened_at)
 
 
 def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> Found:
@@ -53,8 +73,12 @@ def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> 
 
 def _woke(due: float) -> None:
     """Note that a thread that wanted to be woken at `due` is awake; several threads may meet the same stop."""
+    global _earlier_s, _listened_at
     with _lock:
-        woke = time.monotonic()
+        _listened_at = woke = time.monotonic()
         start = max(due, _stops[-1][1]) if _stops else due
         if woke - start > _LATE_S:
             _stops.append((start, woke))
+        if len(_stops) > _MOST_STOPS:
+            start, end = _stops.pop(0)
+            _earlier_s += end - start

@@ -37,7 +37,7 @@ class Pool:
         start_timeout_s: float,
         apart: bool = False,
     ) -> None:
-        """Fork the ranks; `start` waits for them, at most `start_timeout_s` seconds. Raises `ZygoteGoneError`."""
+        """Fork the ranks; `start` waits until they make no progress for so many seconds. Raises `ZygoteGoneError`."""
         self._zygote = zygote
         self._start_timeout_s = start_timeout_s
         number, self._directory = zygote.new_pool()
@@ -112,11 +112,12 @@ class Pool:
         """Whether another scenario can run here with the same result as on new ranks.
 
         An idle rank sends nothing: if its channel is readable, the rank has ended or its program writes into it. One
-        that a signal has stopped answers nothing either.
+        that a signal has stopped answers nothing either, and one whose zygote is gone is about to end.
         """
         return (
             self._reusable
             and not self._is_retired
+            and not self._zygote.gone
             and not any(channel.readable() for channel in self._channels)
             and not any(map(is_stopped, self._pids))
         )
