@@ -54,10 +54,11 @@ def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
     """
     yield
     kept_waiting, passed_s = KeptWaiting([os.getpid()], but=[threading.get_native_id()]), 0.0
+    looked_at = time.monotonic()
     while passed_s < seconds or passed_s < min(seconds + kept_waiting.seconds, _MOST_TIMES * seconds):
-        slept_at = time.monotonic()
         time.sleep(pause_s)
-        passed_s += min(time.monotonic() - slept_at, pause_s + _LATE_S)
+        before, looked_at = looked_at, time.monotonic()
+        passed_s += min(looked_at - before, pause_s + _LATE_S)
         yield
 
 

@@ -116,7 +116,7 @@ def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None
 def test_a_rank_that_waits_for_a_slow_one_on_another_host_has_as_long_as_that(attached: AttachedController) -> None:
     """Its own agent sees no progress, and is told of the other's."""
     deadline_s = at_this_load(1.0)
-    arguments = {"times": 5, "seconds": deadline_s / 2}
+    arguments = {"times": 20, "seconds": deadline_s / 8}
     waits = TRAIN.replace(program="workers/wait_for_the_last", arguments=arguments, deadline_s=deadline_s)
     attached.run(TRAIN, OURS)
     assert {rank: str(one.fate) for rank, one in attached.run(waits, OURS).items()} == {0: "returned", 1: "returned"}
@@ -318,7 +318,8 @@ def test_an_agent_whose_controller_never_begins_says_so_and_ends(monkeypatch: py
 def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that reads torch from a slow disk may be minutes behind the others, which lose nobody meanwhile."""
     monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
-    monkeypatch.setattr(attached_agent, "LOST_S", 1.0)
+    lost_s = at_this_load(1.0)
+    monkeypatch.setattr(attached_agent, "LOST_S", lost_s)
     ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(2)), strict=True)
     ends: list[str] = []
 
@@ -332,7 +333,7 @@ def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest
 
     threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in range(2)]
     threads[0].start()
-    time.sleep(1.5)
+    time.sleep(1.5 * lost_s)
     threads[1].start()
     with AttachedController(GLOO, ours, "127.0.0.1"):
         assert ends == []
@@ -351,7 +352,7 @@ def test_a_process_may_start_long_after_the_others(tmp_path: Path) -> None:
     question = ["gradients/GRAD-01/mlp-world2", "--no-native", "--report", str(tmp_path / "report"), "-q"]
     done = subprocess.run(
         [*launcher, str(script), "run", "--attach", *question],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=at_this_load(120), check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -362,8 +363,11 @@ def test_who_has_not_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attached_controller, "JOIN_TIMEOUT_S", 0.3)
     ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(3)), strict=True)
     theirs[1].send(Hello(2, "host-c"))
-    with pytest.raises(ConformanceError, match=r"of 3 processes number 0, 1 did not import torch within 0\.3 s"):
+    with pytest.raises(ConformanceError, match=r"of 3 processes number 0, 1 said nothing for 0\.3 s after"):
         AttachedController(GLOO, ours, "127.0.0.1")
+    with pytest.raises(EOFError):  # the others need not wait
+        theirs[1].receive(5.0)
+    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(1)), strict=True)
     theirs[0].close()
     with pytest.raises(ConformanceError, match=r"ended before it was ready .*, of number 0; its own output says why"):
         AttachedController(GLOO, [ours[0]], "127.0.0.1")

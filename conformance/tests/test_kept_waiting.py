@@ -107,11 +107,22 @@ def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     assert KeptWaiting([1], but=[1]).seconds == 2.0
 
 
-def test_what_happens_in_the_last_pause_is_seen() -> None:
+class NeverKept:
+    """Stands for processes that nothing kept waiting."""
+
+    seconds = 0.0
+
+    def __init__(self, pids: list[int], but: list[int]) -> None:
+        pass
+
+
+def test_what_happens_in_the_last_pause_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_waiting, "KeptWaiting", NeverKept)
     assert sum(1 for _ in own_seconds(0.01, pause_s=0.05)) == 2
 
 
 def test_a_pause_that_a_stopped_machine_made_long_is_as_long_as_it_was_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_waiting, "KeptWaiting", NeverKept)
     pauses, moments = [5.0, 0.0], [time.monotonic()]
     monkeypatch.setattr(time, "sleep", lambda pause_s: moments.append(moments[-1] + pause_s + pauses.pop()))
     monkeypatch.setattr(time, "monotonic", lambda: moments[-1])

@@ -340,7 +340,10 @@ class SlowZygote:
         return -9 if seat.rank == 1 and time.monotonic() - self.began > 2 * RAISE_GRACE_S else None
 
 
-def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(tmp_path: Path) -> None:
+def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing_module, "EOF_GRACE_S", 3 * RAISE_GRACE_S)  # nothing wakes the controller before
     seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
     ours, (failed, killed) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
     heard = Hearing(cast(ZygoteProcess, SlowZygote()), seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
@@ -359,12 +362,12 @@ def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
     """As in a machine that stands still while the controller judges."""
     monkeypatch.setattr(hearing_module, "LATE_GRACE_S", 0.1)
     ranks = [seen.facts["pid"] for seen in run(controller, scenario("idle")).values()]
-    deadline_s = at_this_load(1.0)
+    deadline_s, began = at_this_load(1.0), time.monotonic()
     wait_for_ranks = controller.start(
-        scenario("slow", arguments={"times": 1, "seconds": deadline_s / 2}, deadline_s=deadline_s), TORCH
+        scenario("slow", arguments={"times": 1, "seconds": deadline_s / 2, "sleeps": 20}, deadline_s=deadline_s), TORCH
     )
     (pool,) = controller._busy
-    while any(read_flight(seat.file("flight")).phase != "forward" for seat in pool._seats):
+    while any(read_flight(seat.file("flight")).alive_at < began for seat in pool._seats):
         time.sleep(0.01)
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)

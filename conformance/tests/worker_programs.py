@@ -138,11 +138,15 @@ def half_unsupported(ctx: RankContext) -> None:
 
 @program("workers/slow")
 def slow(ctx: RankContext) -> None:
-    """Enter a phase every so many seconds, so many times; in short sleeps, which no stop shortens by more than one."""
+    """Enter a phase every so many seconds, so many times.
+
+    A stop shortens a sleep by as much; where that matters, `sleeps` says how many make the seconds.
+    """
+    sleeps = ctx.arguments.get("sleeps", 1)
     for step in range(ctx.arguments["times"]):
         with ctx.phase("forward", step):
-            for _ in range(20):
-                time.sleep(ctx.arguments["seconds"] / 20)
+            for _ in range(sleeps):
+                time.sleep(ctx.arguments["seconds"] / sleeps)
 
 
 @program("workers/wait_for_the_last")

@@ -44,7 +44,7 @@ from conformance.workers.zygote_process import ZygoteProcess
 #: While a rank works, its agent beats so often that the controller knows the rank's state if the link is cut.
 _RANK_BEAT_S = 0.05
 #: What another host's rank does is known here so much later.
-_TOLD_S = 2 * BEAT_S
+_TOLD_S = 4 * BEAT_S
 #: How many of a rank's collectives a beat carries; the controller needs them only when the link is cut.
 _BEATEN_COLLECTIVES = 32
 
@@ -121,6 +121,7 @@ class Agent:
         self._heard_at = machine_time.now()
 
     def _carry_out(self, order: RunOrder) -> None:
+        machine_time.resume()  # what was before is no part of this order
         post = self._posts.get(order.pool)
         observation: Observation | None = None
         if post is None:
@@ -134,7 +135,7 @@ class Agent:
             if isinstance(message, Ready):  # never: `answer` refuses a second one
                 raise TypeError("a rank that works cannot become ready")
             observation = message.observation if isinstance(message, Answer) else message
-            elapsed_ns = int((machine_time.now() - started) * 1e9)
+            elapsed_ns = max(0, int((machine_time.now() - started) * 1e9))
             observation = replace(observation, duration_ns=observation.duration_ns or elapsed_ns)
             if post.ready and observation.fate.kind != "returned":
                 observation = replace(observation, stderr=tail(post.seat))
@@ -169,7 +170,7 @@ class Agent:
                     message = answer(post.channel, post.seat.rank, number)
                 except (EOFError, OSError):
                     post.open = False
-                    deadline = min(deadline, machine_time.now() + EOF_GRACE_S)
+                    deadline = machine_time.now() + EOF_GRACE_S
                     continue
                 except MessageError as error:
                     return not_an_answer(post.seat, error)

@@ -42,10 +42,11 @@ from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEO
 from conformance.workers.messages import Job, Seat
 from conformance.workers.pool import START_TIMEOUT_S, nothing_left_behind
 
-#: How much later than the deadline an agent may answer: it makes its rank write a stack first.
-_MARGIN_S = 2.0
-#: The controller gives up an agent whose answer is due and that has sent nothing for so long.
-_SILENCE_S = 8 * BEAT_S
+#: How much later than the deadline an agent may answer: it asks what others know, and makes its rank write a stack.
+_MARGIN_S = 3.0
+#: The controller gives up an agent whose answer is due and that has sent nothing for so long. It sends nothing while it
+#: makes its rank, and while that writes a stack.
+_SILENCE_S = LOST_S / 2
 #: How long an agent may take to read what the controller sends; the others hear nothing meanwhile.
 _SEND_TIMEOUT_S = LOST_S / 5
 
@@ -88,7 +89,12 @@ class AttachedController:
         self._backend = backend
         self._address = address
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        self._agents = _greeted(channels)
+        try:
+            self._agents = _greeted(channels)
+        except BaseException:
+            for channel in channels:  # the other agents wait for a first word
+                channel.close()
+            raise
         self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, str]] = {}
         self._numbers = itertools.count(1)
         self._until = 0.0  # until when some rank may be silent, as far as its agent knows
@@ -196,6 +202,8 @@ class AttachedController:
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
         waiting = {agent.channel: agent for agent in chosen}
         untils: dict[int, float] = {}
+        for agent in chosen:  # those without an order say nothing
+            agent.heard_at = started
         seen: dict[int, LastSeen] = {}
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
@@ -209,6 +217,7 @@ class AttachedController:
                     agent.lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
                     fate = Ending("abandoned", detail=f"abandoned: the process that held it {agent.lost}")
                     observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
+                    untils.pop(ranks[agent.index], None)
                     del waiting[channel]
                     continue
                 if message is None:  # half of one
@@ -229,7 +238,7 @@ class AttachedController:
                             other.tell(Hurry(number, hurry_s))
             machine_time.resume()
             now = machine_time.now()
-            self._until = max(untils.values(), default=started)
+            self._until = min(max(untils.values(), default=started), started + patience_s)
             for channel, agent in list(waiting.items()):
                 silent_s = now - agent.heard_at
                 if (now > due and silent_s > _SILENCE_S) or now > end:
@@ -241,6 +250,7 @@ class AttachedController:
                         agent.lost = f"is there and has not answered for {end - started:.0f} s"
                         fate = Ending("hung", detail=f"hung: its host {agent.lost}; last seen in {where}")
                     observations[rank] = _last_heard(agent, ranks, seen, fate)
+                    untils.pop(rank, None)
                     del waiting[channel]
         return observations, ready
 
@@ -262,7 +272,8 @@ def _greeted(channels: Sequence[Channel]) -> list[Reached]:
         missing = sorted({*range(len(channels))} - {agent.index for agent in agents})
         if not ready:
             raise ConformanceError(
-                f"of {len(channels)} processes {_listed(missing)} did not import torch within {JOIN_TIMEOUT_S:g} s"
+                f"of {len(channels)} processes {_listed(missing)} said nothing for {JOIN_TIMEOUT_S:g} s after they"
+                " had joined: the host is down or the link to it is cut"
             )
         for channel in [channel for channel in waiting if channel in ready]:
             try:

@@ -14,7 +14,8 @@ from conformance.workers.messages import Job, Seat
 BEAT_S = 0.25
 #: ... and a side that receives nothing for this long takes the other for lost: its host is down or the link is cut.
 LOST_S = 10.0
-#: How long processes wait until each of them has imported torch: from a slow disk, and minutes after the first.
+#: How long who has joined waits for the others. They have 300 s to join, and then 300 s to import torch for their
+#: ranks; who takes longer ends, and its connection with it, so that only a cut link takes all this time.
 JOIN_TIMEOUT_S = 660.0
 
 

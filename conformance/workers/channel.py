@@ -137,7 +137,7 @@ class Channel:
 
     def readable(self) -> bool:
         """Whether there is something to read, be it the end."""
-        return bool(wait([self], 0))
+        return bool(connection.wait([self._socket], 0))
 
     def close(self) -> None:
         """Close the connection."""

@@ -13,6 +13,7 @@ from conformance.own_mistake import present
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.workers import machine_time
 from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
 from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
@@ -66,9 +67,9 @@ class Controller:
         """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
         Returns at the latest when no rank has made progress for the scenario's deadline, not counting seconds in which
-        one could not for want of a processor or of memory; after five deadlines in any case, plus 40 s if one trickles
-        an answer, and the time to explain a hang (on the first call, to start). If anything failed, the next scenario
-        gets new ranks.
+        one could not for want of a processor or of memory; after five deadlines in any case, plus 10 s where a death
+        is not reported, 40 s where an answer trickles, and the time to explain a hang (on the first call, to start).
+        All this by the clock of `machine_time`. If anything failed, the next scenario gets new ranks.
 
         Raises:
             ConformanceError: the zygote cannot start, for example because an import fails.
@@ -175,6 +176,7 @@ class Controller:
                 pool.close()
 
     def _take(self, key: _PoolKey, *, fresh: bool = False) -> Pool:
+        machine_time.resume()  # before the zygote is listened to: others' ranks may be on their way
         self._zygote.update()
         self._num_turns += 1
         self._last_turn[key] = self._num_turns

@@ -48,7 +48,10 @@ class Waiting:
         self._end = self._since + MOST_DEADLINES * silence_s if end is None else end
 
     def cut_to(self, silence_s: float) -> Waiting:
-        """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter."""
+        """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter.
+
+        It ends after 20 times that, whatever the others do.
+        """
         now, shorter_s = machine_time.now(), min(silence_s, self._silence_s)
         end = max(self._end, now + shorter_s)  # that of who listens late is over
         return Waiting(shorter_s, self._pids, self._flights, min(end, now + _MOST_GRACES * shorter_s))

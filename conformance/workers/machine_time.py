@@ -22,7 +22,7 @@ TURN_S = 0.25
 _LATE_S = 0.5
 
 #: So many stops are known one by one. Of a moment before them all only one thing matters, that it is long ago.
-_MOST_STOPS = 100
+_MOST_STOPS = 1000
 
 _stops: list[tuple[float, float]] = []  # from, until, by `time.monotonic`; in order, none within another
 _earlier_s = 0.0  # of the stops before these
@@ -50,7 +50,8 @@ def resume() -> None:
 
     Call it where a deadline may be found to have passed that nobody has listened until.
     """
-    _woke(_listened_at)
+    with _lock:
+        _note(_listened_at)
 
 
 def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> Found:
@@ -73,12 +74,16 @@ def wait_for(look: Callable[[float | None], Found], timeout_s: float | None) -> 
 
 def _woke(due: float) -> None:
     """Note that a thread that wanted to be woken at `due` is awake; several threads may meet the same stop."""
-    global _earlier_s, _listened_at
     with _lock:
-        _listened_at = woke = time.monotonic()
-        start = max(due, _stops[-1][1]) if _stops else due
-        if woke - start > _LATE_S:
-            _stops.append((start, woke))
-        if len(_stops) > _MOST_STOPS:
-            start, end = _stops.pop(0)
-            _earlier_s += end - start
+        _note(due)
+
+
+def _note(due: float) -> None:
+    global _earlier_s, _listened_at
+    _listened_at = woke = time.monotonic()
+    start = max(due, _stops[-1][1]) if _stops else due
+    if woke - start > _LATE_S:
+        _stops.append((start, woke))
+    if len(_stops) > _MOST_STOPS:
+        start, end = _stops.pop(0)
+        _earlier_s += end - start

@@ -73,6 +73,7 @@ class Pool:
     def begin(self, scenario: Scenario, subject: Subject) -> None:
         """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
         self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
+        machine_time.resume()  # what was before is no part of this scenario
         self._begun, self._begun_at = scenario, machine_time.now()
         self._number += 1
         job = Job(self._number, scenario.to_json(), subject)
@@ -94,7 +95,7 @@ class Pool:
         scenario = self._begun
         self._hearing.listen()
         messages, observations = self._hearing.messages, self._hearing.others()
-        elapsed_ns = int((self._hearing.ended_at - self._begun_at) * 1e9)
+        elapsed_ns = max(0, int((self._hearing.ended_at - self._begun_at) * 1e9))
         observations = {rank: replace(seen, duration_ns=elapsed_ns) for rank, seen in observations.items()}
         everybody_answered = not observations
         for rank, message in messages.items():
