@@ -292,24 +292,25 @@ class NoZygote:
         self.closed = True
 
 
-def test_an_agent_whose_controller_falls_silent_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("speaks", "words"),
+    [
+        (True, r"host-b: no message from the controller .* or the link to it is cut"),
+        (False, r"host-b: the controller has not begun after 0\.3 s"),
+    ],
+    ids=["falls silent", "never begins"],
+)
+def test_an_agent_whose_controller_says_nothing_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch, speaks: bool, words: str
+) -> None:
     monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
     monkeypatch.setattr(attached_agent, "LOST_S", 1.0)
-    ours, theirs = pair(FromAgent, ToAgent)
-    agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
-    ours.send(Ping())
-    with pytest.raises(ConformanceError, match=r"host-b: no message from the controller .* or the link to it is cut"):
-        agent.serve()
-    assert isinstance(ours.receive(5.0), Hello)
-    assert agent._zygote.closed  # type: ignore[attr-defined]
-
-
-def test_an_agent_whose_controller_never_begins_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached_agent, "ZygoteProcess", NoZygote)
     monkeypatch.setattr(attached_agent, "JOIN_TIMEOUT_S", 0.3)
     ours, theirs = pair(FromAgent, ToAgent)
     agent = Agent(theirs, Place(1, 2, 0, "host-b", ""), (), {})
-    with pytest.raises(ConformanceError, match=r"host-b: the controller has not begun after 0\.3 s"):
+    if speaks:
+        ours.send(Ping())
+    with pytest.raises(ConformanceError, match=words):
         agent.serve()
     assert isinstance(ours.receive(5.0), Hello)
     assert agent._zygote.closed  # type: ignore[attr-defined]
@@ -367,10 +368,10 @@ def test_who_has_not_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         AttachedController(GLOO, ours, "127.0.0.1")
     with pytest.raises(EOFError):  # the others need not wait
         theirs[1].receive(5.0)
-    ours, theirs = zip(*(pair(FromAgent, ToAgent) for _ in range(1)), strict=True)
-    theirs[0].close()
+    one, its_agent = pair(FromAgent, ToAgent)
+    its_agent.close()
     with pytest.raises(ConformanceError, match=r"ended before it was ready .*, of number 0; its own output says why"):
-        AttachedController(GLOO, [ours[0]], "127.0.0.1")
+        AttachedController(GLOO, [one], "127.0.0.1")
 
 
 @pytest.mark.parametrize(

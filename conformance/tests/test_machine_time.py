@@ -102,7 +102,7 @@ def test_what_this_process_did_not_listen_to_counts_only_until_it_listens_again(
     assert machine_time.now() >= before
 
 
-def test_stops_of_long_ago_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stops_of_long_ago_are_summed_up() -> None:
     num_stops = 2 * machine_time._MOST_STOPS
     early, began = machine_time.now(), time.monotonic()
     for second in range(num_stops, 0, -1):  # a stop of a second every two

@@ -357,7 +357,7 @@ def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_t
 
 
 def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a machine that stands still while the controller judges."""
     monkeypatch.setattr(hearing_module, "LATE_GRACE_S", 0.1)

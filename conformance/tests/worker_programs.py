@@ -142,8 +142,12 @@ def slow(ctx: RankContext) -> None:
 
     A stop shortens a sleep by as much; where that matters, `sleeps` says how many make the seconds.
     """
+    _go_on(ctx, ctx.arguments["times"])
+
+
+def _go_on(ctx: RankContext, times: int) -> None:
     sleeps = ctx.arguments.get("sleeps", 1)
-    for step in range(ctx.arguments["times"]):
+    for step in range(times):
         with ctx.phase("forward", step):
             for _ in range(sleeps):
                 time.sleep(ctx.arguments["seconds"] / sleeps)
@@ -152,18 +156,15 @@ def slow(ctx: RankContext) -> None:
 @program("workers/wait_for_the_last")
 def wait_for_the_last(ctx: RankContext) -> None:
     """Meet the last rank, which enters a phase every so many seconds, so many times, before."""
-    for step in range(ctx.arguments["times"] if ctx.rank == ctx.world_size - 1 else 0):
-        with ctx.phase("forward", step):
-            time.sleep(ctx.arguments["seconds"])
+    if ctx.rank == ctx.world_size - 1:
+        _go_on(ctx, ctx.arguments["times"])
     dist.all_reduce(torch.ones(1))
 
 
 @program("workers/raise_one_by_one")
 def raise_one_by_one(ctx: RankContext) -> None:
     """Raise on every rank, on each so many phases of so many seconds later than on the one before."""
-    for step in range(ctx.rank * ctx.arguments["times"]):
-        with ctx.phase("forward", step):
-            time.sleep(ctx.arguments["seconds"])
+    _go_on(ctx, ctx.rank * ctx.arguments["times"])
     raise ValueError("as asked")
 
 

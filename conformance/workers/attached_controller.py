@@ -207,6 +207,12 @@ class AttachedController:
         seen: dict[int, LastSeen] = {}
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
+
+        def give_up(agent: Reached, fate: Ending) -> None:
+            observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
+            untils.pop(ranks[agent.index], None)
+            del waiting[agent.channel]
+
         while waiting:
             ready_now = wait(list(waiting), BEAT_S)
             for channel in [channel for channel in waiting if channel in ready_now]:
@@ -215,10 +221,7 @@ class AttachedController:
                     message = channel.arrived()
                 except (EOFError, OSError, MessageError) as error:
                     agent.lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
-                    fate = Ending("abandoned", detail=f"abandoned: the process that held it {agent.lost}")
-                    observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
-                    untils.pop(ranks[agent.index], None)
-                    del waiting[channel]
+                    give_up(agent, Ending("abandoned", detail=f"abandoned: the process that held it {agent.lost}"))
                     continue
                 if message is None:  # half of one
                     continue
@@ -239,7 +242,7 @@ class AttachedController:
             machine_time.resume()
             now = machine_time.now()
             self._until = min(max(untils.values(), default=started), started + patience_s)
-            for channel, agent in list(waiting.items()):
+            for agent in list(waiting.values()):
                 silent_s = now - agent.heard_at
                 if (now > due and silent_s > _SILENCE_S) or now > end:
                     rank = ranks[agent.index]
@@ -249,9 +252,7 @@ class AttachedController:
                     if silent_s <= _SILENCE_S:
                         agent.lost = f"is there and has not answered for {end - started:.0f} s"
                         fate = Ending("hung", detail=f"hung: its host {agent.lost}; last seen in {where}")
-                    observations[rank] = _last_heard(agent, ranks, seen, fate)
-                    untils.pop(rank, None)
-                    del waiting[channel]
+                    give_up(agent, fate)
         return observations, ready
 
     def _ping(self) -> None:

@@ -79,6 +79,7 @@ def _woke(due: float) -> None:
 
 
 def _note(due: float) -> None:
+    """Note that a thread listens which wanted to at `due`; who calls it holds `_lock`."""
     global _earlier_s, _listened_at
     _listened_at = woke = time.monotonic()
     start = max(due, _stops[-1][1]) if _stops else due
