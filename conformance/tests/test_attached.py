@@ -66,7 +66,7 @@ def attached() -> Iterator[AttachedController]:
     with AttachedController(GLOO, ours, "127.0.0.1") as controller:
         yield controller
     for thread in threads:
-        thread.join(10)
+        thread.join(at_this_load(10))
         assert not thread.is_alive()
 
 
@@ -339,7 +339,7 @@ def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest
     with AttachedController(GLOO, ours, "127.0.0.1"):
         assert ends == []
     for thread in threads:
-        thread.join(10)
+        thread.join(at_this_load(10))
     assert ends == ["dismissed"] * 2
 
 

@@ -20,6 +20,7 @@ from conformance.backends.backend import get_backend
 from conformance.errors import BackendError, ConformanceError
 from conformance.scenario import Fault, Scenario
 from conformance.subjects.subject import get_subject
+from conformance.tests.busy_machine import at_this_load
 from conformance.tests.processes import all_end, processes_under
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
@@ -70,7 +71,7 @@ def start_waiting(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
     )  # fmt: skip
     (directory / "pipe").read_text()
     # A process that has just begun another program shows no environment for a moment.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + at_this_load(10)
     while len(ours := processes_under(directory)) < 4 and time.monotonic() < deadline:
         pass
     assert len(ours) == 4, "a zygote, two ranks, and the child of one"

@@ -96,7 +96,7 @@ def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) ->
     first = pids(run(controller, scenario("idle")))
     wait_for_ranks = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
     fresh = {rank: seen.facts["pid"] for rank, seen in controller.run(scenario("idle"), TORCH, fresh=True).items()}
-    assert wait_for_ranks(10.0) is not None
+    assert wait_for_ranks(math.inf) is not None
     assert pids(run(controller, scenario("idle"))) == list(fresh.values()) != first
     assert all_end(first, 5.0)
 
@@ -219,7 +219,7 @@ def test_a_killed_rank_is_named_within_a_second(controller: Controller, tmp_path
     observations = run(controller, wanted)
     noticed_after_s = time.monotonic() - stranger.acted_at
     stranger.join()
-    assert noticed_after_s < 1.0
+    assert noticed_after_s < at_this_load(1.0)
     assert str(observations[2].fate) == "killed by SIGKILL"
     assert observations[2].fate.code == signal.SIGKILL
     assert observations[2].phase == "forward"
@@ -235,7 +235,7 @@ def test_others_that_notice_nothing_are_not_waited_for(controller: Controller, t
     observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=60))
     noticed_after_s = time.monotonic() - stranger.acted_at
     stranger.join()
-    assert noticed_after_s < 1.0
+    assert noticed_after_s < at_this_load(1.0)
     assert str(observations[1].fate) == "killed by SIGKILL"
     assert str(observations[0].fate) == "abandoned in forward"
     assert "in meet_stranger" in observations[0].stack
@@ -325,19 +325,21 @@ def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_
 
 
 class SlowZygote:
-    """Stands for a zygote that tells late of the death of rank 1."""
+    """Stands for a zygote that tells late of the death of a rank, which hangs up at the first look at it."""
 
     gone, end, sources, is_stopped = False, "", (), False
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
+    def __init__(self, killed: Channel) -> None:
+        self._killed = killed
+        self._began = time.monotonic()
 
-    def update(self) -> None: ...
+    def update(self) -> None:
+        self._killed.close()
 
     def signal(self, seat: Seat, signum: int) -> None: ...
 
     def exit_status(self, seat: Seat) -> int | None:
-        return -9 if seat.rank == 1 and time.monotonic() - self.began > 2 * RAISE_GRACE_S else None
+        return -9 if seat.rank == 1 and time.monotonic() - self._began > 2 * RAISE_GRACE_S else None
 
 
 def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_told_late(
@@ -346,10 +348,10 @@ def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_t
     monkeypatch.setattr(hearing_module, "EOF_GRACE_S", 3 * RAISE_GRACE_S)  # nothing wakes the controller before
     seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
     ours, (failed, killed) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
-    heard = Hearing(cast(ZygoteProcess, SlowZygote()), seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
+    zygote = cast(ZygoteProcess, SlowZygote(killed))
+    heard = Hearing(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
     raised = Raised("ValueError", ("ValueError",), "as asked")
     failed.send(Answer(1, Observation(0, Ending("raised"), raised=raised)))
-    threading.Timer(RAISE_GRACE_S / 2, killed.close).start()
     assert heard.listen()
     assert [str(one.fate) for one in heard.others().values()] == ["killed by SIGKILL"]
     for channel in ours:

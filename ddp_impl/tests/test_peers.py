@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel, peers
 from ddp_impl.peers import Peers
@@ -106,14 +107,15 @@ def test_a_good_step_does_not_touch_the_store(monkeypatch: pytest.MonkeyPatch) -
 
 
 def rank_that_fails(rank: int) -> tuple[str, str]:
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group()
     layer = torch.nn.Linear(2, 2)
     ddp = DistributedDataParallel(layer, process_group=group)
 
     def refuse(gradient: torch.Tensor) -> torch.Tensor:
         if rank == 1:
             raise ArithmeticError("no such gradient")
-        dist.barrier()  # only now does rank 0 begin to wait for what rank 1 will never send
+        dist.barrier()  # only now does rank 0 begin to wait for what rank 1 will never send, and not for long
+        _set_pg_timeout(timedelta(seconds=2), group)
         return gradient
 
     layer.weight.register_hook(refuse)
