@@ -29,6 +29,7 @@ class KeptWaiting:
         self._but = {str(thread) for thread in but}
         self._short_of_memory_before_s = _short_of_memory_s()
         self._longest_s = 0.0
+        self._ready: dict[str, bytes] = {}
 
     @property
     def seconds(self) -> float:
@@ -46,16 +47,38 @@ class KeptWaiting:
         self._longest_s = max(self._longest_s, max(waits, default=0) / 1e9, short_of_memory_s)
         return self._longest_s
 
+    def goes_on(self) -> bool:
+        """Whether one waits now: it is ready, or the disk is not, and it has not run since this was last asked.
+
+        Linux counts a wait when it has ended, so that a long one is 0 until then. Who would give up asks this, some ten
+        milliseconds apart; of a thread that was not ready when it last asked, it hears at first that it waits.
+        """
+        before = self._ready
+        self._ready = {
+            thread: counts for pid in self._before for thread, counts in _ready(pid).items() if thread not in self._but
+        }
+        return any(before.get(thread, counts) == counts for thread, counts in self._ready.items())
+
 
 def own_seconds(seconds: float, *, pause_s: float) -> Iterator[None]:
-    """Yield every `pause_s` seconds, until the other threads of this process could have gone on for `seconds`.
+    """Yield every `pause_s` seconds, until the other threads of this process could have gone on for `seconds`."""
+    return seconds_of([os.getpid()], seconds, pause_s=pause_s, but=[threading.get_native_id()])
+
+
+def seconds_of(
+    pids: Iterable[int], seconds: float, *, pause_s: float, most_times: float = _MOST_TIMES, but: Collection[int] = ()
+) -> Iterator[None]:
+    """Yield every `pause_s` seconds, until the threads of these processes could have gone on for `seconds`.
 
     What they should have done by the last time they had the time for, also on a busy machine, or one that stood still.
+    It comes after `most_times` the seconds at the latest. Threads in `but` keep nobody waiting.
     """
     yield
-    kept_waiting, passed_s = KeptWaiting([os.getpid()], but=[threading.get_native_id()]), 0.0
+    kept_waiting, passed_s = KeptWaiting(pids, but), 0.0
     looked_at = time.monotonic()
-    while passed_s < seconds or passed_s < min(seconds + kept_waiting.seconds, _MOST_TIMES * seconds):
+    while passed_s < seconds or (
+        passed_s < most_times * seconds and (passed_s < seconds + kept_waiting.seconds or kept_waiting.goes_on())
+    ):
         time.sleep(pause_s)
         before, looked_at = looked_at, time.monotonic()
         passed_s += min(looked_at - before, pause_s + _LATE_S)
@@ -70,6 +93,19 @@ def _waits_ns(pid: int) -> dict[str, int]:
             with contextlib.suppress(OSError, IndexError, ValueError):  # it has just ended, or nothing is counted
                 waits[thread] = int(_text(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
     return waits
+
+
+def _ready(pid: int) -> dict[str, bytes]:
+    """Return what is counted for each thread that wants the processor, or has it, or waits for the disk."""
+    ready: dict[str, bytes] = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, IndexError):
+                state = _text(f"/proc/{pid}/task/{thread}/stat").rpartition(b") ")[2][:1]
+                counts = _text(f"/proc/{pid}/task/{thread}/schedstat")
+                if state in (b"R", b"D") and counts.split()[2] != b"0":  # else nothing is counted
+                    ready[thread] = counts
+    return ready
 
 
 def _short_of_memory_s() -> float:

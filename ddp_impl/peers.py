@@ -148,7 +148,9 @@ class Peers:
         others = set(range(size_of(self.group))) - {rank_in(self.group)}
         end = time.monotonic() + _PATIENCE_S
         with contextlib.suppress(Exception):
-            while others and time.monotonic() < end:
+            late = False
+            while others and not late:
+                late = time.monotonic() >= end
                 for rank in sorted(others):
                     if store.check([self._key(rank)]):
                         others.discard(rank)

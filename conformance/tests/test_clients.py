@@ -38,7 +38,6 @@ def trial(*facts: dict[str, Any], error: str = "") -> Trial:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_a_ddp_that_skips_one_average_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with torchrun and a script of the folder; only the DDP is made for it."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "fixtures"))
@@ -52,7 +51,6 @@ def test_a_ddp_that_skips_one_average_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_a_script_that_never_has_the_ddp_shows_nothing() -> None:
     """Otherwise a library that stopped using the DDP would be equal forever."""
     (sam,) = load_clients(FOLDER, ["sam"])

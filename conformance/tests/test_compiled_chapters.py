@@ -34,7 +34,6 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mutant", "kill"),
     [(mutant, kill) for mutant in load_mutants() if "compiled" in mutant.target for kill in mutant.kills],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,13 +14,18 @@ from pathlib import Path
 import pytest
 
 from conformance import kept_waiting
-from conformance.kept_waiting import KeptWaiting, own_seconds
+from conformance.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.tests.busy_machine import at_this_load
 from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
 
 #: Two that share a processor have each waited for it so long, a few moments later.
 _LONG_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def enough_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_waiting, "_MEMORY_PRESSURE", str(tmp_path / "none"))
 
 
 @pytest.fixture
@@ -45,8 +51,8 @@ def begins_at_nought(processes: list[int]) -> KeptWaiting:
     return waits
 
 
-def sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.parametrize("processes", ["pass"], indirect=True)
@@ -74,7 +80,7 @@ def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_fa
 
 @pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)
 def test_one_that_sleeps_waits_for_none(processes: list[int]) -> None:
-    while not all(map(sleeps, processes)):
+    while {*map(_state, processes)} != {"S"}:
         time.sleep(0.01)
     waits = KeptWaiting(processes)
     time.sleep(2 * _LONG_S)
@@ -120,6 +126,48 @@ def test_the_thread_that_looks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     assert KeptWaiting([1], but=[1]).seconds == 2.0
 
 
+def test_a_wait_that_has_not_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts it when it ends: until then the counts of a thread that is ready stay the same."""
+    looks = [{"1": b"5 0 1"}, {"1": b"5 0 1"}, {"1": b"7 3 2"}, {}, {"2": b"5 0 1"}, {"2": b"5 0 1", "3": b"1 1 1"}]
+    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: looks.pop(0))
+    waits = KeptWaiting([1], but=[3])
+    assert [waits.goes_on() for _ in range(6)] == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("processes", ["pass"], indirect=True)
+def test_of_two_that_compute_on_one_processor_one_waits(processes: list[int]) -> None:
+    waits = KeptWaiting(processes)
+    assert all(waits.goes_on() for _ in range(3))
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+        while _state(pid) != "T":
+            time.sleep(0.01)
+    assert not waits.goes_on()
+
+
+def test_who_waits_for_a_processor_is_not_given_up_and_who_goes_on_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [True, True, False]
+    monkeypatch.setattr(KeptWaiting, "goes_on", lambda self: looks.pop(0))
+    waiting = Waiting(10.0, [], ["no such flight record"])
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 10.0)
+    assert [waiting.until() - machine_time.now() > 0 for _ in range(3)] == [True, True, False]
+    assert not looks
+    monkeypatch.setattr(machine_time, "now", lambda: waiting._since + 50.0)
+    assert waiting.until() <= machine_time.now()  # and nobody looks any more
+
+
+@pytest.mark.parametrize(("most_times", "num_looks"), [(3.0, 7), (10.0, 21)])
+def test_ones_seconds_do_not_pass_while_it_waits_but_end(
+    monkeypatch: pytest.MonkeyPatch, most_times: float, num_looks: int
+) -> None:
+    moments = [time.monotonic()]
+    monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": b"5 0 1"})
+    monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: {})
+    monkeypatch.setattr(time, "sleep", lambda pause_s: moments.append(moments[-1] + pause_s))
+    monkeypatch.setattr(time, "monotonic", lambda: moments[-1])
+    assert sum(1 for _ in seconds_of([1], 1.0, pause_s=0.5, most_times=most_times)) == num_looks
+
+
 class NeverKept:
     """Stands for processes that nothing kept waiting."""
 
@@ -127,6 +175,9 @@ class NeverKept:
 
     def __init__(self, pids: list[int], but: list[int]) -> None:
         pass
+
+    def goes_on(self) -> bool:
+        return False
 
 
 def test_what_happens_in_the_last_pause_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +204,9 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
         def __init__(self, pids: list[int], but: list[int]) -> None:
             assert (pids, but) == ([os.getpid()], [threading.get_native_id()])
 
+        def goes_on(self) -> bool:
+            return False
+
     monkeypatch.setattr(kept_waiting, "KeptWaiting", Kept)
     started = time.monotonic()
     looks = sum(1 for _ in own_seconds(0.1, pause_s=0.01))
@@ -178,4 +232,5 @@ def test_no_more_is_left_out_than_has_passed() -> None:
 def test_who_hears_late_of_a_failure_waits_for_the_others_all_the_same() -> None:
     waiting = Waiting(0.0, [], ["no such flight record"])
     assert waiting.until() <= machine_time.now()
-    assert Waiting(0.2, [], ["no such flight record"], machine_time.now() - 1).cut_to(0.1).until() > machine_time.now()
+    began = machine_time.now()
+    assert Waiting(0.2, [], ["no such flight record"], began - 1).cut_to(0.1).until() >= began + 0.1

@@ -156,7 +156,7 @@ deadline_s = float(sys.argv[2])
 with controller:
     controller.run(scenario("idle"), KNOWN["torch"])
     print("begins", flush=True)
-    steps = {"times": 6, "seconds": deadline_s / 4}
+    steps = {"times": 12, "seconds": deadline_s / 4}
     seen = controller.run(scenario("slow", arguments=steps, deadline_s=deadline_s), KNOWN["torch"])
     print(*(str(one.fate) for one in seen.values()), flush=True)
 """
@@ -182,11 +182,11 @@ def test_a_machine_that_is_stopped_for_longer_than_the_deadline_changes_nothing(
     assert running.stdout is not None
     assert running.stdout.readline() == "begins\n"
     time.sleep(_DEADLINE_S / 2)
-    everybody = [*reversed(processes_under(tmp_path)), running.pid]  # ranks, zygotes, the controller
+    everybody = [*reversed(processes_under(tmp_path)), running.pid]  # ranks, zygotes, the controller, which wakes last
     for pid in everybody:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(_LONG_STOP_S)
-    for pid in reversed(everybody):
+    for pid in everybody:
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.1)
     assert running.stdout.readline() == "returned returned\n"

@@ -66,6 +66,7 @@ def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:
     assert "agreements" in result.summary
 
 
+@pytest.mark.timeout(1800)  # of its first run: the device is compiled
 def test_a_ddp_without_the_option_device_ids_can_be_judged_on_a_device() -> None:
     sim = get_backend("sim")
     with Controller(sim) as controller:

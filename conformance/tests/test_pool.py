@@ -17,7 +17,8 @@ import torch
 
 from conformance.backends.backend import get_backend
 from conformance.observation import Ending, Observation, Raised
-from conformance.recorder.flight_record import read_flight
+from conformance.own_mistake import present
+from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.tests.busy_machine import at_this_load
@@ -62,17 +63,25 @@ def next_scenario_runs(controller: Controller) -> bool:
     return {str(seen.fate) for seen in run(controller, scenario("step")).values()} == {"returned"}
 
 
-class Stranger:
-    """Does something to the process that a rank names through a pipe, as soon as it does."""
+def flights(controller: Controller) -> list[LastSeen]:
+    """Return what the ranks of the one pool at work have written about themselves, by rank."""
+    (pool,) = controller._busy
+    return [read_flight(seat.file("flight")) for seat in pool._seats]
 
-    def __init__(self, pipe: Path, act: Callable[[int], None]) -> None:
+
+class Stranger:
+    """Does something to the process that a rank names through a pipe, once it has and `when` is true."""
+
+    def __init__(self, pipe: Path, act: Callable[[int], None], when: Callable[[], bool] = lambda: True) -> None:
         os.mkfifo(pipe)
-        self.acted_at = 0.0
-        self._thread = threading.Thread(target=self._meet, args=(pipe, act))
+        self.acted_at = math.inf
+        self._thread = threading.Thread(target=self._meet, args=(pipe, act, when), daemon=True)
         self._thread.start()
 
-    def _meet(self, pipe: Path, act: Callable[[int], None]) -> None:
+    def _meet(self, pipe: Path, act: Callable[[int], None], when: Callable[[], bool]) -> None:
         pid = int(pipe.read_text())
+        while not when():
+            time.sleep(0.01)
         self.acted_at = time.monotonic()
         act(pid)
 
@@ -84,9 +93,10 @@ class Stranger:
 
 
 def test_ranks_that_make_progress_are_not_silent(controller: Controller) -> None:
+    run(controller, scenario("idle"))  # ranks are there
     silence = at_this_load(0.4)
-    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
     begin = time.monotonic()
+    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
     assert wait_for_ranks(silence) is not None
     assert time.monotonic() - begin > 2.2 * silence
 
@@ -152,15 +162,15 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
     assert (machine_time.now() >= hearing._deadline) == is_late
 
 
-def test_other_ranks_run_while_some_are_waited_for(controller: Controller) -> None:
-    seconds = at_this_load(1.0)
-    slow = controller.start(
-        scenario("slow", arguments={"times": 1, "seconds": seconds}, deadline_s=10 * seconds), TORCH
-    )
-    begin = time.monotonic()
+def test_other_ranks_run_while_some_are_waited_for(controller: Controller, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader
+    waiting = controller.start(scenario("wait_for_word", arguments={"pipe": str(tmp_path / "pipe")}), TORCH)
     first = pids(run(controller, scenario("step")))
-    assert slow(0.0) is None, f"the other scenario took {time.monotonic() - begin} s"
-    observations = slow(10 * seconds)
+    assert waiting(0.0) is None
+    os.write(pipe, b"go")  # a letter for each
+    observations = waiting(math.inf)
+    os.close(pipe)
     assert observations is not None
     assert {str(one.fate) for one in observations.values()} == {"returned"}
     assert pids(run(controller, scenario("idle"))) != first  # those that came back last are the warm ones
@@ -214,7 +224,8 @@ def test_every_scenario_draws_the_same_random_numbers(controller: Controller) ->
 
 
 def test_a_killed_rank_is_named_within_a_second(controller: Controller, tmp_path: Path) -> None:
-    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL))
+    others_wait = lambda: all(flight.collectives for flight in flights(controller)[:2])  # noqa: E731
+    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), others_wait)
     wanted = scenario("meet_stranger", arguments={"pipe": str(tmp_path / "pipe")}, world_size=3, deadline_s=60)
     observations = run(controller, wanted)
     noticed_after_s = time.monotonic() - stranger.acted_at
@@ -230,7 +241,8 @@ def test_a_killed_rank_is_named_within_a_second(controller: Controller, tmp_path
 
 
 def test_others_that_notice_nothing_are_not_waited_for(controller: Controller, tmp_path: Path) -> None:
-    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL))
+    other_waits = lambda: flights(controller)[0].phase == "forward"  # noqa: E731
+    stranger = Stranger(tmp_path / "pipe", lambda pid: os.kill(pid, signal.SIGKILL), other_waits)
     arguments = {"pipe": str(tmp_path / "pipe"), "deaf": True}
     observations = run(controller, scenario("meet_stranger", arguments=arguments, deadline_s=60))
     noticed_after_s = time.monotonic() - stranger.acted_at
@@ -368,8 +380,7 @@ def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
     wait_for_ranks = controller.start(
         scenario("slow", arguments={"times": 1, "seconds": deadline_s / 2, "sleeps": 20}, deadline_s=deadline_s), TORCH
     )
-    (pool,) = controller._busy
-    while any(read_flight(seat.file("flight")).alive_at < began for seat in pool._seats):
+    while any(flight.alive_at < began for flight in flights(controller)):
         time.sleep(0.01)
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
@@ -422,6 +433,9 @@ class Starved:
     def __init__(self, pids: Iterable[int]) -> None:
         pass
 
+    def goes_on(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(("deadline_s", "given_up_after_s"), [(0.6, 1.6), (0.1, 0.5)])
 def test_what_ranks_wait_for_a_processor_is_not_counted_but_not_for_ever(
@@ -462,8 +476,13 @@ def test_an_exception_on_one_rank_ends_the_wait_of_the_others(controller: Contro
     assert next_scenario_runs(controller)
 
 
-def test_a_program_may_leave_through_sys_exit(controller: Controller) -> None:
-    observations = run(controller, scenario("exit"))
+def test_a_program_may_leave_through_sys_exit(controller: Controller, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    wait_for_ranks = controller.start(scenario("exit", arguments={"pipe": str(tmp_path / "pipe")}), TORCH)
+    (pool,) = controller._busy
+    assert wait([pool._channels[1]], None)  # the other one has answered
+    (tmp_path / "pipe").write_text("x")
+    observations = present(wait_for_ranks(math.inf))
     assert str(observations[0].fate) == "exited 3"
     assert "leaving" in observations[0].stderr
     assert str(observations[1].fate) == "returned"

@@ -99,10 +99,24 @@ def likeness(ctx: RankContext) -> None:
     ctx.observe("parent", os.getppid())
 
 
+@program("workers/wait_for_word")
+def wait_for_word(ctx: RankContext) -> None:
+    """Wait on every rank until there is a letter for it in a named pipe."""
+    with ctx.phase("forward", 0):
+        _wait_for_word(ctx.arguments["pipe"])
+
+
+def _wait_for_word(path: str) -> None:
+    with open(path, "rb", buffering=0) as pipe:
+        pipe.read(1)
+
+
 @program("workers/exit")
 def exit_(ctx: RankContext) -> None:
-    """Leave through sys.exit on rank 0."""
+    """Leave through sys.exit on rank 0, if so asked when told to."""
     if ctx.rank == 0:
+        if pipe := ctx.arguments.get("pipe"):
+            _wait_for_word(pipe)
         print("leaving", file=sys.stderr)
         sys.exit(3)
 

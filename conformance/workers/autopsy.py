@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
+from conformance.kept_waiting import seconds_of
 from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.workers.forked import is_stopped, name_of_signal
 from conformance.workers.messages import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
-#: How long ranks may take to write their stacks. They need a millisecond, once they are given a processor.
+#: How long ranks may take to write their stacks, and how much longer if they get no processor: less than an agent may
+#: be silent. They need a millisecond, once they are given one.
 _STACK_TIMEOUT_S = 1.0
+_STACK_MOST_TIMES = 4
 _STACK_POLL_S = 0.005
 _OUTERMOST = " in _run_module_as_main"
 _TAIL_BYTES = 4096
@@ -51,7 +52,7 @@ def examine_living(
         zygote.signal(seat, STACK_SIGNAL)
         if stopped:
             zygote.signal(seat, signal.SIGCONT)
-    _await_stacks([Path(seat.file("stack")) for seat in pids])
+    _await_stacks(pids)
     observations = {}
     for seat, (last_seen, stopped) in seen.items():
         where = f" in {last_seen.phase}" if last_seen.phase else ""
@@ -90,11 +91,11 @@ def _stack(seat: Seat) -> str:
     return "".join(line for line in lines if not any(noise in line for noise in _STACK_NOISE))
 
 
-def _await_stacks(files: list[Path]) -> None:
-    """Wait until every file holds a complete stack."""
-    deadline = time.monotonic() + _STACK_TIMEOUT_S
-    while not all(_is_whole(_text(str(file))) for file in files) and time.monotonic() < deadline:
-        time.sleep(_STACK_POLL_S)
+def _await_stacks(pids: Mapping[Seat, int]) -> None:
+    """Wait until every rank has written a complete stack, or had the time to."""
+    for _ in seconds_of(pids.values(), _STACK_TIMEOUT_S, pause_s=_STACK_POLL_S, most_times=_STACK_MOST_TIMES):
+        if all(_is_whole(_text(seat.file("stack"))) for seat in pids):
+            break
 
 
 def _is_whole(stack: str) -> bool:

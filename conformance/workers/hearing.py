@@ -27,6 +27,8 @@ EOF_GRACE_S = 10.0
 #: with a long answer waits for its reader. So often, because a subject may write into its rank's connection for ever.
 LATE_GRACE_S = 2.0
 _MOST_GRACES = 20
+#: Where a rank waits for a processor just when it would be given up, the controller looks again so much later.
+_LOOK_AGAIN_S = 0.02
 #: As long as some rank enters a phase or issues a collective now and then, or could go on if it had a processor, ranks
 #: may take this many deadlines, because the machine may be slow.
 MOST_DEADLINES = 5
@@ -65,7 +67,10 @@ class Waiting:
         progress = max(self._since, progress_at)
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
         kept_waiting_s = min(self._kept_waiting.seconds, machine_time.now() - self._since)
-        return min(progress + kept_waiting_s + self._silence_s, self._end)
+        until, now = progress + kept_waiting_s + self._silence_s, machine_time.now()
+        if until <= now < self._end and self._kept_waiting.goes_on():
+            until = now + _LOOK_AGAIN_S
+        return min(until, self._end)
 
 
 class Hearing:

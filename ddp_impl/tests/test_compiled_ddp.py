@@ -182,7 +182,6 @@ def _train(rank: int, compiled: bool, backend: str, options: dict[str, Any]) -> 
     }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("backend", "options"),
     [

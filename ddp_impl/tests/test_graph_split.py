@@ -286,7 +286,6 @@ def test_convolutions_keep_their_strides_across_parts() -> None:
     assert any(value.is_contiguous(memory_format=torch.channels_last) and value.shape[2] > 1 for value in last_inputs)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.nightly
 def test_inductor_compiles_parts_with_strides_floats_and_symbolic_sizes() -> None:
     class Model(nn.Module):

@@ -343,7 +343,6 @@ def test_casts_of_mixed_precision_are_averaged_in_low_precision(recorder: Collec
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_inductor_keeps_launches_early_and_waits_late(recorder: CollectiveRecorder) -> None:
     from torch._inductor.utils import run_and_get_code
 
@@ -383,7 +382,6 @@ def _train(rank: int, compiled: bool, options: dict[str, Any]) -> dict[str, Any]
     return {"state": model.state_dict(), "losses": losses, "fused": len(ddp._compiled_calls.fused)}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "options",
     [
@@ -442,7 +440,6 @@ def _two_models(rank: int, directory: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(300)
 def test_two_models_of_two_groups_and_dtypes_are_averaged_apart(tmp_path: Path) -> None:
     layer = LAYER_BYTES // 4
     for result in run_ranks(_two_models, 2, tmp_path, tmp_path):
@@ -488,7 +485,6 @@ def _train_sharded(rank: int, directory: Path, reduction: Reduction) -> dict[str
     }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("reduction", [pytest.param(Reduction.SPLIT, marks=pytest.mark.nightly), Reduction.IN_GRAPH])
 def test_shards_are_averaged_and_the_traffic_between_them_stays(tmp_path: Path, reduction: Reduction) -> None:
     for result in run_ranks(_train_sharded, 4, tmp_path, tmp_path, reduction):

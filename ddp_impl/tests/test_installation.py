@@ -132,7 +132,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(300)
 def test_script_runs_as_if_python_had_been_given_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").touch()
     script = tmp_path / "train.py"

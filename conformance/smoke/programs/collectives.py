@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.kept_waiting import seconds_of
 from conformance.models.traced_blocks import BLOCK_LENGTH, block, summands
 from conformance.observation import Facts
 from conformance.own_mistake import present
@@ -17,7 +19,7 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.smoke.programs.arrivals import observe_arrived
 
-#: The last rank comes to the barrier this much later than the others: who does not wait for it has left by then.
+#: The others have so long to leave the barrier before the last rank comes to it, if they do not wait for that.
 LATE_S = 0.1
 #: One element, primes, and more than any backend sends in one piece.
 _SIZES = (1, 7, 1_009, 65_537, 1_048_583)
@@ -294,10 +296,13 @@ def _all_reduce_sizes(scenario: Scenario) -> Mapping[int, Facts]:
 def barrier(ctx: RankContext) -> None:
     """Enter a barrier, the last rank late; observes whether nobody left before it came. All ranks run it.
 
-    Ranks of one machine share a monotonic clock.
+    Ranks of one machine share a monotonic clock, and may look how long it kept the others waiting.
     """
+    pids = [torch.zeros(1, dtype=torch.int64, device=ctx.device) for _ in range(ctx.world_size)]
+    dist.all_gather(pids, torch.tensor([os.getpid()], device=ctx.device), group=ctx.process_group)
     if ctx.rank == ctx.world_size - 1:
-        time.sleep(LATE_S)
+        for _ in seconds_of([int(pid) for pid in pids[:-1]], LATE_S, pause_s=LATE_S / 10):
+            pass
     entered_ns = time.monotonic_ns()
     dist.barrier(group=ctx.process_group)
     left_ns = time.monotonic_ns()
