@@ -148,9 +148,7 @@ class Peers:
         others = set(range(size_of(self.group))) - {rank_in(self.group)}
         end = time.monotonic() + _PATIENCE_S
         with contextlib.suppress(Exception):
-            late = False
-            while others and not late:
-                late = time.monotonic() >= end
+            while others:
                 for rank in sorted(others):
                     if store.check([self._key(rank)]):
                         others.discard(rank)
@@ -158,6 +156,8 @@ class Peers:
                         if word.step >= self.step - 1:  # an older one was about something that is over
                             found[rank] = word
                 if until_cause and not all(word.waited for word in found.values()):
+                    return
+                if time.monotonic() >= end:
                     return
                 time.sleep(0.02)
 

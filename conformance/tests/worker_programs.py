@@ -145,8 +145,7 @@ def unsupported(ctx: RankContext) -> None:
 def half_unsupported(ctx: RankContext) -> None:
     """Say on rank 0 at once, and on the others when they are told to, that it cannot be done here."""
     if ctx.rank > 0:
-        with open(ctx.arguments["pipe"]) as pipe:
-            pipe.readline()
+        _wait_for_word(ctx.arguments["pipe"])
     ctx.unsupported("no such device")
 
 

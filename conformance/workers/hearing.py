@@ -64,10 +64,10 @@ class Waiting:
 
     def after(self, progress_at: float) -> float:
         """Return it, for who knows when a rank has last made progress."""
-        progress = max(self._since, progress_at)
+        progress, now = max(self._since, progress_at), machine_time.now()
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
-        kept_waiting_s = min(self._kept_waiting.seconds, machine_time.now() - self._since)
-        until, now = progress + kept_waiting_s + self._silence_s, machine_time.now()
+        kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
+        until = progress + kept_waiting_s + self._silence_s
         if until <= now < self._end and self._kept_waiting.goes_on():
             until = now + _LOOK_AGAIN_S
         return min(until, self._end)
