@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conformance import kept_waiting
 from conformance.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.tests.busy_machine import at_this_load
+from conformance.tests.clock import Clock
 from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
 
@@ -160,11 +162,9 @@ def test_who_waits_for_a_processor_is_not_given_up_and_who_goes_on_waiting_is(mo
 def test_ones_seconds_do_not_pass_while_it_waits_but_end(
     monkeypatch: pytest.MonkeyPatch, most_times: float, num_looks: int
 ) -> None:
-    moments = [time.monotonic()]
     monkeypatch.setattr(kept_waiting, "_ready", lambda pid: {"1": b"5 0 1"})
     monkeypatch.setattr(kept_waiting, "_waits_ns", lambda pid: {})
-    monkeypatch.setattr(time, "sleep", lambda pause_s: moments.append(moments[-1] + pause_s))
-    monkeypatch.setattr(time, "monotonic", lambda: moments[-1])
+    monkeypatch.setattr(kept_waiting, "time", Clock())
     assert sum(1 for _ in seconds_of([1], 1.0, pause_s=0.5, most_times=most_times)) == num_looks
 
 
@@ -187,9 +187,12 @@ def test_what_happens_in_the_last_pause_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_pause_that_a_stopped_machine_made_long_is_as_long_as_it_was_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_waiting, "KeptWaiting", NeverKept)
-    pauses, moments = [5.0, 0.0], [time.monotonic()]
-    monkeypatch.setattr(time, "sleep", lambda pause_s: moments.append(moments[-1] + pause_s + pauses.pop()))
-    monkeypatch.setattr(time, "monotonic", lambda: moments[-1])
+    clock, late_s = Clock(), [5.0, 0.0]
+    monkeypatch.setattr(
+        kept_waiting,
+        "time",
+        SimpleNamespace(monotonic=clock.monotonic, sleep=lambda pause_s: clock.sleep(pause_s + late_s.pop())),
+    )
     looks = own_seconds(1.0, pause_s=0.4)
     assert [next(looks, "ended") for _ in range(4)] == [None, None, None, "ended"]
 

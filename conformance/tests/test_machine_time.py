@@ -14,25 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance.tests.clock import Clock
 from conformance.tests.processes import processes_under
 from conformance.workers import machine_time
 from conformance.workers.machine_time import TURN_S, wait_for
 
 #: Much later than a process is woken that wanted to be.
 _STOP_S = 1.0
-
-
-class Clock:
-    """Stands for the module `time`; goes on only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def monotonic(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += seconds
 
 
 @pytest.fixture(autouse=True)
