@@ -27,7 +27,8 @@ AFTER = (
     TRAIN.replace(id="gradients/GRAD-01/after-5", world_size=1),
 )
 SAMPLE = (
-    "patches_all_reduce", "patches_linear", "adds_saved_tensor_hooks", "exits_0", "real_time_signal", "stops_itself",
+    "patches_all_reduce", "patches_linear", "adds_saved_tensor_hooks", "exits_0", "exits_without_streams",
+    "exits_without_exit", "real_time_signal", "stops_itself",
     "raises_without_text", "threads", "child", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
     "flight_record_is_a_pipe",
 )  # fmt: skip
@@ -52,6 +53,6 @@ def test_a_hostile_subject_gets_its_verdict_and_spoils_no_other(controller: Cont
     hostile = runner.run(TRAIN.replace(seed=SEED))
     assert hostile.subject.verdict.value in HOSTILE[name].verdicts, hostile.subject.findings
     outcomes = [hostile, *map(runner.run, AFTER)]
-    assert [one.native.verdict for one in outcomes if one.native] == [Verdict.PASS] * 6
+    assert [one.native.verdict for one in outcomes if one.native] == [Verdict.PASS] * 6, outcomes
     assert [one.subject.verdict for one in outcomes[1:]] == [Verdict.PASS] * 5, outcomes
     assert [one.contaminated_by for one in outcomes] == [""] * 6

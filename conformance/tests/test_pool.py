@@ -253,6 +253,16 @@ def test_others_that_notice_nothing_are_not_waited_for(controller: Controller, t
     assert "in meet_stranger" in observations[0].stack
 
 
+@pytest.mark.parametrize("what", ["streams", "os._exit"])
+def test_a_rank_ends_alone_whatever_it_has_lost(controller: Controller, what: str) -> None:
+    """An error while it ends must not take it into the zygote's code, which ends every rank."""
+    others = pids(run(controller, scenario("idle", world_size=1)))
+    fates = [str(seen.fate) for seen in run(controller, scenario("exit_without", arguments={"what": what})).values()]
+    assert "exited 3" in fates
+    assert not all_end(others, 0.0)
+    assert pids(run(controller, scenario("idle", world_size=1))) == others
+
+
 @pytest.mark.parametrize(
     ("kind", "fate"), [("kill", "killed by SIGKILL"), ("segfault", "killed by SIGSEGV"), ("exit", "exited 3")]
 )

@@ -40,6 +40,17 @@ def step(ctx: RankContext) -> None:
         ctx.observe_gradients(f"step{index}", model)
 
 
+@program("workers/exit_without")
+def exit_without(ctx: RankContext) -> None:
+    """Take away what the rank ends with, and leave."""
+    if ctx.scenario.arguments["what"] == "streams":
+        sys.stdout.close()
+        sys.stderr = None
+    else:
+        os._exit = lambda status: None  # type: ignore[assignment,return-value]
+    sys.exit(3)
+
+
 @program("workers/meet_stranger")
 def meet_stranger(ctx: RankContext) -> None:
     """Send the last rank's process id down a named pipe and wait for it in an all-reduce that it never joins.

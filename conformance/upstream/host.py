@@ -30,7 +30,7 @@ from conformance.upstream.suite import SUITES, ddp_tests
 from conformance.upstream.swap import Factory
 from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair, wait
-from conformance.workers.forked import die_with, lead_own_group, name_of_signal, signal_group
+from conformance.workers.forked import die_with, end_process, lead_own_group, name_of_signal, signal_group
 
 #: How long ranks may go on after another one has failed: they may fail too, or hang for ever.
 _GRACE_S = 3.0
@@ -211,9 +211,7 @@ def _become_rank(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end_process(1)
 
 
 def main(arguments: list[str]) -> None:

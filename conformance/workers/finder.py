@@ -24,7 +24,7 @@ from conformance.errors import BackendError, ConformanceError, SubjectError
 from conformance.subjects.subject import KNOWN, Subject, get_subject, named
 from conformance.workers.autopsy import death
 from conformance.workers.channel import Channel, MessageError
-from conformance.workers.forked import die_with, lead_own_group, signal_group
+from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 
 #: How long an import may take; the largest take half a minute on a busy machine.
@@ -169,7 +169,7 @@ def _in_a_process_of_its_own(question: Question) -> Found:
             sys.path[:] = question.path
             theirs.send(_found(question))
         finally:
-            os._exit(1)  # whatever threads the import has started
+            end_process(1)  # whatever threads the import has started
     theirs.close()
     found, ended = None, ""
     try:

@@ -20,6 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from conformance.workers.channel import Channel
+from conformance.workers.forked import end_process
 from conformance.workers.messages import Job, Seat
 from conformance.workers.rank_main import rank_main
 from conformance.workers.relied_functions import settle
@@ -58,9 +59,7 @@ def be_rank(seat: Seat, handle: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        end_process(status)
 
 
 def be_rank_apart(seat: Seat, handle: int, modules: Sequence[str]) -> NoReturn:

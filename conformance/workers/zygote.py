@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from conformance.workers.channel import Channel, wait
-from conformance.workers.forked import die_with, lead_own_group, signal_group, signal_main_thread
+from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group, signal_main_thread
 from conformance.workers.messages import (
     STACK_SIGNAL,
     Ended,
@@ -153,8 +153,7 @@ def _become_rank(seat: Seat, handle: int, zygote: int, preloaded: Sequence[str])
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
-        os._exit(1)
+        end_process(1)
 
 
 def main(arguments: list[str]) -> None:
