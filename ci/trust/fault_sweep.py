@@ -4,7 +4,8 @@
 
 At every collective of three steps, on every rank: kill, stop, loop (it is there and says nothing) and slow. At every
 message between the controller and its processes: kill, stop and slow the zygote or a rank, or lose all that it sends.
-Exits with 1 if fewer than 99 % are right, or if anything leaks.
+Exits with 1 if fewer than 99 % are right, or if anything leaks. Takes 20 minutes; run nothing beside it: what a rank
+waits for a processor is no part of its deadline, so on a busy machine a right verdict may come later than asked here.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ TRAIN = Scenario("gradients/GRAD-01/sweep", ("GRAD-01",), "train", schedule=(Ste
 #: How much later than its deadline a run may end; a zygote that is replaced takes as long as the first one did.
 MARGIN_S = 5.0
 START_TIMEOUT_S = 4.0
+#: What ranks are told to have ended of whose zygote was killed.
+LOST = "the process that forks ranks was killed by SIGKILL"
 VERDICTS = {"kill": "CRASH", "stop": "HANG", "loop": "HANG", "slow": "PASS"}
 
 
@@ -158,6 +161,10 @@ def _two_scenarios(controller: Controller, subject: Subject) -> list[str]:
     return [str(observation.fate) for observations in seen for observation in observations.values()]
 
 
+def _fates(controller: Controller, subject: Subject) -> set[str]:
+    return {str(one.fate) for one in controller.run(TRAIN, subject).values()}
+
+
 def _at_message(
     score: Score, controller: Controller, subject: Subject, who: str, kind: str, at: int, start_s: float, work_dir: Path
 ) -> None:
@@ -185,13 +192,15 @@ def _at_message(
         fates = _two_scenarios(controller, subject)
     took_s = time.monotonic() - started
     logging.getLogger("conformance").removeHandler(handler)
-    after = {str(one.fate) for one in controller.run(TRAIN, subject).values()}
+    unharmed = set(fates) == {"returned"}  # it fell after its last message, or its ranks were being replaced anyway
+    after = _fates(controller, subject)
+    if kind == "kill" and unharmed and all(LOST in fate for fate in after):  # the next run met it, and said so
+        after = _fates(controller, subject)
     told = " ".join([*records, *fates])
     replaced = who == "zygote" and kind != "slow"  # it takes as long as the first one
     words = {"kill": ("SIGKILL", "is replaced", "ended first"), "stop": ("stopped",), "silence": ("hung", "replaced")}
-    unharmed = set(fates) == {"returned"}  # it fell after its last message, or its ranks were being replaced anyway
     score.add(
-        f"{kind} {who} at message {at}, in {took_s:.1f} s: {fates} {records}",
+        f"{kind} {who} at message {at}, in {took_s:.1f} s: {fates} {records}, then {after}",
         verdict_right=after == {"returned"} and (unharmed or kind != "slow"),
         explanation_right=unharmed or any(word in told for word in words.get(kind, ())),
         ended_in_time=took_s < 2 * (START_TIMEOUT_S + TRAIN.deadline_s) + MARGIN_S + (3 * start_s if replaced else 0),

@@ -32,6 +32,7 @@ from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
 from conformance.upstream.report import print_comparison
 
 BROKEN = f"{__name__}:Broken"
+LOSES_STREAMS = f"{__name__}:LosesStreams"
 #: Where `Broken` says that it hangs, if anybody wants to know.
 ANNOUNCE = "UPSTREAM_TEST_ANNOUNCE"
 TRAINS = TestName("distributed_test", "test_DistributedDataParallelCPU_grad_is_view")
@@ -57,6 +58,17 @@ class Broken(DistributedDataParallel):
         if ANNOUNCE in os.environ and dist.get_rank() == 0:
             Path(os.environ[ANNOUNCE]).write_text("hangs\n")
         threading.Event().wait()
+
+
+class LosesStreams(DistributedDataParallel):
+    """Takes the standard streams of rank 1 away, which then fails, while rank 0 waits for it."""
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        if dist.get_rank() == 1:
+            sys.stdout.close()
+            sys.stderr = None
+            raise ValueError("no streams")
+        super().__init__(module, **options)
 
 
 def end(rank: int, outcome: TestOutcome, cause: str = "", constructed: int = 1) -> RankEnd:
@@ -100,6 +112,17 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
     assert not {"test_all_reduce_sum", "test_broadcast", "test_get_future"} & methods
     check_exclusions(load_exclusions(), tests)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_lost_its_streams_ends_no_other() -> None:
+    """An error while it ends must not take it into the host's code, which ends every rank."""
+    with warm_hosts(Subject("loses_streams", LOSES_STREAMS), 1) as (host,):
+        ends = {one.rank: one for one in host.run(TRAINS, 2, timeout_s=60.0).ends}
+    assert ends[1].outcome is TestOutcome.FAILED
+    assert "no streams" in ends[1].cause
+    assert "SIGKILL" not in ends[0].cause
+    assert ends[0].outcome is not TestOutcome.CRASHED, ends[0]
 
 
 @pytest.mark.nightly
