@@ -6,9 +6,10 @@ Every run takes a sample; the nightly job takes them all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from hostile_subjects import HOSTILE, SEED
+from hostile_subjects import AT_IMPORT, HOSTILE, SEED
 
 from conformance.backends.backend import get_backend
 from conformance.run.scenario_runner import ScenarioRunner
@@ -32,7 +33,12 @@ SAMPLE = (
     "raises_without_text", "threads", "child", "writes_rubbish", "announces_and_is_silent", "closes_the_connection",
     "flight_record_is_a_pipe",
 )  # fmt: skip
-NAMES = tuple(pytest.param(name, marks=() if name in SAMPLE else pytest.mark.nightly) for name in HOSTILE)
+#: What a module may do to its process when it is imported without any harm to its verdicts, and what it may not.
+SAMPLE_AT_IMPORT = ("standard_error", "exits_0", "closes_everything")
+
+
+def _named(sample: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in sample else pytest.mark.nightly) for name in HOSTILE]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +49,10 @@ def controller() -> Iterator[Controller]:
 
 def test_there_are_many_of_them() -> None:
     assert len(HOSTILE) >= 60
-    assert set(SAMPLE) <= set(HOSTILE)
+    assert {*SAMPLE, *SAMPLE_AT_IMPORT} <= set(HOSTILE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", _named(SAMPLE))
 def test_a_hostile_subject_gets_its_verdict_and_spoils_no_other(controller: Controller, name: str) -> None:
     """Neither its own later scenarios, nor torch's DDP beside it in any of them."""
     runner = ScenarioRunner(Subject(name, f"hostile_subjects:{name}"), get_backend("gloo"), controller)
@@ -56,3 +62,17 @@ def test_a_hostile_subject_gets_its_verdict_and_spoils_no_other(controller: Cont
     assert [one.native.verdict for one in outcomes if one.native] == [Verdict.PASS] * 6, outcomes
     assert [one.subject.verdict for one in outcomes[1:]] == [Verdict.PASS] * 5, outcomes
     assert [one.contaminated_by for one in outcomes] == [""] * 6
+
+
+@pytest.mark.parametrize("name", _named(SAMPLE_AT_IMPORT))
+def test_what_a_module_does_at_its_import_has_the_same_verdict_in_every_scenario(
+    controller: Controller, name: str
+) -> None:
+    """It is part of the subject, which no other scenario is accused of, and no other subject suffers from."""
+    runner = ScenarioRunner(Subject(name, f"hostile_subjects:{AT_IMPORT}{name}"), get_backend("gloo"), controller)
+    outcomes = [runner.run(scenario) for scenario in (TRAIN, *AFTER[:2])]
+    verdicts = {one.subject.verdict.value for one in outcomes}
+    assert len(verdicts) == 1, outcomes
+    assert verdicts <= {"PASS", *HOSTILE[name].verdicts}, outcomes
+    assert [one.native.verdict for one in outcomes if one.native] == [Verdict.PASS] * 3, outcomes
+    assert [one.contaminated_by for one in outcomes] == [""] * 3
