@@ -2,11 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+from collections.abc import Mapping
 
+import pytest
 import torch
+from hostile_subjects import STATE
 
 from conformance.workers.hygiene import seed_everything, surroundings, violations
+
+#: Prints what is noticed of every act, each in a process that is forked for it before torch has computed anything.
+_NOTICED = """
+import json, os, sys
+sys.path[:0] = sys.argv[1:]
+import torch
+import torch.distributed as dist
+from hostile_subjects import STATE
+from conformance.workers.hygiene import surroundings, violations
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for name, hostile in STATE.items():
+    child = os.fork()
+    if child == 0:
+        before = surroundings()
+        told = os.dup(1)
+        try:
+            hostile.act()
+            found = violations(before, surroundings())
+        except RuntimeError as refusal:  # the processor cannot do it
+            found = str(refusal)
+        os.write(told, json.dumps([name, found]).encode() + b"\\n")
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def noticed() -> Mapping[str, list[str] | str]:
+    """Return what is noticed of every change of a process's state that a hostile subject makes."""
+    command = [sys.executable, "-W", "ignore", "-c", _NOTICED, *sys.path]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    return dict(json.loads(line) for line in lines)
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_changed_state_is_noticed(noticed: Mapping[str, list[str] | str], name: str) -> None:
+    found = noticed[name]
+    if isinstance(found, str):
+        pytest.skip(found)
+    assert found
 
 
 def test_nothing_changed() -> None:

@@ -10,17 +10,24 @@ scenario sets its seed.
 from __future__ import annotations
 
 import gc
+import locale
 import os
 import random
+import resource
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from itertools import product
 
 import torch
+import torch.__future__
 import torch.distributed as dist
 from torch._C._distributed_c10d import get_debug_level
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._config_module import ConfigModule
 
 from conformance.composed.observable import modes
 from conformance.kept_waiting import own_seconds
@@ -34,6 +41,21 @@ Surroundings = Mapping[str, object]
 _SIGNALS = tuple(signum for signum in signal.Signals if signum not in (signal.SIGKILL, signal.SIGSTOP))
 #: Zero as soon as some code has made the processor flush subnormal numbers.
 _SUBNORMAL = 5e-324
+#: Their sum and differences round to the former, unless some code has made the processor round in a direction.
+_ONE, _LITTLE = 1.0, 1e-30
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+#: Settings of Python's that `sys` has a function to read.
+_OF_PYTHON = (
+    "getdlopenflags", "getprofile", "getrecursionlimit", "getswitchinterval", "gettrace", "get_asyncgen_hooks",
+    "get_coroutine_origin_tracking_depth", "get_int_max_str_digits",
+)  # fmt: skip
+#: Functions of `sys` that Python calls and that anybody may replace.
+_HOOKS = ("breakpointhook", "displayhook", "excepthook", "unraisablehook")
+#: Flags of torch that say nothing of how it computes, or that cannot be read before it has looked for GPUs.
+_NO_FLAGS = ("thread_name", "blas_preferred_backend", "linalg_preferred_backend")
+#: What is said of a flag that torch does not tell, before the reason.
+_NO_VALUE = "no value:"
 #: These may end, or take another name, by themselves at any time: only new ones count.
 _LIVING = ("thread", PROCESSES)
 #: How long threads may take to end, where they get a processor; those that never do cost as much, and then their ranks.
@@ -50,7 +72,7 @@ def seed_everything(seed: int) -> None:
 
 
 def surroundings() -> Surroundings:
-    """Return this process's global state; takes about 0.1 milliseconds."""
+    """Return this process's global state; takes about 0.2 milliseconds."""
     return {
         **modes(),
         "environment": dict(os.environ),
@@ -64,21 +86,116 @@ def surroundings() -> Surroundings:
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "working directory": _working_directory(),
         "signal handler": {str(signum): str(signal.getsignal(signum)) for signum in _SIGNALS},
-        "profiler or tracer": f"{sys.getprofile()}, {sys.gettrace()}",
-        "garbage collector": gc.isenabled(),
+        "setting of Python": _of_python(),
         "standard streams": f"{sys.stdout!r}, {sys.stderr!r}",
-        "saved tensor hooks": str(torch._C._autograd._top_saved_tensors_default_hooks(True)),
-        "multithreaded backward": torch._C._is_multithreading_enabled(),
-        "matmul precision": torch.get_float32_matmul_precision(),
-        "oneDNN": torch._C._get_mkldnn_enabled(),
-        "subnormal numbers": bool(_SUBNORMAL * 1.0),
+        "files 1 and 2": [_file(1), _file(2)],
+        "blocked signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "timer": [signal.getitimer(one) != (0.0, 0.0) for one in _TIMERS],
+        "resource limit": {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()},
         "cores": len(os.sched_getaffinity(0)),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "saved tensor hooks": str(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "optimizer hooks": [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)],
+        "torch flag": {name: _read(get) for name, get in _flags().items()} | _of_conversion(),
+        "dispatch keys": [torch._C._dispatch_tls_local_include_set().raw_repr(), _excluded_keys()],
+        "settings of torch": {config.__name__: config.get_hash() for config in _configs()},
+        "default process group": id(dist.distributed_c10d._world.default_pg),
+        "subnormal numbers": bool(_SUBNORMAL * 1.0),
+        "rounding": [_ONE + _LITTLE, _ONE - _LITTLE, -_ONE - _LITTLE],
         "random generator": f"{torch.default_generator!r}, {random._inst!r}",
         "deterministic warnings only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "cudnn deterministic": torch.backends.cudnn.deterministic,
-        "cudnn benchmark": torch.backends.cudnn.benchmark,
         "distributed debug level": str(get_debug_level()),
     }
+
+
+def _of_python() -> dict[str, str]:
+    """Return the settings of the interpreter and of NumPy, and the process's language and mask of files."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    numpy = sys.modules.get("numpy")
+    return {
+        **{name: str(getattr(sys, name)()) for name in _OF_PYTHON},
+        # By their names: torch makes another function of one name whenever the default group is initialised.
+        **{name: getattr(getattr(sys, name), "__qualname__", "nameless") for name in _HOOKS},
+        "garbage collector": f"{gc.isenabled()}, {gc.get_threshold()}, {len(gc.callbacks)} callbacks",
+        "errors of NumPy": str(numpy and numpy.geterr()),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "umask": oct(mask),
+    }
+
+
+def _of_conversion() -> dict[str, str]:
+    """Return the flags of `torch.__future__`, which say what `module.to()` does with parameters."""
+    return {name: str(value) for name, value in vars(torch.__future__).items() if isinstance(value, bool)}
+
+
+@cache
+def _configs() -> tuple[ConfigModule, ...]:
+    """Return torch's modules of settings, such as `torch._dynamo.config`, that had been imported at the first call."""
+    return tuple(module for module in list(sys.modules.values()) if isinstance(module, ConfigModule))
+
+
+@cache
+def _flags() -> Mapping[str, Callable[[], object]]:
+    """Return a function that reads it for every flag that this torch has a function to set.
+
+    torch has dozens of them, others in every version. Those that it calls deprecated have a successor among them.
+    """
+    found: dict[str, Callable[[], object]] = {
+        f"autocast_dtype of {kind}": partial(torch.get_autocast_dtype, kind) for kind in ("cpu", _accelerator())
+    }
+    precision: Callable[[str, str], object] = getattr(torch._C, "_get_fp32_precision_getter", _unknown)
+    for backend, operation in product(("generic", "cuda", "mkldnn"), ("all", "matmul", "conv", "rnn")):
+        read = partial(precision, backend, operation)
+        if _can_be_read(read):
+            found[f"fp32_precision of {backend} {operation}"] = read
+    for setter in dir(torch._C):
+        prefix, _, name = setter.partition("set_")
+        if prefix not in ("", "_") or name in _NO_FLAGS:
+            continue
+        stem = name.removesuffix("_enabled")
+        sdp = f"_get_{name.removeprefix('sdp_use_')}_sdp_enabled"  # of scaled dot product attention
+        for getter in (f"get_{name}", f"_get_{name}", f"is_{name}", f"_is_{name}", f"_get_{stem}", f"_{name}", sdp):
+            get = getattr(torch._C, getter, _unknown)
+            if _can_be_read(get):
+                found[name] = get
+                break
+    return found
+
+
+def _accelerator() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator.type if accelerator else "cpu"
+
+
+def _unknown(*arguments: object) -> object:
+    raise AttributeError("this torch has no such function")
+
+
+def _can_be_read(get: Callable[[], object]) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return not _read(get).startswith(_NO_VALUE)
+
+
+def _read(get: Callable[[], object]) -> str:
+    """Return the flag's value, or that it has none: torch refuses to read what was set in both of two ways."""
+    try:
+        return str(get())
+    except Exception as error:
+        return f"{_NO_VALUE} {error}"
+
+
+def _excluded_keys() -> int:
+    return torch._C._dispatch_tls_local_exclude_set().raw_repr()
+
+
+def _file(number: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(number)
+    except OSError:  # closed
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _working_directory() -> str:
