@@ -73,10 +73,21 @@ class Ending:
         return self.detail or self.kind
 
 
+#: So many of the scenarios that a rank has run are remembered: enough to find the one that spoilt it.
+_MOST_REMEMBERED = 50
+
+
+def remembered(after: tuple[str, ...], scenario_id: str) -> tuple[str, ...]:
+    """Return what `Observation.after` is in the next scenario of ranks that ran this one."""
+    return (*after, scenario_id)[-_MOST_REMEMBERED:]
+
+
 #: What `Observation.hygiene` calls a child process.
 PROCESSES = "child process"
 #: What a DDP may keep once per process, whatever the number of its wrappers: a thread that all of them share, say.
-KEPT_ONCE = tuple(f"{kind} left behind" for kind in ("thread", "process group", PROCESSES))
+KEPT_ONCE = tuple(
+    f"{kind} left behind" for kind in ("thread", "process group", PROCESSES, "open file", "callback at exit")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,8 @@ class Observation:
     """Everything that one rank reports; `stack` and `stderr` are set only if the rank failed or hung.
 
     `device_reports` are what the rank's device found wrong, such as races: see `Backend.noticed`.
-    `host` is set only if ranks run on several hosts. `after` is the scenario that the same process ran before, empty on
-    a fresh rank.
+    `host` is set only if ranks run on several hosts. `after` are the scenarios that the same process ran before, the
+    latest last, and of many the latest; empty on a fresh rank.
     """
 
     rank: int
@@ -103,4 +114,4 @@ class Observation:
     stderr: str = ""
     duration_ns: int = 0
     host: str = ""
-    after: str = ""
+    after: tuple[str, ...] = ()

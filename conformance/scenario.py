@@ -146,6 +146,11 @@ class Scenario:
         return leading_requirement(self.id, self.requirements)
 
     @property
+    def kind_of_ranks(self) -> tuple[int, bool, bool]:
+        """What ranks must be like to run this: how many, recorded or not, and each in its interpreter or not."""
+        return self.world_size, self.recorded, self.apart
+
+    @property
     def digest(self) -> str:
         """SHA-256 of all fields: two runs with equal digests ran the same scenario."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))

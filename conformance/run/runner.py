@@ -127,6 +127,11 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
     if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
         remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."
+    if first.fate.kind == "hung":
+        remedy = (
+            f"It must return, or go on to communicate, within {scenario.deadline_s:g} s; what takes longer, such as a"
+            " first torch.compile, belongs to the import of its module or to its first forward."
+        )
     if subject in KNOWN.values() and backend != "gloo":
         remedy = (
             f"{subject.name} works over gloo, so look at the backend first:"

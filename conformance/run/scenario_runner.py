@@ -73,9 +73,9 @@ class Attempt:
     shortage: str = ""
 
     @property
-    def after(self) -> str:
-        """The scenario that the same ranks ran before; empty if they were fresh."""
-        return next((observation.after for observation in self.observations.values() if observation.after), "")
+    def after(self) -> tuple[str, ...]:
+        """The scenarios that the same ranks ran before, the latest last; empty if they were fresh."""
+        return next((observation.after for observation in self.observations.values() if observation.after), ())
 
     def notes(self, truth: Truth) -> tuple[Note, ...]:
         """Return rank 0's numbers about the whole run for which the truth demands a property and no exact value."""
@@ -155,7 +155,12 @@ def judged(
 
 
 class ScenarioRunner:
-    """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones."""
+    """Runs scenarios on warm ranks, several at a time if asked to, and a failure once more on fresh ones.
+
+    Whoever trains wraps a model once in a process, so that a DDP whose first wrapper is wrong is wrong for everybody:
+    the first scenario of each requirement has fresh ranks. So has the next one after a failure of the subject, which
+    may have left what ranks cannot notice.
+    """
 
     def __init__(
         self,
@@ -178,6 +183,8 @@ class ScenarioRunner:
         self._excuses = excuses
         self._num_hangs = 0  # of the subject, in a row
         self._started: dict[str, Scenario] = {}
+        self._exercised: set[str] = set()  # what fresh ranks of the subject have exercised
+        self._doubted: set[tuple[int, bool, bool]] = set()  # the kinds of ranks to be replaced
         self._native = torch_ddp if native and torch_ddp.target != subject.target else None
 
     def run(self, scenario: Scenario) -> Outcome:
@@ -200,7 +207,11 @@ class ScenarioRunner:
         waits: list[Callable[[float], Attempt | None]] = []
         attempts: dict[int, Attempt] = {}  # by the column
         for column, subject in enumerate(subjects):
-            waits.append(self._start(hurried(scenario, self._num_hangs) if column == 0 else scenario, subject))
+            if column == 0:
+                fresh = self._wants_fresh(scenario, program)
+                waits.append(self._start(hurried(scenario, self._num_hangs), subject, fresh=fresh))
+            else:
+                waits.append(self._start(scenario, subject))
             if self.backend.device_type != "cpu":
                 attempts[column] = present(waits[column](math.inf))
         truths = [wait_for_truth()] if attempts else []
@@ -235,12 +246,13 @@ class ScenarioRunner:
         if result.verdict.is_failure and attempt.after and not self._is_known(scenario, result.verdict):
             again, alone = self._settled(self._attempt(attempt.scenario, fresh=True), judge)
             if alone.verdict is not result.verdict:
-                after = self._judged_after(attempt, judge)
-                if after is None or after is result.verdict:
-                    contaminated_by = attempt.after
-                    attempt, result = again, _contaminated(alone, result, contaminated_by, is_certain=after is not None)
+                if spoiler := self._spoiler(attempt, result.verdict, judge):
+                    contaminated_by, is_certain = spoiler
+                    attempt, result = again, _contaminated(alone, result, contaminated_by, is_certain=is_certain)
                 else:
-                    result = _unstable(result, alone.verdict, after, attempt.after)
+                    result = _unstable(result, alone.verdict, attempt.after[-1])
+        if result.verdict.is_failure or contaminated_by:
+            self._doubted.add(scenario.kind_of_ranks)
         outcome = Outcome.of(
             scenario,
             result,
@@ -263,22 +275,59 @@ class ScenarioRunner:
         if not _kept_at_most_once(attempt, result):
             return attempt, result
         again = self._attempt(attempt.scenario)
-        if again.after != attempt.scenario.id:  # the same ranks run another scenario meanwhile
+        own = attempt.scenario.id
+        if again.after[-1:] != (own,):  # the same ranks run another scenario meanwhile
             self._attempt(attempt.scenario, fresh=True)
             again = self._attempt(attempt.scenario)
-        return (again, judge(again)) if again.after == attempt.scenario.id else (attempt, result)
+        return (again, judge(again)) if again.after[-1:] == (own,) else (attempt, result)
 
-    def _judged_after(self, attempt: Attempt, judge: Callable[[Attempt], ScenarioResult]) -> Verdict | None:
-        """Return the verdict on ranks that, as those of `attempt`, have run one scenario before; None if none can."""
-        before = self._started.get(attempt.after)
-        if before is None:
-            return None
-        self._attempt(before, fresh=True)
-        third = self._attempt(attempt.scenario)
-        return judge(third).verdict if third.after == attempt.after else None
+    def _spoiler(
+        self, attempt: Attempt, verdict: Verdict, judge: Callable[[Attempt], ScenarioResult]
+    ) -> tuple[str, bool] | None:
+        """Return the scenario that spoils `attempt`, and whether that is certain; None if none does.
+
+        It is certain if other ranks that run it and what followed come to `verdict` as well; what several left
+        together is charged to the first of them. Where ranks cannot run the same again, it is a guess.
+        """
+
+        def comes_after(number: int) -> bool | None:
+            """Whether it comes to that verdict after the latest `number` scenarios; None if ranks cannot run them."""
+            earlier = attempt.after[-number:]
+            if not all(name in self._started for name in earlier):
+                return None
+            for place, name in enumerate(earlier):
+                self._attempt(self._started[name], fresh=place == 0)
+            again = self._attempt(attempt.scenario)
+            return judge(again).verdict is verdict if again.after == earlier else None
+
+        too_few, enough = 0, 1
+        found = comes_after(enough)
+        if found is False and len(attempt.after) > enough:
+            too_few, enough = enough, len(attempt.after)
+            found = comes_after(enough)
+        if found is None:
+            return attempt.after[-1], False
+        while found and enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            if comes_after(middle):
+                enough = middle
+            else:
+                too_few = middle
+        return (attempt.after[-enough], True) if found else None
 
     def _attempt(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
         return present(self._start(scenario, self.subject, fresh=fresh)(math.inf))
+
+    def _wants_fresh(self, scenario: Scenario, program: Program) -> bool:
+        """Whether the subject's ranks must be fresh this time, which counts as having had them.
+
+        Where ranks compile, warming up takes longer than the scenario: there it is the first of each program.
+        """
+        new = {program.name} if program.preload else set(scenario.requirements)
+        wants = scenario.kind_of_ranks in self._doubted or not new <= self._exercised
+        self._exercised |= new
+        self._doubted.discard(scenario.kind_of_ranks)
+        return wants
 
     def _is_known(self, scenario: Scenario, verdict: Verdict) -> bool:
         """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
@@ -365,11 +414,12 @@ def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_c
     return replace(alone, findings=(finding, *alone.findings))
 
 
-def _unstable(result: ScenarioResult, alone: Verdict, after: Verdict, before: str) -> ScenarioResult:
+def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioResult:
     """Return the failure `result` with what came when it was tried again: what fails at times, fails."""
     summary = (
-        f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, and {after.value} on"
-        f" others that had first run {before}, as those that failed; replay it with --times 100"
+        f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, and again no"
+        f" {result.verdict.value} on others that had first run what those that failed had, {before} last; replay it"
+        " with --times 100"
     )
     return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
 

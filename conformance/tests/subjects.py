@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from conformance.backends.gloo import GLOO
 from conformance.subjects.subject import CAPABILITIES, Subject
@@ -22,6 +23,36 @@ MODEST_DDP = Subject(
 )
 
 NOT_A_CLASS = 3
+
+
+class DeafAtFirst(DistributedDataParallel):
+    """Is torch's, but a process's first wrapper never communicates after its construction."""
+
+    _num_made = 0
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        self._is_first = type(self)._num_made == 0
+        type(self)._num_made += 1
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, and reduce unless this is the first wrapper."""
+        return self.module(*args, **kwargs) if self._is_first else super().forward(*args, **kwargs)
+
+
+class NeedsAPlainOne(DistributedDataParallel):
+    """Is torch's, but bucket views communicate only in a process that has had a wrapper without them."""
+
+    _had_a_plain_one = False
+
+    def __init__(self, module: nn.Module, gradient_as_bucket_view: bool = False, **options: Any) -> None:
+        super().__init__(module, gradient_as_bucket_view=gradient_as_bucket_view, **options)
+        type(self)._had_a_plain_one |= not gradient_as_bucket_view
+        self._is_deaf = not self._had_a_plain_one
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, and reduce if there was a plain wrapper."""
+        return self.module(*args, **kwargs) if self._is_deaf else super().forward(*args, **kwargs)
 
 
 class Unsynchronised(nn.Module):

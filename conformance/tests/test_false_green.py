@@ -1,4 +1,4 @@
-"""A rank that segfaults must not pass: torch's own multi-process test case lets it, ours does not."""
+"""What must not pass: a rank that segfaults, as in torch's own multi-process test case, and a wrong first wrapper."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from conformance.backends.backend import get_backend
+from conformance.run import runner
 from conformance.scenario import Fault, Scenario
-from conformance.subjects.subject import get_subject
+from conformance.subjects.subject import Subject, get_subject
+from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 
 TORCH_TEST = """
@@ -62,3 +64,18 @@ def test_ours_names_the_rank_and_the_signal() -> None:
         observations = controller.run(scenario, get_subject("torch"))
     assert str(observations[1].fate) == "killed by SIGSEGV"
     assert "Fatal Python error: Segmentation fault" in observations[1].stack
+
+
+PLAIN = Scenario("gradients/GRAD-01/plain", ("GRAD-01",), "train")
+VIEWS = Scenario("gradients/GRAD-03/views", ("GRAD-03",), "train", options={"gradient_as_bucket_view": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "verdicts"),
+    [("DeafAtFirst", [Verdict.FAIL] * 2), ("NeedsAPlainOne", [Verdict.PASS, Verdict.FAIL])],
+)
+def test_a_wrapper_that_works_only_after_another_one_fails(name: str, verdicts: list[Verdict]) -> None:
+    """Ranks that have had other wrappers, be it to try the constructor, would hide it."""
+    subject = Subject(name, f"conformance.tests.subjects:{name}")
+    report = runner.run((PLAIN, VIEWS), subject, get_backend("gloo"), native=False)
+    assert [one.subject.verdict for one in report.scenarios] == verdicts

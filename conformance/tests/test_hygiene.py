@@ -27,15 +27,16 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for name, hostile in STATE.items():
     child = os.fork()
     if child == 0:
-        before = surroundings()
         told = os.dup(1)
+        before = surroundings()
         try:
             hostile.act()
             found = violations(before, surroundings())
         except RuntimeError as refusal:  # the processor cannot do it
             found = str(refusal)
-        os.write(told, json.dumps([name, found]).encode() + b"\\n")
-        os._exit(0)
+        finally:
+            os.write(told, json.dumps([name, found]).encode() + b"\\n")
+            os._exit(0)
     os.waitpid(child, 0)
 """
 

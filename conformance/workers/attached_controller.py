@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
-from conformance.observation import Ending, Facts, Observation
+from conformance.observation import Ending, Facts, Observation, remembered
 from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
@@ -95,7 +95,7 @@ class AttachedController:
             for channel in channels:  # the other agents wait for a first word
                 channel.close()
             raise
-        self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, str]] = {}
+        self._pools: dict[tuple[str, tuple[int, ...], bool, bool], tuple[int, tuple[str, ...]]] = {}
         self._numbers = itertools.count(1)
         self._until = 0.0  # until when some rank may be silent, as far as its agent knows
         self._closed = threading.Event()
@@ -118,11 +118,11 @@ class AttachedController:
         """
         chosen = self._spread(scenario.world_size)
         key = subject.target, tuple(agent.index for agent in chosen), scenario.recorded, scenario.apart
-        pool, after = self._pools.pop(key, (-1, ""))
+        pool, after = self._pools.pop(key, (-1, ()))
         if fresh and after:
             self._forget(chosen, pool)
         if fresh or not after:
-            pool, after = next(self._numbers), ""
+            pool, after = next(self._numbers), ()
         number = next(self._numbers)
         job = Job(number, scenario.to_json(), subject)
         meeting = (self._address, self._store.port, f"pool{pool}")
@@ -140,7 +140,7 @@ class AttachedController:
             observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
-                self._pools[key] = pool, scenario.id
+                self._pools[key] = pool, remembered(after, scenario.id)
             else:
                 self._forget(chosen, pool)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}

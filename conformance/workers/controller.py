@@ -223,4 +223,4 @@ class Controller:
 
 
 def _key(scenario: Scenario, subject: Subject) -> _PoolKey:
-    return subject.target, scenario.world_size, scenario.recorded, scenario.apart
+    return subject.target, *scenario.kind_of_ranks

@@ -9,22 +9,28 @@ scenario sets its seed.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import locale
+import logging
 import os
 import random
 import resource
 import signal
+import socket
+import stat
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import product
 
 import torch
 import torch.__future__
 import torch.distributed as dist
+import torch.library
 from torch._C._distributed_c10d import get_debug_level
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._config_module import ConfigModule
@@ -57,8 +63,9 @@ _NO_FLAGS = ("thread_name", "blas_preferred_backend", "linalg_preferred_backend"
 #: What is said of a flag that torch does not tell, before the reason.
 _NO_VALUE = "no value:"
 #: These may end, or take another name, by themselves at any time: only new ones count.
-_LIVING = ("thread", PROCESSES)
-#: How long threads may take to end, where they get a processor; those that never do cost as much, and then their ranks.
+_LIVING = ("thread", PROCESSES, "open file")
+#: How long threads may take to end and to close files, where they get a processor; those that never do cost as much,
+#: and then their ranks.
 _THREADS_END_S = 0.5
 
 
@@ -83,6 +90,8 @@ def surroundings() -> Surroundings:
         },
         "process group": {str(name): "" for name in dist.distributed_c10d._world.pg_names.values()},
         PROCESSES: _children(),
+        "open file": _files(),
+        "callback at exit": {str(number): "" for number in range(atexit._ncallbacks())},
         "warnings filters": str(warnings.filters),  # their order matters: no mapping
         "working directory": _working_directory(),
         "signal handler": {str(signum): str(signal.getsignal(signum)) for signum in _SIGNALS},
@@ -95,11 +104,15 @@ def surroundings() -> Surroundings:
         "cores": len(os.sched_getaffinity(0)),
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "saved tensor hooks": str(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "profiler": torch._C._autograd._profiler_enabled(),
+        "level of forward differentiation": torch.autograd.forward_ad._current_level,
+        "autocast nesting": _autocast_nesting(),
         "optimizer hooks": [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)],
         "torch flag": {name: _read(get) for name, get in _flags().items()} | _of_conversion(),
         "dispatch keys": [torch._C._dispatch_tls_local_include_set().raw_repr(), _excluded_keys()],
         "settings of torch": {config.__name__: config.get_hash() for config in _configs()},
-        "default process group": id(dist.distributed_c10d._world.default_pg),
+        "replaced kernels": _replaced_kernels(len(torch.library._impls)),
+        "default process group": _default_group(),
         "subnormal numbers": bool(_SUBNORMAL * 1.0),
         "rounding": [_ONE + _LITTLE, _ONE - _LITTLE, -_ONE - _LITTLE],
         "random generator": f"{torch.default_generator!r}, {random._inst!r}",
@@ -117,7 +130,10 @@ def _of_python() -> dict[str, str]:
         **{name: str(getattr(sys, name)()) for name in _OF_PYTHON},
         # By their names: torch makes another function of one name whenever the default group is initialised.
         **{name: getattr(getattr(sys, name), "__qualname__", "nameless") for name in _HOOKS},
-        "garbage collector": f"{gc.isenabled()}, {gc.get_threshold()}, {len(gc.callbacks)} callbacks",
+        "garbage collector": f"{gc.isenabled()}, {gc.get_threshold()}, {gc.get_debug()}, {len(gc.callbacks)} callbacks",
+        "logging": str([logging.root.level, logging.root.handlers, logging.root.manager.disable]),
+        "path of modules": str(sys.path),
+        "timeout of sockets": str(socket.getdefaulttimeout()),
         "errors of NumPy": str(numpy and numpy.geterr()),
         "locale": locale.setlocale(locale.LC_ALL),
         "umask": oct(mask),
@@ -198,6 +214,45 @@ def _file(number: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def _files() -> dict[str, str]:
+    """Return the numbers of all files that are open.
+
+    Pipes, sockets, devices and shared memory are the backend's, and come and go with its groups.
+    """
+    found = {}
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):  # that of the folder itself
+            status = os.fstat(int(name))
+            if stat.S_ISREG(status.st_mode) and status.st_dev != _shared_memory():
+                found[name] = ""
+    return found
+
+
+@cache
+def _shared_memory() -> int | None:
+    try:
+        return os.stat("/dev/shm").st_dev
+    except OSError:
+        return None
+
+
+def _default_group() -> list[object]:
+    """Return which group that is, and what was set on it: every scenario and every DDP of a rank uses it."""
+    group = dist.distributed_c10d._world.default_pg
+    return [id(group), sorted(vars(group)) if hasattr(group, "__dict__") else []]
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@lru_cache(maxsize=1)
+def _replaced_kernels(_: int) -> tuple[str, ...]:
+    """Return the operators of torch that compute with a kernel of somebody else's; their number says if that is new."""
+    return tuple(name for name in torch.library._impls if name.startswith("aten/") and not name.endswith("/Meta"))
+
+
 def _working_directory() -> str:
     try:
         return os.getcwd()
@@ -223,17 +278,17 @@ def traces(before: Surroundings) -> tuple[str, ...]:
     if found:
         gc.collect()
         found = violations(before, surroundings())
-    if not any(map(_is_thread, found)):
+    if not any(map(_may_end_soon, found)):
         return found
     for _ in own_seconds(_THREADS_END_S, pause_s=0.01):
         found = violations(before, surroundings())
-        if not any(map(_is_thread, found)):
+        if not any(map(_may_end_soon, found)):
             break
     return found
 
 
-def _is_thread(phrase: str) -> bool:
-    return phrase.startswith("thread left behind")
+def _may_end_soon(phrase: str) -> bool:
+    return phrase.startswith(("thread left behind", "open file left behind"))
 
 
 def violations(before: Surroundings, after: Surroundings) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from conformance.backends.backend import Backend
-from conformance.observation import KEPT_ONCE, Ending, Observation
+from conformance.observation import KEPT_ONCE, Ending, Observation, remembered
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers import machine_time
@@ -48,7 +48,7 @@ class Pool:
         self._pids, self._channels = zygote.fork(self._seats, start_timeout_s)
         self._started = self._reusable = self._is_retired = False
         self._number = 0
-        self._after = ""
+        self._after: tuple[str, ...] = ()
 
     def start(self) -> dict[int, Observation]:
         """Wait until the ranks are connected to each other; returns observations of why they are not, else nothing.
@@ -105,7 +105,7 @@ class Pool:
                     seen if seen.fate.kind == "returned" else replace(seen, stderr=tail(self._seats[rank]))
                 )
         self._reusable = everybody_answered and nothing_left_behind(observations, scenario.recorded)
-        after, self._after = self._after, scenario.id
+        after, self._after = self._after, remembered(self._after, scenario.id)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
 
     @property

@@ -19,18 +19,20 @@ import torch
 
 #: Modules of which no scenario may replace a function: where the harness, models and DDPs look them up.
 _MODULES = (
-    "builtins", "os", "random", "time", "torch", "torch.autograd", "torch.distributed", "torch.nn",
-    "torch.nn.functional",
+    "builtins", "contextlib", "copy", "numpy.random", "os", "random", "time", "torch", "torch._utils", "torch.autograd",
+    "torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.utils", "torch.linalg", "torch.nn",
+    "torch.nn.functional", "torch.nn.parallel", "torch.nn.parallel.distributed", "torch.utils.checkpoint",
 )  # fmt: skip
 #: Modules, with a dot also those below, of which no scenario may replace what they define: functions, and methods.
 _OWN_CODE = (
-    "torch._tensor", "torch.autograd.", "torch.distributed.distributed_c10d", "torch.nn.init", "torch.nn.modules.",
-    "torch.nn.parallel.distributed", "torch.nn.parameter", "torch.optim.", "conformance.models.",
-    "conformance.programs.", "conformance.recorder.", "conformance.workers.",
+    "torch._tensor", "torch.autograd.", "torch.distributed.algorithms.", "torch.distributed.distributed_c10d",
+    "torch.nn.init", "torch.nn.modules.", "torch.nn.parallel.distributed", "torch.nn.parameter", "torch.nn.utils.",
+    "torch.optim.", "conformance.models.", "conformance.programs.", "conformance.recorder.", "conformance.workers.",
 )  # fmt: skip
 #: Classes written in C++ that Python code can change all the same.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")
-_CODE = attrgetter("__code__")
+#: What a call of a function runs, and with what where the caller gives nothing.
+_CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
@@ -97,7 +99,7 @@ class _Space:
             if now is not value and not _wrapped_by_dynamo(now, value):
                 yield name
         for function, code in zip(self.functions, self._codes, strict=True):
-            if function.__code__ is not code:
+            if _CODE(function) != code:
                 yield function.__name__
         is_module = "__file__" in self._all_names
         for name in self.now.keys() - self._all_names:
@@ -132,10 +134,12 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Yield the namespaces by name, and whether only what they define themselves counts."""
     prefixes = tuple(name for name in _OWN_CODE if name.endswith("."))
     for name, module in list(sys.modules.items()):
+        is_own = name in _OWN_CODE or name.startswith(prefixes)
         if name in _MODULES:
             yield name, vars(module), False
-        elif name in _OWN_CODE or name.startswith(prefixes):
+        elif is_own:
             yield name, vars(module), True
+        if is_own:
             for attribute, value in vars(module).items():
                 if issubclass(type(value), type) and value.__module__ == name:
                     yield f"{name}.{attribute}", vars(value), False
