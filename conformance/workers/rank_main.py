@@ -44,7 +44,7 @@ from conformance.workers.hygiene import seed_everything, surroundings, traces
 from conformance.workers.interference import Interference
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
-from conformance.workers.relied_functions import ReliedFunctions
+from conformance.workers.relied_functions import ReliedFunctions, inherited
 from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.
@@ -116,8 +116,8 @@ class Rank:
             if job.subject != NO_DDP:
                 load(job.subject)
             self._flight.entered("start", -1, True)
-            before = surroundings()  # what the subject's module does at import, such as to start a thread, stays
-            self._relied = self._relied or ReliedFunctions()
+            if self._relied is None:  # what the subject's module does at import, such as to start a thread, stays
+                before, self._relied = surroundings(), _relied_functions()
             scenario = Scenario.from_json(job.scenario)
             self._faults = FaultInjector(
                 [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
@@ -206,6 +206,11 @@ def _meeting_place(seat: Seat) -> Store:
         return FileStore(f"{seat.directory}/rendezvous", seat.world_size)
     host, port, prefix = seat.meeting
     return PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
+
+
+def _relied_functions() -> ReliedFunctions:
+    """Return the functions as they are now: the zygote's, unless the subject's module has replaced some at import."""
+    return ReliedFunctions() if inherited().changes() else inherited()
 
 
 def _scatter(rank: int) -> list[object]:

@@ -21,9 +21,10 @@ import msgspec
 
 from conformance.workers.channel import Channel
 from conformance.workers.forked import end_process
+from conformance.workers.hygiene import surroundings
 from conformance.workers.messages import Job, Seat
 from conformance.workers.rank_main import rank_main
-from conformance.workers.relied_functions import settle
+from conformance.workers.relied_functions import inherited, settle
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
@@ -43,6 +44,8 @@ def preload(modules: Sequence[str]) -> None:
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
     settle()
+    inherited()
+    surroundings()  # finds out, once for all ranks, which flags this torch has
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
 

@@ -11,6 +11,7 @@ import builtins
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
@@ -32,7 +33,7 @@ _OWN_CODE = (
 #: Classes written in C++ that Python code can change all the same.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")
 #: What a call of a function runs, and with what where the caller gives nothing.
-_CODE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_CODE = tuple(map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
@@ -44,6 +45,12 @@ def settle() -> None:
     for optimizer in optimizers:
         if optimizer.__module__.startswith("torch.optim."):
             optimizer([matrix])
+
+
+@cache
+def inherited() -> ReliedFunctions:
+    """Return the functions as the process has them at the first call: in the zygote, so that ranks need not look."""
+    return ReliedFunctions()
 
 
 class ReliedFunctions:
@@ -66,11 +73,11 @@ class ReliedFunctions:
             self._before = now
         return tuple(changed)
 
-    def _look(self) -> tuple[list[object], list[object], list[object]]:
+    def _look(self) -> tuple[list[object], ...]:
         """Return what is under every name, the code of every function, and how many names there are: a few passes."""
         return (
             [tuple(map(get, names)) for get, names in self._lookups],
-            list(map(_CODE, self._functions)),
+            [list(map(part, self._functions)) for part in _CODE],
             [len(space.now) for space in self._spaces],
         )
 
@@ -89,7 +96,7 @@ class _Space:
         self.names = tuple(found)
         self._values = tuple(found.values())
         self.functions = [value for value in self._values if isinstance(value, FunctionType)]
-        self._codes = list(map(_CODE, self.functions))
+        self._codes = list(map(_code, self.functions))
         self._all_names = frozenset(space)
 
     def changed(self) -> Iterator[str]:
@@ -99,7 +106,7 @@ class _Space:
             if now is not value and not _wrapped_by_dynamo(now, value):
                 yield name
         for function, code in zip(self.functions, self._codes, strict=True):
-            if _CODE(function) != code:
+            if _code(function) != code:
                 yield function.__name__
         is_module = "__file__" in self._all_names
         for name in self.now.keys() - self._all_names:
@@ -107,6 +114,10 @@ class _Space:
             now = self.now[name]
             if _is_code(now) and (hasattr(builtins, name) if is_module else not _inherits_through_dynamo(now)):
                 yield name
+
+
+def _code(function: FunctionType) -> tuple[object, ...]:
+    return tuple(part(function) for part in _CODE)
 
 
 def _is_code(value: object) -> bool:
