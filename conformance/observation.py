@@ -84,9 +84,11 @@ def remembered(after: tuple[str, ...], scenario_id: str) -> tuple[str, ...]:
 
 #: What `Observation.hygiene` calls a child process.
 PROCESSES = "child process"
-#: What a DDP may keep once per process, whatever the number of its wrappers: a thread that all of them share, say.
-KEPT_ONCE = tuple(
-    f"{kind} left behind" for kind in ("thread", "process group", PROCESSES, "open file", "callback at exit")
+#: What a DDP may keep once per process, whatever the number of its wrappers: a thread that all of them share, say, or
+#: what a library does when it is first used, as torch.compile raises the recursion limit.
+KEPT_ONCE = (
+    *(f"{kind} left behind" for kind in ("thread", "process group", PROCESSES, "open file", "callback at exit")),
+    *(f"{kind} changed" for kind in ("recursion limit", "path of modules")),
 )
 
 

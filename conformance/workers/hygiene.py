@@ -53,7 +53,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 #: Settings of Python's that `sys` has a function to read.
 _OF_PYTHON = (
-    "getdlopenflags", "getprofile", "getrecursionlimit", "getswitchinterval", "gettrace", "get_asyncgen_hooks",
+    "getdlopenflags", "getprofile", "getswitchinterval", "gettrace", "get_asyncgen_hooks",
     "get_coroutine_origin_tracking_depth", "get_int_max_str_digits",
 )  # fmt: skip
 #: Functions of `sys` that Python calls and that anybody may replace.
@@ -96,6 +96,8 @@ def surroundings() -> Surroundings:
         "working directory": _working_directory(),
         "signal handler": {str(signum): str(signal.getsignal(signum)) for signum in _SIGNALS},
         "setting of Python": _of_python(),
+        "recursion limit": sys.getrecursionlimit(),
+        "path of modules": str(sys.path),
         "standard streams": f"{sys.stdout!r}, {sys.stderr!r}",
         "files 1 and 2": [_file(1), _file(2)],
         "blocked signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
@@ -132,7 +134,6 @@ def _of_python() -> dict[str, str]:
         **{name: getattr(getattr(sys, name), "__qualname__", "nameless") for name in _HOOKS},
         "garbage collector": f"{gc.isenabled()}, {gc.get_threshold()}, {gc.get_debug()}, {len(gc.callbacks)} callbacks",
         "logging": str([logging.root.level, logging.root.handlers, logging.root.manager.disable]),
-        "path of modules": str(sys.path),
         "timeout of sockets": str(socket.getdefaulttimeout()),
         "errors of NumPy": str(numpy and numpy.geterr()),
         "locale": locale.setlocale(locale.LC_ALL),
