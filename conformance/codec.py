@@ -43,7 +43,9 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
     Raises `ValueError`, with line and column if the text is truncated or no JSON, and if it holds no JSON object.
     """
     try:
-        data = json.loads(text, parse_constant=_no_constant)
+        data = json.loads(text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_object)
+        if "\\u" in text:  # half of a surrogate pair cannot be printed, and comes as an escape only
+            json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         ends_early = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         cut = "; the file ends early" if ends_early else ""
@@ -81,6 +83,20 @@ def encode(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
+        raise ValueError(f"{digits[:20]}... is larger than 64 bits" if len(digits) > 20 else f"{digits} is too large")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+    return made
 
 
 def _no_constant(name: str) -> Any:

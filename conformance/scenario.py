@@ -24,6 +24,9 @@ SCHEMA_VERSION = 1
 #: The most ranks of a scenario: more processes than a host can run, so that a typing error starts none.
 MAX_WORLD_SIZE = 1024
 
+#: A day: a longer deadline is a typing error, and a rank that hangs would hang as good as for ever.
+MAX_DEADLINE_S = 86_400.0
+
 ZERO_GRAD = ("none", "zeros", "keep")
 FAULT_KINDS = ("kill", "stop", "loop", "slow", "exit", "segfault", "raise")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
@@ -129,8 +132,10 @@ class Scenario:
             )
         if self.dtype not in DTYPES:
             raise ScenarioError(f"{self.id}: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.deadline_s <= 0:
-            raise ScenarioError(f"{self.id}: deadline_s must be > 0 seconds, got {self.deadline_s}")
+        if not 0 < self.deadline_s <= MAX_DEADLINE_S:
+            raise ScenarioError(
+                f"{self.id}: deadline_s must be > 0 and at most {MAX_DEADLINE_S:g} seconds, got {self.deadline_s:g}"
+            )
         for fault in self.faults:
             if not 0 <= fault.rank < self.world_size:
                 raise ScenarioError(f"{self.id}: fault on rank {fault.rank}, but world_size is {self.world_size}")

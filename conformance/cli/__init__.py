@@ -6,12 +6,14 @@ Exit codes: 0 the subject conforms, 1 it does not (or a rank hung or crashed, or
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from typing import Any
 
 import click
 
+from conformance.cli.lasting_output import LastingOutput
 from conformance.errors import ConformanceError
 from conformance.own_mistake import instance
 from conformance.run.interpreter import check_interpreter, check_working_directory
@@ -39,6 +41,10 @@ COMMANDS = {
 }
 
 
+#: These write what they find into files, too; their exit codes are verdicts, whatever becomes of their output.
+WITH_FILES = ("run",)
+
+
 class UsageError(click.ClickException):
     """An error that the user can correct; click prints it as one paragraph without a traceback."""
 
@@ -63,15 +69,23 @@ class LazyGroup(click.Group):
         """Run the subcommand, with the current folder in `sys.path` so that `module:Class` can name a module in it."""
         if "" not in sys.path:
             sys.path.insert(0, "")
-        try:
-            check_interpreter()
-            check_working_directory()
-            return super().invoke(ctx)
-        except ConformanceError as error:
-            raise UsageError(str(error)) from error
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+        output = LastingOutput(sys.stdout)
+        with contextlib.redirect_stdout(output):
+            try:
+                check_interpreter()
+                check_working_directory()
+                return super().invoke(ctx)
+            except ConformanceError as error:
+                raise UsageError(str(error)) from error
+            except KeyboardInterrupt:
+                click.echo("Interrupted.", err=True)
+                ctx.exit(EXIT_INTERRUPTED)
+            finally:
+                output.flush()
+                if output.complaint:
+                    click.echo(output.complaint, err=True)
+                    if ctx.invoked_subcommand not in WITH_FILES:
+                        ctx.exit(EXIT_USAGE)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

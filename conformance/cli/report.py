@@ -13,7 +13,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
-from conformance.report.folder import plain_text, report_text
+from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
 from conformance.report.read import read_report
 
 _EXISTING = click.Path(path_type=Path)
@@ -295,6 +295,8 @@ def _write(text: str, out: Path | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
+    if is_report(out) and not begins_as_report(text):
+        raise ReportError(f"{out} is a report, whose data would be lost; choose another name for --out")
     try:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:

@@ -23,7 +23,8 @@ from conformance.cli.options import selection_of, selection_options, subject_opt
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.folder import (
-    prepare_folder,
+    check_writable,
+    clear_folder,
     report_text,
     sole_writer,
     write_failure,
@@ -286,7 +287,7 @@ def _judge(
     catalogue, everything = load_catalogue(), load_scenarios()
     selected = selected_by(request)
     scenarios = shard_of(selected, request.shard)
-    prepare_folder(folder)
+    check_writable(folder)
     if request.certified:
         check_folder(folder)
 
@@ -321,6 +322,8 @@ def _judge(
         with ProgressBar(console, scenarios) as progress:
 
             def on_event(event: Progress) -> None:
+                if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served
+                    clear_folder(folder)
                 if event.outcome is not None and event.outcome.is_failure:
                     write_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
                 progress(event)
@@ -342,6 +345,8 @@ def _judge(
             report = replace(report, environment={**report.environment, "sources": sources})
         if request.bench and not report.interrupted:
             report = replace(report, performance=measured(subject, backend, console))
+        if not report.scenarios:
+            clear_folder(folder)
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):

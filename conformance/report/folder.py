@@ -28,6 +28,8 @@ from conformance.run.report import Report
 from conformance.spec.catalogue import Catalogue
 
 CHECKSUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.pub"
+#: So much of a file says whether it is a report.
+_BEGINNING_BYTES = 200
 #: Marks a folder as a run's from its start on, and becomes `report.json` at its end.
 _STARTED = "report.partial"
 #: What a report may hold beside its failures, and what a run writes anew.
@@ -62,30 +64,64 @@ def sole_writer(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def prepare_folder(folder: Path) -> None:
-    """Create the report folder and show that it can be written, before a run is spent on it.
-
-    The files and the failures of an earlier run are removed, so that nothing old can pass for a result of this run.
+def check_writable(folder: Path) -> None:
+    """Create the report folder and show that it can be written, before a run is spent on it; removes nothing.
 
     Raises:
-        ReportError: the folder cannot be created, is a file, cannot be written, or holds failures that no run wrote.
+        ReportError: the folder cannot be created, is a file, cannot be written, or holds files in the places of a
+            report's that no run wrote.
 
     """
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
-        stale = [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
-        if stale and not any((folder / name).exists() for name in ("report.json", _STARTED)):
+        report = folder / "report.json"
+        of_a_run = is_report(report) if report.exists() else (folder / _STARTED).exists()
+        theirs = [] if of_a_run else [path for path in [*_own_files(folder), *_failures(folder)] if path.exists()]
+        if theirs:
             raise ReportError(
-                f"{folder / 'failures'} holds {len(stale)} file(s) and {folder} no report: they are not a run's, and a"
-                " run would remove them. Choose another folder with --report, or move them"
+                f"{folder} holds {len(theirs)} file(s), such as {theirs[0].relative_to(folder)}, and no report of a"
+                " run: a run would remove them. Choose another folder with --report, or move them"
             )
-        for path in [*(folder / name for name in OWN_FILES), *stale]:
-            path.unlink(missing_ok=True)
-        (folder / _STARTED).touch()
         with tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder / "failures"):
             pass
     except OSError as error:
         raise _not_writable(folder, error) from error
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove the files and the failures of an earlier run, so that nothing old can pass for a result of this run.
+
+    Raises what `check_writable` does, before anything is removed.
+    """
+    check_writable(folder)
+    try:
+        for path in [*_own_files(folder), *_failures(folder)]:
+            path.unlink(missing_ok=True)
+        (folder / _STARTED).touch()
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+
+
+def is_report(path: Path) -> bool:
+    """Whether a run wrote this file, or meant to: it begins as a report of this or another release does."""
+    try:
+        with path.open("rb") as file:
+            return begins_as_report(file.read(_BEGINNING_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return False
+
+
+def begins_as_report(text: str) -> bool:
+    """Whether this is a report's text, as far as its beginning says."""
+    return '"schema_version"' in text[:_BEGINNING_BYTES]
+
+
+def _own_files(folder: Path) -> list[Path]:
+    return [folder / name for name in OWN_FILES]
+
+
+def _failures(folder: Path) -> list[Path]:
+    return [path for path in (folder / "failures").iterdir() if path.suffix in (".json", ".txt")]
 
 
 def _not_writable(folder: Path, error: OSError, what: str = "reports") -> ReportError:

@@ -86,7 +86,7 @@ def read_baseline(text: str) -> Baseline:
     """Return the baseline in a file's text; raises `KnownFailureError` naming entry and key of the first mistake."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise KnownFailureError(f"not valid TOML: {error}") from error
     if extra := sorted(set(data) - {"torch", "backend", "requirement"}):
         raise KnownFailureError(f"unknown table or key {extra[0]!r} in a baseline")
@@ -103,7 +103,7 @@ def is_baseline(text: str) -> bool:
     """Whether a file of known failures is a baseline, of nothing perhaps; what is no TOML is none."""
     try:
         return not {"requirement", "backend"}.isdisjoint(tomllib.loads(text))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return False
 
 

@@ -121,7 +121,7 @@ def read_known_failures(text: str) -> tuple[KnownFailure, ...]:
     """Return the entries of a file's text; raises `KnownFailureError` naming entry and key of the first mistake."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise KnownFailureError(f"not valid TOML: {error}") from error
     if extra := sorted(set(data) - {"expectation"}):
         raise KnownFailureError(f"unknown table or key {extra[0]!r}; entries are written [[expectation]]")

@@ -19,6 +19,7 @@ from conformance.bench.ratio import Ratio
 from conformance.cli import main
 from conformance.cli.replay import read_scenario
 from conformance.errors import ConformanceError
+from conformance.report.folder import report_text
 from conformance.report.read import read_report
 from conformance.report.terminal import STYLES
 from conformance.run import doctor
@@ -27,7 +28,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios
 from conformance.tests.processes import processes_under
-from conformance.tests.reports_by_hand import RATIOS
+from conformance.tests.reports_by_hand import RATIOS, run_report
 from conformance.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("lent_zygote")
@@ -139,6 +140,49 @@ def test_a_subject_that_cannot_be_constructed_is_refused(tmp_path: Path, subject
     file = tmp_path / "scenario.json"
     file.write_text(PLAIN.dumps())
     assert message in refused("replay", file, "--ddp", f"{SUBJECTS}:{subject}")
+
+
+@pytest.mark.parametrize("mistake", [["--ddp", f"{SUBJECTS}:Missing"], ["--backend", "gluo"], ["--ddp", "Dying"]])
+def test_a_mistake_leaves_the_last_report_as_it_was(tmp_path: Path, mistake: list[str]) -> None:
+    """What failed in it can still be run again, once the mistake is mended; also where the DDP is tried in vain."""
+    assert call("run", SOME, "--ddp", "torch", "--report", tmp_path, "-k", "moe").exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    refused("run", SOME, *[word.replace("Dying", f"{SUBJECTS}:Dying") for word in mistake], "--report", tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["html", "junit", "markdown", "trace", "badge"])
+def test_a_page_does_not_replace_a_report(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(report_text(run_report()))
+    assert "is a report, whose data would be lost" in refused("report", kind, file, "-o", file)
+    assert read_report(file) == run_report()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "into", "code", "complaint"),
+    [
+        (["list"], "/dev/full", 2, "cannot write to standard output: No space left on device"),
+        (["list"], "a reader that leaves", 0, ""),
+        (["run", SOME, "-k", "moe", "--no-native"], "/dev/full", 0, "cannot write to standard output: No space left"),
+        (["run", SOME, "-k", "moe", "--no-native"], "a reader that leaves", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_costs_no_file_and_no_verdict(
+    tmp_path: Path, arguments: list[str], into: str, code: int, complaint: str
+) -> None:
+    where = ["--report", str(tmp_path)] if arguments[0] == "run" else []
+    command = [sys.executable, "-m", "conformance", *arguments, *where]
+    reads, writes = os.pipe()
+    os.close(reads)  # it has left
+    with open(into if into.startswith("/") else writes, "w") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=200)
+    assert done.returncode == code, done.stderr
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    if where:
+        assert read_report(tmp_path).is_green
+        assert "</html>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_conformant_run_ends_with_0_and_a_report(tmp_path: Path) -> None:

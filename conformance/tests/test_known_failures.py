@@ -112,6 +112,7 @@ def test_an_expectation_turns_failures_around() -> None:
         (ENTRY + "world_size = []", "world_size must be an integer"),
         (ENTRY + "world_size = [true]", "world_size must be an integer"),
         (ENTRY[:60], "not valid TOML"),
+        ("deep = " + "[" * 20_000 + "]" * 20_000, "not valid TOML"),
         ("[expectation]\nscenarios = 'x'", "with two brackets"),
         ("[[expectations]]\nscenarios = 'x'", "unknown table or key 'expectations'"),
         ("expectation = [1]", "expectation 1: expected a table, got int"),

@@ -21,7 +21,8 @@ from conformance.report.blame import failed_requirements
 from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
-    prepare_folder,
+    check_writable,
+    clear_folder,
     sole_writer,
     write_failure,
     write_report,
@@ -166,16 +167,18 @@ def test_a_failure_is_a_scenario_file_with_its_explanation(tmp_path: Path) -> No
 def test_preparing_removes_what_an_earlier_run_left(tmp_path: Path) -> None:
     write_report(MIXED, CATALOGUE, tmp_path)
     (tmp_path / "mine.txt").write_text("not the report's")
-    prepare_folder(tmp_path)
+    check_writable(tmp_path)
+    assert (tmp_path / "report.json").exists()  # what was typed wrongly costs nothing
+    clear_folder(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["failures", "mine.txt", "report.partial"]
-    prepare_folder(tmp_path)  # as after a run that was killed
+    clear_folder(tmp_path)  # as after a run that was killed
 
 
 def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> None:
     add_failures_folder(tmp_path)
     write_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path)
-    with pytest.raises(ReportError, match=r"holds 2 file\(s\) and .* no report: they are not a run's"):
-        prepare_folder(tmp_path)
+    with pytest.raises(ReportError, match=r"holds 2 file\(s\), such as failures/.*, and no report of a run"):
+        clear_folder(tmp_path)
     assert len(list((tmp_path / "failures").iterdir())) == 2
 
 
@@ -192,9 +195,17 @@ def test_what_failed_last_time_can_be_run_again(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file, where the folder should be")
     with pytest.raises(ReportError, match=r"cannot write reports to .*taken: Not a directory; nothing was run"):
-        prepare_folder(tmp_path / "taken")
+        check_writable(tmp_path / "taken")
     with pytest.raises(ReportError, match="cannot write reports to /proc/"):
-        prepare_folder(Path("/proc/ddp-conformance"))
+        check_writable(Path("/proc/ddp-conformance"))
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.html", "SHA256SUMS"])
+def test_files_that_no_run_wrote_are_not_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("my own notes")
+    with pytest.raises(ReportError, match=f"such as {name}, and no report of a run"):
+        clear_folder(tmp_path)
+    assert (tmp_path / name).read_text() == "my own notes"
 
 
 def test_evidence_comes_first_and_only_once() -> None:

@@ -26,7 +26,7 @@ def parse_exclusions(text: str) -> dict[TestName, str]:
     """Return the excluded tests of a TOML document with `[[exclusion]]` tables of `test` and `reason`."""
     try:
         entries = tomllib.loads(text).get("exclusion", [])
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecificationError(f"{_FILE}: {error}") from error
     exclusions: dict[TestName, str] = {}
     for entry in entries:
