@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,7 +33,17 @@ def of_process() -> dict[str, Any]:
         **modes(),
         "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
         "Python's random state": _digest(repr(random.getstate()).encode()),
+        "NumPy's random state": _numpys(),
     }
+
+
+def _numpys() -> str:
+    """Return the state of the generator that `numpy.random.rand` and the like share; nothing without NumPy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return ""
+    _, key, position, has_gauss, gauss = numpy.random.get_state()
+    return _digest(key.tobytes() + repr((position, has_gauss, gauss)).encode())
 
 
 def modes() -> dict[str, Any]:

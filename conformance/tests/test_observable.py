@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-from conformance.composed.observable import modes
+from conformance.composed.observable import modes, of_process
 from conformance.workers.hygiene import surroundings, violations
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -21,6 +23,22 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "default device": lambda: torch.device("meta"),
     "function modes": BaseTorchFunctionMode,
 }
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "torch's random state": lambda: torch.rand(1),
+    "Python's random state": random.random,
+    "NumPy's random state": numpy.random.rand,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_number_that_is_drawn_is_seen(name: str) -> None:
+    before = of_process()
+    assert of_process() == before
+    DRAWS[name]()
+    after = of_process()
+    assert [key for key in after if after[key] != before[key]] == [name]
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
