@@ -208,7 +208,7 @@ class ScenarioRunner:
         attempts: dict[int, Attempt] = {}  # by the column
         for column, subject in enumerate(subjects):
             if column == 0:
-                fresh = self._wants_fresh(scenario, program)
+                fresh = not self._why_unsupported(scenario, subject) and self._wants_fresh(scenario, program)
                 waits.append(self._start(hurried(scenario, self._num_hangs), subject, fresh=fresh))
             else:
                 waits.append(self._start(scenario, subject))

@@ -167,7 +167,16 @@ def named(text: str) -> Subject:
     names = list(dict.fromkeys((*KNOWN, *(plugin.name for plugin in plugins.installed(plugins.SUBJECTS)))))
     near = difflib.get_close_matches(text, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(names)}, or module:Class"
-    raise SubjectError(f"unknown DDP {text!r}; {hint}")
+    raise SubjectError(f"unknown DDP {text!r}; {_as_module(text) or hint}")
+
+
+def _as_module(text: str) -> str:
+    """Return how to write what was written as a file's path, or without a class; nothing if it was neither."""
+    path, _, name = text.partition(":")
+    module = path.removesuffix(".py").strip("./").replace("/", ".")
+    if re.fullmatch(r"\w+(\.\w+)*", module) is None or (path == module and ":" not in text):
+        return ""
+    return f"write {module}:{name or 'Class'}, the module by its dotted name and the class in it"
 
 
 def load(subject: Subject) -> Callable[..., nn.Module]:

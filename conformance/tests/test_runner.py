@@ -530,6 +530,14 @@ def test_the_first_scenario_of_each_requirement_has_fresh_ranks() -> None:
     assert [judges.run(one).warm for one in chosen] == [False, True, False, True, False]
 
 
+def test_what_is_unsupported_has_exercised_nothing() -> None:
+    judges = ScenarioRunner(MINE, GLOO, WarmRanks(), native=False)
+    chosen = [scenario("a"), scenario("b", requirements=("X",), needs=("join",)), scenario("c", requirements=("X",))]
+    outcomes = [judges.run(one) for one in chosen]
+    assert outcomes[1].subject.verdict is Verdict.UNSUPPORTED
+    assert not outcomes[2].warm
+
+
 def test_after_a_failure_ranks_of_that_kind_are_fresh() -> None:
     ranks = WarmRanks(lambda before, wanted: wanted.id.endswith("/wrong"))
     judges = ScenarioRunner(MINE, GLOO, ranks, native=False)

@@ -53,6 +53,9 @@ def test_any_other_class() -> None:
     ("text", "says"),
     [
         ("tortch", "unknown DDP 'tortch'; did you mean torch?"),
+        ("mine:", "unknown DDP 'mine:'; write mine:Class, the module"),
+        ("./mine.py", "write mine:Class, the module"),
+        ("pkg/mine.py:Mine", "write pkg.mine:Mine, the module"),
         ("something", "expected ddp_impl, torch, "),
         ("no_such_module:Class", "cannot import no_such_module: ModuleNotFoundError"),
         ("torch.nn:Sequentiall", "has no attribute Sequentiall; did you mean Sequential?"),
