@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from typing import Any
 from packaging.version import Version
 
 from conformance.errors import KnownFailureError
-from conformance.run.known_failures import EXPECTABLE, MET, Excuse
+from conformance.run.known_failures import EXPECTABLE, MET, Excuse, parse_toml
 from conformance.run.outcome import NATIVE, Outcome, counts_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
@@ -84,10 +83,7 @@ def shipped_baseline(torch: str, backend: str = "gloo") -> Baseline:
 
 def read_baseline(text: str) -> Baseline:
     """Return the baseline in a file's text; raises `KnownFailureError` naming entry and key of the first mistake."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise KnownFailureError(f"not valid TOML: {error}") from error
+    data = parse_toml(text)
     if extra := sorted(set(data) - {"torch", "backend", "requirement"}):
         raise KnownFailureError(f"unknown table or key {extra[0]!r} in a baseline")
     for key in ("torch", "backend"):
@@ -102,8 +98,8 @@ def read_baseline(text: str) -> Baseline:
 def is_baseline(text: str) -> bool:
     """Whether a file of known failures is a baseline, of nothing perhaps; what is no TOML is none."""
     try:
-        return not {"requirement", "backend"}.isdisjoint(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError):
+        return not {"requirement", "backend"}.isdisjoint(parse_toml(text))
+    except KnownFailureError:
         return False
 
 

@@ -117,12 +117,17 @@ class Excuse:
 Excuses = Callable[[Scenario, Verdict], Excuse | None]
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what a TOML text holds; raises `KnownFailureError` if it is none, or its lists or numbers are too long."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise KnownFailureError(f"not valid TOML: {error}") from error
+
+
 def read_known_failures(text: str) -> tuple[KnownFailure, ...]:
     """Return the entries of a file's text; raises `KnownFailureError` naming entry and key of the first mistake."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise KnownFailureError(f"not valid TOML: {error}") from error
+    data = parse_toml(text)
     if extra := sorted(set(data) - {"expectation"}):
         raise KnownFailureError(f"unknown table or key {extra[0]!r}; entries are written [[expectation]]")
     entries = data.get("expectation", [])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conformance.cli import main
 from conformance.errors import KnownFailureError
 from conformance.report.read import read_report
+from conformance.run.baseline import is_baseline, read_baseline
 from conformance.run.known_failures import (
     EXPECTABLE,
     EXPIRED,
@@ -122,6 +123,15 @@ def test_a_malformed_file_is_refused(text: str, message: str) -> None:
     with pytest.raises(KnownFailureError) as caught:
         read_known_failures(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 20_000, "9" * 5_000])
+def test_what_no_parser_takes_is_no_toml(value: str) -> None:
+    text = f"backend = {value}"
+    assert not is_baseline(text)
+    for read in (read_baseline, read_known_failures):
+        with pytest.raises(KnownFailureError, match="not valid TOML"):
+            read(text)
 
 
 def test_an_entry_that_names_nothing_is_an_error() -> None:
