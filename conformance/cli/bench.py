@@ -12,6 +12,7 @@ import click
 
 from conformance.bench.ratio import slower_than_torch
 from conformance.cli.console import make_console
+from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
@@ -29,10 +30,8 @@ _GROWTH_ROUNDS = 6
 @click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, an installed name, or module:attr.")
 @click.option("--world-size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--rounds", type=click.IntRange(min=4), help="Measured steps per DDP: 60, or 6 with --growth.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the ratios to this JSON file.")
-@click.option(
-    "--plots", type=click.Path(path_type=Path, file_okay=False), help="Also draw SVG figures into this folder."
-)
+@click.option("--out", type=NamedPath(dir_okay=False), help="Also write the ratios to this JSON file.")
+@click.option("--plots", type=NamedPath(file_okay=False), help="Also draw SVG figures into this folder.")
 @click.option("--compiled", is_flag=True, help="Compile both DDPs with torch.compile.")
 @click.option("--compiler", default="inductor", show_default=True, help="Backend of torch.compile, with --compiled.")
 @click.option("--workload", "workloads", multiple=True, help="Measure this one; may be repeated. `all` for all.")

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from conformance.cli import EXIT_FAILED
+from conformance.cli.options import NamedPath
 
 
 @click.command("clients", short_help="Run real training scripts on torch's DDP and on ddp_impl, and compare.")
 @click.argument("names", nargs=-1)
 @click.option(
     "--into",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False),
     metavar="FILE",
     help="Renew what this page says of the clients that run, docs/clients.md for example.",
 )

@@ -12,7 +12,7 @@ from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.options import subject_options
+from conformance.cli.options import NamedPath, subject_options
 from conformance.report.folder import add_failures_folder, write_failure
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
@@ -37,7 +37,7 @@ _MOST_PAIRS_SHOWN = 8
     show_default=True, metavar="N", help="Draw only trainings with N ranks; repeat it to allow several.",
 )  # fmt: skip
 @click.option(
-    "--report", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("explored"), show_default=True,
+    "--report", "folder", type=NamedPath(file_okay=False), default=Path("explored"), show_default=True,
     metavar="FOLDER", help="Add failing scenarios to FOLDER/failures; nothing there is removed.",
 )  # fmt: skip
 def command(

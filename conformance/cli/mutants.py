@@ -10,6 +10,7 @@ import click
 
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
+from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from conformance.spec.catalogue import Catalogue
 
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = NamedPath(dir_okay=False)
 
 
 @click.command("mutants", short_help="Run DDPs that are wrong on purpose, and say which requirements notice.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,19 @@ import click
 from conformance.suite import Selection
 
 Decorated = Callable[..., Any]
+
+
+class NamedPath(click.Path):
+    """A path as `pathlib.Path`, which an empty text is not: Python would take it for the working directory."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; fail if `value` is empty."""
+        if value == "":
+            self.fail("an empty path; write . for the working directory", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def subject_options(function: Decorated) -> Decorated:

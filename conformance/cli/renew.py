@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from conformance.cli import EXIT_FAILED
+from conformance.cli.options import NamedPath
 
 
 @click.command("renew", short_help="Rewrite the generated pages of a checkout of this project.")
@@ -14,7 +15,7 @@ from conformance.cli import EXIT_FAILED
 @click.option(
     "--report",
     "folders",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     multiple=True,
     metavar="FOLDER",
     help="A finished report, for pages that show verdicts. May be repeated.",

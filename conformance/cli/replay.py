@@ -13,7 +13,7 @@ from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.options import subject_options
+from conformance.cli.options import NamedPath, subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
 from conformance.run.report import Report
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("replay", short_help="Run the scenario of a file again.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NamedPath())
 @subject_options
 @click.option(
     "--times",

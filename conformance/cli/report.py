@@ -10,13 +10,14 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
+from conformance.cli.options import NamedPath
 from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
 from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
 from conformance.report.read import read_report
 
-_EXISTING = click.Path(path_type=Path)
+_EXISTING = NamedPath()
 _OUT = click.option("--out", "-o", type=_EXISTING, metavar="FILE", help="Write to FILE.  [default: standard output]")
 _REPORT = click.argument("report", type=_EXISTING)
 
@@ -154,7 +155,7 @@ def devices(reports: tuple[Path, ...], out: Path | None) -> None:
 
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
-@click.option("--bench", type=click.Path(path_type=Path, exists=True), required=True, help="What `bench` printed.")
+@click.option("--bench", type=NamedPath(exists=True), required=True, help="What `bench` printed.")
 @_OUT
 def gpu(reports: tuple[Path, ...], bench: Path, out: Path | None) -> None:
     """Make the page in Markdown about the runs of `ci/gpu.sh`."""
@@ -251,7 +252,7 @@ def expectations(report: Path, file: Path, reason: str, issue: str, expires: str
 @command.command()
 @click.argument("reports", type=_EXISTING, nargs=-1, required=True)
 @click.option(
-    "--onto", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    "--onto", type=NamedPath(exists=True, dir_okay=False), metavar="FILE",
     help="Also what this baseline has: torch's DDP does not break the same every night.",
 )  # fmt: skip
 @_OUT

@@ -19,7 +19,7 @@ from conformance.cli.console import make_console
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
-from conformance.cli.options import selection_of, selection_options, subject_options
+from conformance.cli.options import NamedPath, selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.folder import (
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--report",
     "folder",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     default=Path("report"),
     show_default=True,
     help="Folder for report.json and one scenario file per failure.",
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--expectations",
     "known_failures",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(dir_okay=False),
     metavar="FILE",
     help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
 )

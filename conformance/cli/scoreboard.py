@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
 from conformance.report.read import read_report
 from conformance.report.scoreboard import inserted, scoreboard
 
-_FILE = click.Path(path_type=Path)
+_FILE = NamedPath()
 
 
 @click.command("scoreboard", short_help="Make a table of several subjects.")

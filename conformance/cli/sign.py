@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from conformance.cli.options import NamedPath
+
 
 @click.command("sign", short_help="Sign a certified report.")
-@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("report", type=NamedPath())
 @click.option(
     "--key",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     required=True,
     metavar="FILE",
     help="An Ed25519 private key (PEM): openssl genpkey -algorithm ed25519 -out FILE",

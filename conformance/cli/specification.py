@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from conformance.cli.options import NamedPath
+
 
 @click.command("specification", short_help="Write the requirements as Markdown pages.")
 @click.option(
     "--out",
     "-o",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedPath(file_okay=False),
     default=Path("docs/specification"),
     show_default=True,
     metavar="FOLDER",

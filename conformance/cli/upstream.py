@@ -11,6 +11,7 @@ from rich.console import Console
 
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
+from conformance.cli.options import NamedPath
 from conformance.errors import ConformanceError
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Deadline of one test in seconds.",
 )
-@click.option(
-    "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the results as JSON."
-)
+@click.option("--report", type=NamedPath(dir_okay=False), metavar="FILE", help="Write the results as JSON.")
 def command(
     ddp: str,
     keywords: tuple[str, ...],

@@ -10,13 +10,14 @@ import click
 
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
+from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
     from conformance.run.report import Report
     from conformance.scenario import Scenario
 
-_FILE = click.Path(path_type=Path)
+_FILE = NamedPath()
 
 
 @click.command("verify", short_help="Check a certified report.")

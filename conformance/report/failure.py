@@ -19,6 +19,9 @@ from conformance.verdict import Finding, ScenarioResult, telling
 
 _MISSING = re.compile(r"AttributeError: (?!'NoneType').* has no attribute '(\w+)'")
 
+#: What the name of a file cannot hold. Reports of strangers have ids that no scenario of the suite has.
+_NO_FILE_NAME = {ord("/"): ".", 0: "."}
+
 #: What a constructor raises for an option that it does not have.
 _REFUSALS = ("TypeError", "ValueError")
 
@@ -94,8 +97,8 @@ def _refused(result: ScenarioResult, asked: frozenset[str]) -> list[str]:
 
 
 def failure_path(folder: Path, scenario_id: str) -> Path:
-    """Return where a report in `folder` keeps the scenario of a failure."""
-    return folder / "failures" / (scenario_id.replace("/", ".") + ".json")
+    """Return where a report in `folder` keeps the scenario of a failure: below `failures`, whatever the id."""
+    return folder / "failures" / f"{scenario_id.translate(_NO_FILE_NAME)}.json"
 
 
 def replay_command(scenario_id: str, subject: str, backend: str, folder: Path) -> str:

@@ -80,6 +80,19 @@ def test_a_mistake_is_answered_before_anything_runs(tmp_path: Path, arguments: l
     assert message in refused("run", "--report", tmp_path, *arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments", [["run", "--report", ""], ["report", "summary", ""], ["explore", "--report", ""], ["replay", ""]]
+)
+def test_an_empty_path_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert "an empty path; write . for the working directory" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_mistyped_option_gets_near_misses() -> None:
     result = call("run", "--wrold-size", "3")
     assert result.exit_code == 2

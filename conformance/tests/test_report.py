@@ -77,6 +77,16 @@ MIXED = run_report(
 )
 
 
+@pytest.mark.parametrize("scenario_id", ["../../x", "..", "/etc/x", "a/../../../b", "a\0b", "../failures", "\n"])
+def test_a_failure_is_written_below_its_folder_whatever_its_id(tmp_path: Path, scenario_id: str) -> None:
+    folder = tmp_path / "above" / "report"
+    failed = dataclasses.replace(outcome("gradients/GRAD-02/mlp", FAIL), id=scenario_id)
+    write_report(run_report(failed), CATALOGUE, folder)
+    assert len(list((folder / "failures").iterdir())) == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["failures", "report.json"]
+    assert [path.name for path in tmp_path.rglob("*") if folder not in path.parents] == ["above", "report"]
+
+
 @pytest.mark.parametrize(
     ("verdicts", "combined"),
     [
