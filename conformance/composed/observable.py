@@ -5,13 +5,14 @@ Everything here is the same with DDP as without it. Names say where it was seen,
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
@@ -27,23 +28,40 @@ _GLOBAL_HOOKS = tuple(
 )
 
 
+#: The state of NumPy's generator as it lies in memory: 624 words, and how many of them are used up.
+_MERSENNE_TWISTER_BYTES = 625 * 4
+
+
 def of_process() -> dict[str, Any]:
-    """Return the process's modes and random states; takes about 150 microseconds."""
+    """Return the process's modes and random states; takes about 50 microseconds."""
     return {
         **modes(),
         "torch's random state": _digest(torch.get_rng_state().numpy().tobytes()),
-        "Python's random state": _digest(repr(random.getstate()).encode()),
-        "NumPy's random state": _numpys(),
+        **foreign_random_states(),
     }
 
 
-def _numpys() -> str:
-    """Return the state of the generator that `numpy.random.rand` and the like share; nothing without NumPy."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return ""
-    _, key, position, has_gauss, gauss = numpy.random.get_state()
-    return _digest(key.tobytes() + repr((position, has_gauss, gauss)).encode())
+def foreign_random_states() -> dict[str, Any]:
+    """Return the random states that torch never draws from, nor a module's forward, unless its user writes it so.
+
+    Takes about 15 microseconds.
+    """
+    _, words, gauss = random.getstate()
+    return {
+        "Python's random state": f"{hash(words) & (2**64 - 1):016x}" + ("" if gauss is None else f" and {gauss}"),
+        "NumPy's random state": _of_numpy(np.random.get_bit_generator()),  # type: ignore[attr-defined]
+    }
+
+
+def _of_numpy(generator: Any) -> str:
+    """Return a digest of the state of the generator behind `numpy.random`'s functions.
+
+    NumPy takes 80 microseconds to copy its usual generator's state, which is therefore read where it lies. A normal
+    number that NumPy keeps for the next call is no part of it.
+    """
+    if isinstance(generator, np.random.MT19937):
+        return _digest(ctypes.string_at(generator.ctypes.state_address, _MERSENNE_TWISTER_BYTES))
+    return _digest(repr(generator.state).encode())
 
 
 def modes() -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,6 +76,28 @@ WHAT_A_USER_NOTICES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("phrase", WHAT_A_USER_NOTICES)
 def test_what_was_the_modules_own_must_stay(phrase: str) -> None:
     assert any(phrase in one for one in found_after(WHAT_A_USER_NOTICES[phrase]))
+
+
+DRAWS: dict[str, Callable[[], object]] = {"Python's": random.random, "NumPy's": lambda: np.random.rand()}
+
+
+@pytest.mark.parametrize("whose", DRAWS)
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_a_random_number_that_a_phase_draws_is_seen(phase: str, whose: str) -> None:
+    interference = Interference()
+    interference.entered(phase, 0, True)
+    DRAWS[whose]()
+    interference.entered("start", 0, True)
+    assert len(interference.found) == 1
+    assert interference.found[0].startswith(f"{phase} changed {whose} random state: ")
+
+
+def test_a_module_may_draw_torchs_random_numbers() -> None:
+    interference = Interference()
+    interference.entered("forward", 0, True)
+    torch.rand(1)
+    interference.entered("start", 0, True)
+    assert interference.found == ()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from conformance.composed.observable import belongings, modes, of_module, of_process
+from conformance.composed.observable import belongings, foreign_random_states, modes, of_module, of_process
 
 _WATCHED = ("forward", "backward", "optimizer")
 #: Options that ask for changes of the module.
@@ -24,7 +24,7 @@ class Interference:
 
     def __init__(self) -> None:
         self._found: list[str] = []
-        self._phase, self._before = "", modes()
+        self._phase, self._before = "", _of_phase()
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -37,12 +37,12 @@ class Interference:
         self._phase = ""
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
-        """Compare the modes with those at the start of the phase that ends here."""
+        """Compare modes and random states with those at the start of the phase that ends here."""
         if self._phase in _WATCHED:
-            self._compare(self._phase, self._before, modes())
+            self._compare(self._phase, self._before, _of_phase())
         self._phase = phase
         if phase in _WATCHED:
-            self._before = modes()
+            self._before = _of_phase()
 
     @contextlib.contextmanager
     def construction(self, module: nn.Module, options: Mapping[str, Any]) -> Iterator[None]:
@@ -60,6 +60,11 @@ class Interference:
             old, new = before.get(name), after.get(name)
             if old != new:
                 self._found.append(f"{where} changed {name}: {old} before, {new} after")
+
+
+def _of_phase() -> Mapping[str, Any]:
+    """Return what no phase may change. Of torch's random numbers a module may draw some itself, as dropout does."""
+    return {**modes(), **foreign_random_states()}
 
 
 def _seen_of(look: Callable[[nn.Module], Mapping[str, Any]], module: object) -> Mapping[str, Any]:

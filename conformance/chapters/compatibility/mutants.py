@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -103,6 +105,22 @@ class LeavesAGroup(DistributedDataParallel):
     def __init__(self, module: Any, process_group: Any = None, **options: Any) -> None:
         group = process_group or dist.group.WORLD
         super().__init__(module, process_group=dist.new_group(dist.get_process_group_ranks(group)), **options)
+
+
+class LeavesAFile(DistributedDataParallel):
+    """BUG: each wrapper opens a file, and nobody closes it."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        os.open(__file__, os.O_RDONLY)
+
+
+class LeavesAnExitCallback(DistributedDataParallel):
+    """BUG: each wrapper has Python call something when the process ends, and nobody takes it back."""
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        atexit.register(str)
 
 
 class IsRemembered(DistributedDataParallel):

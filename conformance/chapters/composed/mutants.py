@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -241,6 +243,32 @@ class DrawsRandomNumbers(DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         torch.rand(1)
+
+
+class DrawsNumbersOfNumPy(DistributedDataParallel):
+    """BUG: each forward draws from NumPy's random generator, so that the user's data come in another order."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        np.random.rand()
+        return super().forward(*inputs, **kwargs)
+
+
+class BuildsWithNumbersOfNumPy(DistributedDataParallel):
+    """BUG: the constructor seeds NumPy's random generator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        np.random.seed(0)
+
+
+class DrawsNumbersOfPython(DistributedDataParallel):
+    """BUG: each forward draws from Python's random generator."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        random.random()
+        return super().forward(*inputs, **kwargs)
 
 
 class LeavesADefaultDtype(DistributedDataParallel):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 from unittest import mock
 
@@ -449,3 +450,62 @@ def _detached_within(value: Any) -> Any:
     for field in dataclasses.fields(value):
         object.__setattr__(copied, field.name, _detached(getattr(value, field.name)))
     return copied
+
+
+class WrapsErrors(DistributedDataParallel):
+    """BUG: an error of the module's forward comes as a RuntimeError that quotes it."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        try:
+            return super().forward(*inputs, **kwargs)
+        except Exception as error:
+            raise RuntimeError(f"forward failed: {error}") from error
+
+
+class RaisesErrorsAnew(DistributedDataParallel):
+    """BUG: a RuntimeError of the module's forward comes as another one, with the same arguments."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            raise type(error)(*error.args) from None
+
+
+class RunsForwardInAGenerator(DistributedDataParallel):
+    """BUG: forward runs in a generator, in which a StopIteration of the module becomes a RuntimeError."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+
+        def outputs() -> Iterator[Any]:
+            yield super(RunsForwardInAGenerator, self).forward(*inputs, **kwargs)
+
+        return next(outputs())
+
+
+class WrapsErrorsUnderNoSync(DistributedDataParallel):
+    """BUG: an error of the user's that leaves no_sync, be it of a backward, comes as a RuntimeError that quotes it."""
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate locally."""
+        with super().no_sync():
+            try:
+                yield
+            except Exception as error:
+                raise RuntimeError(f"an error while gradients are accumulated: {error}") from error
+
+
+class ChangesErrors(DistributedDataParallel):
+    """BUG: an error of the module's forward gets another first argument, which names the rank."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        try:
+            return super().forward(*inputs, **kwargs)
+        except Exception as error:
+            error.args = (f"[rank {dist.get_rank(self.process_group)}] {error}", *error.args[1:])
+            raise

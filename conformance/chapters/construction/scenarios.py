@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.chapters.construction.users_errors import MODES, PLACES
 from conformance.chapters.construction.wrong_arguments import MISTAKES
 from conformance.chapters.in_chapter import in_chapter
 from conformance.own_mistake import certain
@@ -45,6 +46,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _errors()
     yield from _surface()
     yield from _calls()
+    yield from _users_errors()
 
 
 def _state() -> Iterator[Scenario]:
@@ -161,3 +163,22 @@ def _calls() -> Iterator[Scenario]:
     for world_size in (2, 3, 4):
         for suffix, options in (("", {}), ("-find-unused", {"find_unused_parameters": True})):
             yield _scenario("CONS-27", f"two-groups{suffix}", "subgroups", world_size, options=options)
+
+
+def _users_errors() -> Iterator[Scenario]:
+    for place in PLACES:
+        for mode in MODES:
+            for world_size in (1, 2, 3) if mode == "training" else (2,):
+                yield _raising(place, mode, "", world_size)
+        for suffix, options in (
+            ("-view", {"gradient_as_bucket_view": True}),
+            ("-find-unused", {"find_unused_parameters": True}),
+            ("-static", {"static_graph": True}),
+        ):
+            yield _raising(place, "training", suffix, 2, options)
+
+
+def _raising(place: str, mode: str, suffix: str, world_size: int, options: dict[str, bool] | None = None) -> Scenario:
+    slug = f"users-errors-{place}-{mode.replace('_', '-')}{suffix}"
+    arguments = {"place": place, "mode": mode}
+    return _scenario("CONS-34", slug, "users_errors", world_size, options=options or {}, arguments=arguments)
