@@ -32,7 +32,7 @@ for name, hostile in STATE.items():
         try:
             hostile.act()
             found = violations(before, surroundings())
-        except RuntimeError as refusal:  # the processor cannot do it
+        except RuntimeError as refusal:  # this machine cannot do it
             found = str(refusal)
         finally:
             os.write(told, json.dumps([name, found]).encode() + b"\\n")
