@@ -13,7 +13,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.options import NamedPath, subject_options
-from conformance.report.folder import add_failures_folder, write_failure
+from conformance.report.folder import add_failures_folder, keep_failure
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 
@@ -81,7 +81,7 @@ def command(
         status.update(f"{run}  {outcome.subject.verdict.value}  world size {scenario.world_size}")
 
     def show(deviation: Deviation) -> None:
-        text = write_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
+        text = keep_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"Composed of: {', '.join(sorted(deviation.features)) or 'nothing but a plain step'}."

@@ -25,9 +25,9 @@ from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.folder import (
     check_writable,
     clear_folder,
+    keep_failure,
     report_text,
     sole_writer,
-    write_failure,
     write_page,
     write_report,
 )
@@ -325,7 +325,7 @@ def _judge(
                 if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served
                     clear_folder(folder)
                 if event.outcome is not None and event.outcome.is_failure:
-                    write_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
+                    keep_failure(event.outcome, subject.typed, backend.source or backend.name, catalogue, folder)
                 progress(event)
 
             report = runner.run(

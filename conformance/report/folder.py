@@ -155,13 +155,31 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
     return path
 
 
-def write_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
-    """Write the scenario of a failure into a report's `folder`, and beside it why it failed; return the latter."""
+def write_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> None:
+    """Write the scenario of a failure into a report's `folder`, and beside it why it failed; raises `OSError`."""
     path = failure_path(folder, outcome.id)
     path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
-    text = failure_text(outcome, backend, catalogue, replay_command(outcome.id, subject, backend, folder))
+    text = _why(outcome, subject, backend, catalogue, folder)
     path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+
+
+def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
+    """Write a failure while the run goes on, and return why it failed, or also why that could not be written.
+
+    A folder that somebody removed, or a disk that is full for a while, costs no verdict: `write_report` writes all
+    failures again.
+    """
+    text = _why(outcome, subject, backend, catalogue, folder)
+    try:
+        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        write_failure(outcome, subject, backend, catalogue, folder)
+    except OSError as error:
+        return f"{text}\nThis could not be written to {folder}: {error.strerror}."
     return text
+
+
+def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
+    return failure_text(outcome, backend, catalogue, replay_command(outcome.id, subject, backend, folder))
 
 
 def write_page(text: str, folder: Path) -> Path:

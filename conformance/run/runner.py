@@ -17,6 +17,7 @@ from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
 from conformance.own_mistake import present
 from conformance.programs.registry import get_program, preloads_of
+from conformance.recorder.flight_record import IMPORT
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
 from conformance.run.order import LISTED, Order
@@ -28,6 +29,7 @@ from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.workers.controller import Controller
+from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
@@ -127,7 +129,12 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     remedy = "It must be called like torch's DistributedDataParallel(module, process_group=...) and return a Module."
     if first.raised is not None and first.raised.type == ModuleNotFoundError.__name__:
         remedy = "Install what it needs in this environment; docs/scoreboard.md says it for other projects' DDPs."
-    if first.fate.kind == "hung":
+    if first.fate.kind == "hung" and first.phase == IMPORT:
+        remedy = (
+            f"Its import must end within {MOST_DEADLINES * scenario.deadline_s:g} s, whether it compiles or reads; "
+            "`ddp-conformance doctor` shows this machine, `python -X importtime` where an import spends its time."
+        )
+    elif first.fate.kind == "hung":
         remedy = (
             f"It must return, or go on to communicate, within {scenario.deadline_s:g} s; what takes longer, such as a"
             " first torch.compile, belongs to the import of its module or to its first forward."
@@ -144,7 +151,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
 
 
 def _died_in_constructor(observation: Observation) -> bool:
-    return observation.phase in ("import", "construct") and observation.fate.kind != "returned"
+    return observation.phase in (IMPORT, "construct") and observation.fate.kind != "returned"
 
 
 def _run(

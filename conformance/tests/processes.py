@@ -7,7 +7,7 @@ import select
 from pathlib import Path
 
 from conformance.tests.busy_machine import at_this_load
-from conformance.workers.zygote_process import MARKER
+from conformance.workers.forked import MARKER
 
 
 def processes_under(directory: Path) -> list[int]:

@@ -86,6 +86,17 @@ def test_nothing_survives_a_killed_controller(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
 
 
+@pytest.mark.parametrize("zygote_dies", [False, True])
+def test_a_process_in_a_session_of_its_own_ends_with_the_controller(tmp_path: Path, zygote_dies: bool) -> None:
+    spawn = STEP.replace(program="workers/spawn", world_size=1, arguments={"alone": True})
+    with Controller(get_backend("gloo"), work_dir=tmp_path, preload=PROGRAMS) as controller:
+        (seen,) = controller.run(spawn, TORCH).values()
+        os.kill(seen.facts["child"], 0)  # it is there
+        if zygote_dies:
+            os.kill(processes_under(tmp_path)[0], signal.SIGKILL)
+    assert all_end([seen.facts["child"]], within_s=5)
+
+
 @pytest.mark.nightly
 def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
     controller, _ = start_waiting(tmp_path)

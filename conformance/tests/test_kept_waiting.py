@@ -16,6 +16,7 @@ import pytest
 
 from conformance import kept_waiting
 from conformance.kept_waiting import KeptWaiting, own_seconds, seconds_of
+from conformance.recorder.flight_record import IMPORT, FlightRecord, LastSeen
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
 from conformance.workers import hearing, machine_time
@@ -78,6 +79,18 @@ def test_ranks_that_wait_for_a_processor_are_waited_for_also_when_another_has_fa
         time.sleep(0.05)
     assert waiting.until() - before_s >= waited_s - _LONG_S
     assert hurried.until() - hurried_before_s >= waited_s - _LONG_S
+
+
+def test_an_import_has_all_deadlines_unless_a_rank_has_failed(tmp_path: Path) -> None:
+    record = FlightRecord(str(tmp_path / "flight"))
+    waiting = Waiting(20.0, [os.getpid()], [str(tmp_path / "flight")])
+    record.start()
+    ordinary = waiting.until()
+    record.entered(IMPORT, -1, True)
+    assert waiting.until() > ordinary + 60
+    assert waiting.cut_to(1.0).until() < ordinary
+    record.entered("construct", -1, True)
+    assert waiting.until() < ordinary + 60
 
 
 @pytest.mark.parametrize("processes", ["time.sleep(60)"], indirect=True)
@@ -220,8 +233,9 @@ def test_a_process_has_its_own_seconds_and_an_end_of_them(
 
 
 def test_who_has_failed_ends_the_wait_for_those_that_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "alive_at", lambda *flights: machine_time.now() + 1e6)
-    hurried = Waiting(100.0, [], []).cut_to(0.1)
+    ahead = LastSeen("forward", 0, 0, 0, (), time.monotonic() + 1e6)
+    monkeypatch.setattr(hearing, "read_flight", lambda path: ahead)
+    hurried = Waiting(100.0, [], ["a flight record"]).cut_to(0.1)
     assert hurried.until() - machine_time.now() <= 2.0
 
 

@@ -23,6 +23,7 @@ from conformance.report.folder import (
     add_failures_folder,
     check_writable,
     clear_folder,
+    keep_failure,
     sole_writer,
     write_failure,
     write_report,
@@ -190,6 +191,16 @@ def test_failures_that_another_command_wrote_are_not_removed(tmp_path: Path) -> 
     with pytest.raises(ReportError, match=r"holds 2 file\(s\), such as failures/.*, and no report of a run"):
         clear_folder(tmp_path)
     assert len(list((tmp_path / "failures").iterdir())) == 2
+
+
+def test_a_folder_that_is_removed_during_a_run_costs_no_verdict(tmp_path: Path) -> None:
+    folder = tmp_path / "removed"
+    text = keep_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, folder)
+    assert len(list((folder / "failures").iterdir())) == 2
+    (tmp_path / "file").touch()
+    told = keep_failure(MIXED.scenarios[2], "ddp_impl", "gloo", CATALOGUE, tmp_path / "file")
+    assert "could not be written" in told
+    assert told.splitlines()[0] == text.splitlines()[0]
 
 
 def test_what_failed_last_time_can_be_run_again(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def meet_stranger(ctx: RankContext) -> None:
     with ctx.phase("forward", 0):
         if ctx.rank == ctx.world_size - 1:
             if ctx.arguments.get("spawns"):
-                subprocess.Popen(["sleep", "1000"])
+                subprocess.Popen(["sleep", "1000"], start_new_session=True)
             with open(ctx.arguments["pipe"], "w") as pipe:
                 pipe.write(str(os.getpid()))
             if ctx.arguments.get("holds_interpreter"):
@@ -228,8 +228,8 @@ def unreadable(ctx: RankContext) -> None:
 
 @program("workers/spawn")
 def spawn(ctx: RankContext) -> None:
-    """Start a process that outlives the scenario, or, if so asked, the rank."""
-    child = subprocess.Popen(["sleep", "1000"]).pid
+    """Start a process that outlives the scenario, or, if so asked, the rank; `alone` in a session of its own."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=ctx.arguments.get("alone", False)).pid
     ctx.observe("child", child)
     if ctx.arguments.get("exits"):
         print(child, file=sys.stderr)

@@ -224,7 +224,7 @@ class Agent:
     def _beat(self, order: RunOrder, post: Post) -> Beat:
         seen = read_flight(post.seat.file("flight"))
         seen = replace(seen, collectives=seen.collectives[-_BEATEN_COLLECTIVES:])
-        own_until = post.waiting.after(machine_time.moment(seen.alive_at)) if post.waiting is not None else 0.0
+        own_until = post.waiting.given([seen]) if post.waiting is not None else 0.0
         left_s = own_until - machine_time.now()
         if seen == self._beaten:
             return Beat(order.number, left_s=left_s)

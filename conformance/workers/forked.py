@@ -10,7 +10,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+#: The environment variable by which /proc/<pid>/environ shows which zygote a process belongs to.
+MARKER = "DDP_CONFORMANCE_DIRECTORY"
+
 _PR_SET_PDEATHSIG = 1
+#: A killed process is there for a moment: with its environment until the kernel has taken its memory.
+_MOST_LOOKS = 100
 
 _exit = os._exit  # a subject may have replaced that of the module when it is needed
 
@@ -75,6 +80,32 @@ def children_of(pid: int) -> dict[int, str]:
     """
     stats = {int(folder.name): _stat(folder) for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
     return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
+
+
+def kill_heirs(directory: str | Path, but: int | None = None) -> None:
+    """Kill every process that belongs to the private directory of a zygote, by its environment; `but` not this one.
+
+    Also one in a session of its own, which no signal to a group reaches, unless it was started with an environment that
+    does not name the directory. Looks again until there is none, since one may start another meanwhile.
+    """
+    mark = f"{MARKER}={directory}".encode()
+    for _ in range(_MOST_LOOKS):
+        found = [pid for pid in _processes_with(mark) if pid != but]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _processes_with(variable: bytes) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
 
 
 class _Stat(NamedTuple):

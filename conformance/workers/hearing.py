@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from conformance.kept_waiting import KeptWaiting
 from conformance.observation import Ending, Observation, Raised
-from conformance.recorder.flight_record import read_flight
+from conformance.recorder.flight_record import IMPORT, LastSeen, read_flight
 from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait
@@ -37,8 +37,9 @@ MOST_DEADLINES = 5
 class Waiting:
     """Until when ranks are waited for: until none has made progress for so many seconds.
 
-    Those in which one was ready to go on and got no processor do not count. All this has an end, since a rank may
-    write into its flight record for ever, or compute.
+    Those in which one was ready to go on and got no processor do not count, nor those in which one imports the subject:
+    an import, which a process has one of, reads files or compiles, and shows no progress. All this has an end, since a
+    rank may write into its flight record for ever, or compute.
     """
 
     def __init__(self, silence_s: float, pids: Sequence[int], flights: Sequence[str], end: float | None = None) -> None:
@@ -48,6 +49,7 @@ class Waiting:
         self._pids, self._flights = pids, flights
         self._kept_waiting = KeptWaiting(pids)
         self._end = self._since + MOST_DEADLINES * silence_s if end is None else end
+        self._awaits_imports = end is None  # where a rank has failed, nobody needs what the others import
 
     def cut_to(self, silence_s: float) -> Waiting:
         """Return the wait that follows when a rank has failed: for `silence_s` seconds from now, if that is shorter.
@@ -60,11 +62,13 @@ class Waiting:
 
     def until(self) -> float:
         """Return the moment, as of now, by the clock of `machine_time`."""
-        return self.after(alive_at(*self._flights))
+        return self.given([read_flight(path) for path in self._flights])
 
-    def after(self, progress_at: float) -> float:
-        """Return it, for who knows when a rank has last made progress."""
-        progress, now = max(self._since, progress_at), machine_time.now()
+    def given(self, seen: Sequence[LastSeen]) -> float:
+        """Return it, for who has read the flight records."""
+        if self._awaits_imports and any(one.phase == IMPORT for one in seen):
+            return self._end
+        progress, now = max(self._since, _alive_at(seen)), machine_time.now()
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
         kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
         until = progress + kept_waiting_s + self._silence_s
@@ -226,7 +230,11 @@ def lost(how: str = "") -> Ending:
 
 def alive_at(*flights: str) -> float:
     """Return when a rank last made progress, by its flight record and `machine_time`; long ago if none did."""
-    return machine_time.moment(max(read_flight(path).alive_at for path in flights))
+    return _alive_at([read_flight(path) for path in flights])
+
+
+def _alive_at(seen: Sequence[LastSeen]) -> float:
+    return machine_time.moment(max(one.alive_at for one in seen))
 
 
 def answer(channel: Channel, rank: int, number: int) -> FromRank | None:

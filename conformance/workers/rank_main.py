@@ -33,7 +33,7 @@ from conformance.models.catalogue import get_fixture
 from conformance.observation import ENDINGS, Ending, Observation, Raised
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
-from conformance.recorder.flight_record import FlightRecord
+from conformance.recorder.flight_record import IMPORT, FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
@@ -112,7 +112,7 @@ class Rank:
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
         try:
-            self._flight.entered("import", -1, True)
+            self._flight.entered(IMPORT, -1, True)
             if job.subject != NO_DDP:
                 load(job.subject)
             self._flight.entered("start", -1, True)

@@ -22,7 +22,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from conformance.workers.channel import Channel, wait
-from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group, signal_main_thread
+from conformance.workers.forked import (
+    die_with,
+    end_process,
+    kill_heirs,
+    lead_own_group,
+    signal_group,
+    signal_main_thread,
+)
 from conformance.workers.messages import (
     STACK_SIGNAL,
     Ended,
@@ -169,6 +176,7 @@ def main(arguments: list[str]) -> None:
             nursery.serve()
     finally:
         nursery.kill_all()
+        kill_heirs(directory, but=os.getpid())
         shutil.rmtree(directory, ignore_errors=True)
 
 

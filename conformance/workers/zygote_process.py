@@ -15,7 +15,7 @@ from pathlib import Path
 from conformance.errors import ConformanceError
 from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair
-from conformance.workers.forked import is_stopped, name_of_signal, signal_group
+from conformance.workers.forked import MARKER, is_stopped, kill_heirs, name_of_signal, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 from conformance.workers.messages import (
     Ended,
@@ -38,9 +38,6 @@ NO_MEMORY_FILL = {"MALLOC_PERTURB_": "0"}
 _CLOSE_TIMEOUT_S = 5.0
 #: A process whose connection is closed, because it dies, can be waited for this soon.
 _END_TIMEOUT_S = 1.0
-
-#: The environment variable by which /proc/<pid>/environ shows which zygote a process belongs to.
-MARKER = "DDP_CONFORMANCE_DIRECTORY"
 
 
 class ZygoteGoneError(ConformanceError):
@@ -166,7 +163,10 @@ class ZygoteProcess:
         return self._ended.get((seat.pool, seat.rank))
 
     def close(self) -> None:
-        """End the zygote and its ranks; none of them is left when this returns."""
+        """End the zygote, its ranks and what these have started; none of them is left when this returns.
+
+        What a subject starts with an environment that does not name the private directory is not found.
+        """
         self.update()
         if not self.gone and (self._imports or self.is_stopped):
             self._kill()  # it would notice the closed connection only after its imports, or never
@@ -176,6 +176,7 @@ class ZygoteProcess:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._kill()
+        kill_heirs(self.directory)  # a zygote that was killed has left them
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def await_ready(self) -> None:

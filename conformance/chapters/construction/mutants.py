@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import fnmatch
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 from unittest import mock
@@ -509,3 +510,43 @@ class ChangesErrors(DistributedDataParallel):
         except Exception as error:
             error.args = (f"[rank {dist.get_rank(self.process_group)}] {error}", *error.args[1:])
             raise
+
+
+class TakesMarkedForAveraged(DistributedDataParallel):
+    """BUG: parameters are marked as averaged, and whoever wraps them after that wrapper is gone averages nothing."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+        marked = bool(parameters) and all(hasattr(parameter, "_is_averaged") for parameter in parameters)
+        super().__init__(module, *args, **kwargs)
+        self.__dict__["_does_nothing"] = marked
+        for parameter in parameters:
+            parameter._is_averaged = True  # type: ignore[attr-defined]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        with self.no_sync() if self.__dict__["_does_nothing"] else contextlib.nullcontext():
+            return super().forward(*inputs, **kwargs)
+
+
+class AveragesInTheMainThread(DistributedDataParallel):
+    """BUG: a step that another thread than the main one runs averages nothing."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        is_main = threading.current_thread() is threading.main_thread()
+        with contextlib.nullcontext() if is_main else self.no_sync():
+            return super().forward(*inputs, **kwargs)
+
+
+class TrainsOnlyWhatWasTraining(DistributedDataParallel):
+    """BUG: a module that is in evaluation mode when it is wrapped is never averaged."""
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(module, *args, **kwargs)
+        self.__dict__["_was_training"] = module.training
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        with contextlib.nullcontext() if self.__dict__["_was_training"] else self.no_sync():
+            return super().forward(*inputs, **kwargs)

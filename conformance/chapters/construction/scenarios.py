@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conformance.chapters.construction.circumstances import CIRCUMSTANCES
 from conformance.chapters.construction.users_errors import MODES, PLACES
 from conformance.chapters.construction.wrong_arguments import MISTAKES
 from conformance.chapters.in_chapter import in_chapter
@@ -47,6 +48,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _surface()
     yield from _calls()
     yield from _users_errors()
+    yield from _circumstances()
 
 
 def _state() -> Iterator[Scenario]:
@@ -182,3 +184,16 @@ def _raising(place: str, mode: str, suffix: str, world_size: int, options: dict[
     slug = f"users-errors-{place}-{mode.replace('_', '-')}{suffix}"
     arguments = {"place": place, "mode": mode}
     return _scenario("CONS-34", slug, "users_errors", world_size, options=options or {}, arguments=arguments)
+
+
+def _circumstances() -> Iterator[Scenario]:
+    ways: tuple[tuple[str, dict[str, bool], tuple[int, ...]], ...] = (
+        ("", {}, (1, 2, 3)), ("-find-unused", {"find_unused_parameters": True}, (2,)),
+        ("-static", {"static_graph": True}, (2,)), ("-view", {"gradient_as_bucket_view": True}, (2,)),
+    )  # fmt: skip
+    for name in CIRCUMSTANCES:
+        for suffix, options, world_sizes in ways:
+            for world_size in world_sizes:
+                slug = f"{name.replace('_', '-')}{suffix}"
+                arguments = {"circumstance": name}
+                yield _scenario("CONS-35", slug, "circumstances", world_size, options=options, arguments=arguments)
