@@ -1,4 +1,4 @@
-"""What a training loop may have around forward and backward: none of it is a DDP's business."""
+"""What a training loop may have around forward, backward and more: none of it is a DDP's business."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _T = TypeVar("_T")
@@ -19,6 +20,14 @@ class _PassesOn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation."""
+        return func(*args, **(kwargs or {}))
+
+
+class _PassesCallsOn(TorchFunctionMode):
+    """Sees every call of torch, as what counts or logs them does, and changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make the call."""
         return func(*args, **(kwargs or {}))
 
 
@@ -38,6 +47,7 @@ _AROUND_FORWARD: Mapping[str, _Context] = {
     "dispatch_mode": _PassesOn,
 }
 _AROUND_BACKWARD: Mapping[str, _Context] = {"anomaly": _anomaly, "dispatch_mode": _PassesOn}
+_AROUND_ALL: Mapping[str, _Context] = {"anomaly": _anomaly, "function_mode": _PassesCallsOn}
 
 
 def run_forward(around: str, forward: Callable[[], _T]) -> _T:
@@ -48,6 +58,11 @@ def run_forward(around: str, forward: Callable[[], _T]) -> _T:
 def run_backward(around: str, backward: Callable[[], _T]) -> _T:
     """Return what `backward` returns, run within what of `around` goes with a backward."""
     return _run(around, _AROUND_BACKWARD, backward)
+
+
+def run_within(around: str, call: Callable[[], _T]) -> _T:
+    """Return what `call` returns, of whatever phases, run within `anomaly`, `function_mode`, `thread` or nothing."""
+    return _run(around, _AROUND_ALL, call)
 
 
 def _run(around: str, contexts: Mapping[str, _Context], call: Callable[[], _T]) -> _T:

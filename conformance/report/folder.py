@@ -157,10 +157,7 @@ def write_report(report: Report, catalogue: Catalogue, folder: Path) -> Path:
 
 def write_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> None:
     """Write the scenario of a failure into a report's `folder`, and beside it why it failed; raises `OSError`."""
-    path = failure_path(folder, outcome.id)
-    path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
-    text = _why(outcome, subject, backend, catalogue, folder)
-    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    _write_failure(outcome, _why(outcome, subject, backend, catalogue, folder), folder)
 
 
 def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
@@ -172,7 +169,7 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
     text = _why(outcome, subject, backend, catalogue, folder)
     try:
         (folder / "failures").mkdir(parents=True, exist_ok=True)
-        write_failure(outcome, subject, backend, catalogue, folder)
+        _write_failure(outcome, text, folder)
     except OSError as error:
         return f"{text}\nThis could not be written to {folder}: {error.strerror}."
     return text
@@ -180,6 +177,12 @@ def keep_failure(outcome: Outcome, subject: str, backend: str, catalogue: Catalo
 
 def _why(outcome: Outcome, subject: str, backend: str, catalogue: Catalogue, folder: Path) -> str:
     return failure_text(outcome, backend, catalogue, replay_command(outcome.id, subject, backend, folder))
+
+
+def _write_failure(outcome: Outcome, text: str, folder: Path) -> None:
+    path = failure_path(folder, outcome.id)
+    path.write_text(json.dumps(outcome.replay, indent=2) + "\n", encoding="utf-8")
+    path.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
 
 
 def write_page(text: str, folder: Path) -> Path:

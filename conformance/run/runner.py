@@ -137,7 +137,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     elif first.fate.kind == "hung":
         remedy = (
             f"It must return, or go on to communicate, within {scenario.deadline_s:g} s; what takes longer, such as a"
-            " first torch.compile, belongs to the import of its module or to its first forward."
+            " first torch.compile, belongs to the import of its module."
         )
     if subject in KNOWN.values() and backend != "gloo":
         remedy = (

@@ -78,7 +78,7 @@ def children_of(pid: int) -> dict[int, str]:
 
     Looks at every process of the machine, which takes some milliseconds.
     """
-    stats = {int(folder.name): _stat(folder) for folder in Path("/proc").iterdir() if folder.name.isdecimal()}
+    stats = {int(folder.name): _stat(folder) for folder in _processes()}
     return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
 
 
@@ -100,12 +100,19 @@ def kill_heirs(directory: str | Path, but: int | None = None) -> None:
 
 def _processes_with(variable: bytes) -> list[int]:
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-                if variable in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+    for folder in _processes():
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
     return found
+
+
+def _processes() -> list[Path]:
+    """Return the folder of every process of the machine; none where there is no /proc."""
+    try:
+        return [folder for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    except FileNotFoundError:
+        return []
 
 
 class _Stat(NamedTuple):

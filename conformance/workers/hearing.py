@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from conformance.kept_waiting import KeptWaiting
@@ -68,7 +68,7 @@ class Waiting:
         """Return it, for who has read the flight records."""
         if self._awaits_imports and any(one.phase == IMPORT for one in seen):
             return self._end
-        progress, now = max(self._since, _alive_at(seen)), machine_time.now()
+        progress, now = max(self._since, alive_at(seen)), machine_time.now()
         # No more than have passed: the clock leaves out seconds that the kernel counts as waits as well.
         kept_waiting_s = min(self._kept_waiting.seconds, now - self._since)
         until = progress + kept_waiting_s + self._silence_s
@@ -124,7 +124,7 @@ class Hearing:
             if self._is_over:
                 self.ended_at = machine_time.now()
             elif machine_time.now() >= until:
-                until = alive_at(*self._flights) + silence_s
+                until = alive_at(map(read_flight, self._flights)) + silence_s
                 if silence_s == 0 or machine_time.now() >= until:
                     break
         return self._is_over
@@ -228,12 +228,8 @@ def lost(how: str = "") -> Ending:
     return Ending("abandoned", detail=f"abandoned: the process that forks ranks {how}; {by}")
 
 
-def alive_at(*flights: str) -> float:
+def alive_at(seen: Iterable[LastSeen]) -> float:
     """Return when a rank last made progress, by its flight record and `machine_time`; long ago if none did."""
-    return _alive_at([read_flight(path) for path in flights])
-
-
-def _alive_at(seen: Sequence[LastSeen]) -> float:
     return machine_time.moment(max(one.alive_at for one in seen))
 
 

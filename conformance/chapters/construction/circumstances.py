@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step, run_steps
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
-
-_T = TypeVar("_T")
 
 _NUM_STEPS = 2
 #: The step of what is trained before: its data are no other step's.
 _BEFORE = _NUM_STEPS
 
 
-class _PassesOn(TorchFunctionMode):
-    """Sees every call of torch, as what counts or logs them does, and changes nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the call."""
-        return func(*args, **(kwargs or {}))
-
-
-def _here(call: Callable[[], _T]) -> _T:
-    return call()
-
-
-def _in_a_thread(call: Callable[[], _T]) -> _T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
-
-
-def _within(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Callable[[], _T]], _T]:
-    def run(call: Callable[[], _T]) -> _T:
-        with context():
-            return call()
-
-    return run
-
-
 def _ordinary(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
-
-
-def _at_once(ctx: RankContext, module: nn.Module) -> nn.Module:
-    return ctx.wrap(module)
 
 
 def _after_a_wrapper(ctx: RankContext, module: nn.Module) -> nn.Module:
@@ -97,11 +63,11 @@ def _evaluated_first(ctx: RankContext, module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Circumstance:
-    """How a module comes to be wrapped, and what the wrapping and each step run in."""
+    """How a module comes to be wrapped, and within what the wrapping and each step run: see `run_within`."""
 
-    wrap: Callable[[RankContext, nn.Module], nn.Module] = _at_once
-    wraps_in: Callable[[Callable[[], Any]], Any] = _here
-    steps_in: Callable[[Callable[[], Any]], Any] = _here
+    wrap: Callable[[RankContext, nn.Module], nn.Module] = RankContext.wrap
+    wraps_in: str = ""
+    steps_in: str = ""
 
 
 #: Where and when a module may be wrapped and trained.
@@ -112,13 +78,11 @@ CIRCUMSTANCES: Mapping[str, Circumstance] = {
     "holds_gradients": Circumstance(_with_gradients),
     "in_evaluation": Circumstance(_in_evaluation),
     "evaluated_first": Circumstance(_evaluated_first),
-    "wrapped_in_a_thread": Circumstance(wraps_in=_in_a_thread),
-    "trained_in_a_thread": Circumstance(steps_in=_in_a_thread),
-    "all_in_threads": Circumstance(_after_a_training, _in_a_thread, _in_a_thread),
-    "anomaly_detection": Circumstance(
-        wraps_in=_within(torch.autograd.detect_anomaly), steps_in=_within(torch.autograd.detect_anomaly)
-    ),
-    "function_mode": Circumstance(wraps_in=_within(_PassesOn), steps_in=_within(_PassesOn)),
+    "wrapped_in_a_thread": Circumstance(wraps_in="thread"),
+    "trained_in_a_thread": Circumstance(steps_in="thread"),
+    "all_in_threads": Circumstance(_after_a_training, "thread", "thread"),
+    "anomaly_detection": Circumstance(wraps_in="anomaly", steps_in="anomaly"),
+    "function_mode": Circumstance(wraps_in="function_mode", steps_in="function_mode"),
 }
 
 
@@ -134,13 +98,12 @@ def circumstances(ctx: RankContext) -> None:
     """
     around = CIRCUMSTANCES[ctx.arguments["circumstance"]]
     module = _build(ctx.scenario).to(ctx.device)
-    model = around.wraps_in(lambda: around.wrap(ctx, module))
+    model = run_within(around.wraps_in, lambda: around.wrap(ctx, module))
 
     def step(model: nn.Module, turn: RankStep) -> None:
-        around.steps_in(lambda: _ordinary(model, turn))
+        run_within(around.steps_in, lambda: _ordinary(model, turn))
 
-    for name, value in run_steps(ctx, module, model, step, _NUM_STEPS).items():
-        ctx.observe(name, value)
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, _NUM_STEPS))
 
 
 @circumstances.expects

@@ -519,13 +519,13 @@ class TakesMarkedForAveraged(DistributedDataParallel):
         parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
         marked = bool(parameters) and all(hasattr(parameter, "_is_averaged") for parameter in parameters)
         super().__init__(module, *args, **kwargs)
-        self.__dict__["_does_nothing"] = marked
+        self._does_nothing = marked
         for parameter in parameters:
             parameter._is_averaged = True  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        with self.no_sync() if self.__dict__["_does_nothing"] else contextlib.nullcontext():
+        with self.no_sync() if self._does_nothing else contextlib.nullcontext():
             return super().forward(*inputs, **kwargs)
 
 
@@ -544,9 +544,9 @@ class TrainsOnlyWhatWasTraining(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(module, *args, **kwargs)
-        self.__dict__["_was_training"] = module.training
+        self._was_training = module.training
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        with contextlib.nullcontext() if self.__dict__["_was_training"] else self.no_sync():
+        with contextlib.nullcontext() if self._was_training else self.no_sync():
             return super().forward(*inputs, **kwargs)
