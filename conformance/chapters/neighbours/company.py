@@ -1,4 +1,4 @@
-"""Program `company`: wrappers beside wrappers, and beside collectives of the user's own; its truth is itself on `PlainDDP`.
+"""Program `company`: wrappers beside wrappers and beside the user's collectives; its truth is itself on `PlainDDP`.
 
 Its arguments are axes (`Company`), which `grid.py` crosses. What a DDP communicates must not depend on what this rank
 uses, on when its gradients come or on what it has communicated before: else it meets what stands beside it.
@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
 from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower
 from conformance.chapters.neighbours.user_collectives import User, rows_for

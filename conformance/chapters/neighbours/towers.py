@@ -1,4 +1,4 @@
-"""The modules of program `company`: layers with branches that are used on demand, and how several of them go together."""
+"""The modules of program `company`: layers with branches beside them that are used on demand."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from conformance.chapters.neighbours.towers import WIDTH
 
 
-class Sum(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
     """The sum over ranks, in forward and in backward, as layers do that synchronise by hand."""
 
     @staticmethod
@@ -27,7 +27,7 @@ class Sum(torch.autograd.Function):
         return _sum(gradients[0], ctx.group), None
 
 
-class Statistics(torch.autograd.Function):
+class _Statistics(torch.autograd.Function):
     """The sums of all ranks' rows: gathered in forward, reduced in backward, as torch's SyncBatchNorm does."""
 
     @staticmethod
@@ -43,7 +43,7 @@ class Statistics(torch.autograd.Function):
         return _sum(gradients[0], ctx.group).expand(ctx.num_rows, -1), None
 
 
-class Gathered(torch.autograd.Function):
+class _Gathered(torch.autograd.Function):
     """All ranks' rows, and in backward the sum of what all ranks made of this rank's, as contrastive losses do."""
 
     @staticmethod
@@ -89,7 +89,7 @@ class User:
         self._step, self.seen = step, []
 
     def listen(self, module: nn.Module) -> None:
-        """Hook what the place is in: the layer, or its weight."""
+        """Register the hooks of the place, on the layer or on its weight."""
         found = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
         layer: Any = found[0][min(self._layer, len(found[0]) - 1)]
         if self._place == "module_hook":
@@ -116,7 +116,7 @@ class User:
 
     def loss(self, output: Tensor) -> Tensor:
         """Return what the loss is computed of."""
-        gathered: Tensor = Gathered.apply(output, self._group) if self._place == "gathered_loss" else output
+        gathered: Tensor = _Gathered.apply(output, self._group) if self._place == "gathered_loss" else output
         return gathered
 
     def before_backward(self) -> None:
@@ -150,7 +150,7 @@ class User:
         self.seen.append(tensor)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"summed": Sum.apply, "statistics": Statistics.apply}
+_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"summed": _Sum.apply, "statistics": _Statistics.apply}
 
 #: Where a user may communicate. Those of `IN_BACKWARD` meet a DDP's own collectives within the backward.
 IN_BACKWARD = (
