@@ -31,8 +31,8 @@ from conformance.truth.truth import truth_of
 
 #: Programs whose every sampled scenario the plain DDP must answer as its expectation does.
 AGREEING = (
-    "train", "composed", "uneven_training", "static_use", "autograd_use", "refusable_use", "local_hooks",
-    "frozen_parameters", "training", "unused_parameters", "outputs", "outside_forward", "idle_ranks", "gradient_layout",
+    "train", "uneven_training", "static_use", "autograd_use", "refusable_use", "local_hooks",
+    "frozen_parameters", "training", "unused_parameters", "outputs", "outside_forward", "idle_ranks",
     "harmless_change", "hidden_layers", "changing_graph", "hooked_training", "neighbours", "shared_join", "buffer_sync",
     "calls", "due_buffers", "early_termination", "parameter_kinds", "uneven_buffers", "forwards_before_backward",
     "routed_activations", "opaque_output", "shared_memory",

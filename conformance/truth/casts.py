@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,24 +85,26 @@ class LowPrecision:
 
 
 def cast(value: Any, dtype: torch.dtype | None) -> Any:
-    """Return `value` with every floating tensor in its tuples, lists and mappings converted."""
+    """Return `value` with every floating tensor in its containers converted; None leaves all as they are."""
+    return map_tensors(lambda each: each.to(dtype) if dtype is not None and each.is_floating_point() else each, value)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return `value` with every tensor in its tuples, lists, dictionaries and dataclasses replaced, at any depth."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+        return function(value)
     if isinstance(value, tuple):
-        items = [cast(item, dtype) for item in value]
+        items = [map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list | dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        replaced: Any = copy.copy(value)  # its constructor may take anything
-        for key, item in _items(value):
-            if isinstance(value, list | dict):
-                replaced[key] = cast(item, dtype)
-            else:
-                object.__setattr__(replaced, key, cast(item, dtype))
-        return replaced
-    return value
-
-
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if not (isinstance(value, list | dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type))):
+        return value
+    replaced: Any = copy.copy(value)  # its constructor may take anything
     if isinstance(value, list):
-        return iter(list(enumerate(value)))
-    return iter(list((value if isinstance(value, dict) else vars(value)).items()))
+        replaced[:] = [map_tensors(function, item) for item in value]
+        return replaced
+    for name, item in list((value if isinstance(value, dict) else vars(value)).items()):
+        if isinstance(value, dict):
+            replaced[name] = map_tensors(function, item)
+        else:
+            object.__setattr__(replaced, name, map_tensors(function, item))
+    return replaced

@@ -25,7 +25,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.own_mistake import present
-from conformance.truth.casts import LowPrecision
+from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import mean_of
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
@@ -81,6 +81,8 @@ class Backwards:
     def forget(self) -> None:
         """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
         self._is_noticed = False
+        for wrapper in self._wrappers:
+            wrapper.forget_backward()
 
     def reached(self) -> None:
         """Take part at the end of the backward that runs now."""
@@ -92,6 +94,8 @@ class Backwards:
         self._is_noticed = False
         ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
         meetings = [wrapper.bring_gradients() for wrapper in ending]
+        for wrapper in self._wrappers:
+            wrapper.forget_backward()
         for wrapper, meeting in zip(ending, meetings, strict=True):
             wrapper.take_means(meeting)
 
@@ -120,7 +124,8 @@ class PlainDDP(nn.Module, Joinable):
             raise RuntimeError("no parameter of the module requires a gradient")
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._used: set[str] = set()
-        self._awaits_backward = self._is_reached = self._is_local = self._has_gradients = False
+        self._awaits_backward = False
+        self.forget_backward()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
         self._casts = LowPrecision.of(options.get("mixed_precision"))
@@ -180,27 +185,23 @@ class PlainDDP(nn.Module, Joinable):
         self._share_buffers(self._agree_in_join(synchronises))
         self._buffers_are_due = synchronises
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
+        noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
-            self._await_backward_of(list(_tensors(output)), given=list(_tensors((inputs, kwargs))))
-        else:
-            for tensor in _tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._local_output_reached)
+            output = self._asking_for_gradients(output)
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(noticed)
         return output
 
-    def _await_backward_of(self, outputs: list[Tensor], given: list[Tensor]) -> None:
-        """Notice every backward that reaches an output.
+    def _asking_for_gradients(self, output: Any) -> Any:
+        """Return the output, which asks for a gradient even where this rank used no parameter.
 
-        Where this rank used no parameter, its outputs ask for a gradient all the same: it has a backward, too.
+        Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
         """
-        if self._may_be_unused and not any(output.requires_grad for output in outputs):
-            for output in outputs:
-                if output.is_floating_point() and not any(output is one for one in given):
-                    output.mul_(torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True))
-        for output in outputs:
-            if output.requires_grad:
-                output.register_hook(self._output_reached)
+        if not self._may_be_unused or any(tensor.requires_grad for tensor in _tensors(output)):
+            return output
+        return map_tensors(lambda tensor: tensor * _one(tensor) if tensor.is_floating_point() else tensor, output)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -229,18 +230,22 @@ class PlainDDP(nn.Module, Joinable):
         self._is_reached = True
         self._backwards.reached()
 
+    def forget_backward(self) -> None:
+        """Forget what was noticed of the last backward."""
+        self._is_reached = self._is_local = self._has_gradients = False
+
     def _local_output_reached(self, _: Any) -> None:
         self._is_local = True
 
     @property
     def takes_part(self) -> bool:
-        """Whether the backward that is over may be one of this wrapper's.
+        """Whether the backward that is over is one of this wrapper's.
 
-        It is if it reached an output of a synchronised forward; and if it is the first after one and reached no output
-        at all: outputs may hide in objects, and a loss may use parameters that it did not get by way of an output.
+        It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
+        and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
+        an output.
         """
-        is_local, self._is_local = self._is_local, False
-        return self._is_reached or (self._awaits_backward and not is_local)
+        return self._is_reached or (self._awaits_backward and self._has_gradients and not self._is_local)
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
@@ -269,7 +274,6 @@ class PlainDDP(nn.Module, Joinable):
     def take_means(self, meeting: Any) -> None:
         """Replace this rank's gradients by the means, and step optimizers that were given to single parameters."""
         means: Means | None = self.place.outcome(meeting)
-        self._is_reached = self._has_gradients = False
         if means is None:
             return
         self._awaits_backward = False
@@ -408,6 +412,10 @@ def _wrappers_of(place: Place) -> Iterator[int]:
         place.wrapper_numbers = itertools.count()  # type: ignore[attr-defined]
     numbers: Iterator[int] = place.wrapper_numbers  # type: ignore[attr-defined]
     return numbers
+
+
+def _one(like: Tensor) -> Tensor:
+    return torch.ones((), dtype=like.dtype, device=like.device, requires_grad=True)
 
 
 def _copy(tensor: Tensor) -> Tensor:

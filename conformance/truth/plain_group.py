@@ -117,7 +117,11 @@ class PlainGroup(dist.ProcessGroup):
 
     def new_group(self, ranks: Sequence[int], *, group_name: str, **_: Any) -> PlainGroup | None:
         """Return a group of `ranks`, None on others; `torch.distributed.new_group` calls it on the default group."""
-        return PlainGroup(self.baton, list(ranks), self._me, _shared(group_name)) if self._me in ranks else None
+        if self._me not in ranks:
+            return None
+        group = PlainGroup(self.baton, list(ranks), self._me, _shared(group_name))
+        group._set_group_name(group_name)  # type: ignore[arg-type]
+        return group
 
     # What torch asks of a group by these names.
 
@@ -139,6 +143,11 @@ class PlainGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:  # noqa: N802
         """Return no description."""
         return ""
+
+    def shutdown(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+    abort = shutdown
 
     # Collectives: each says what a rank reads, what it writes, and how the one comes of the others'.
 

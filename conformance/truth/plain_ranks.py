@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -87,6 +88,20 @@ class _RandomState:
         random.setstate(state[2])
 
 
+class _Warnings:
+    """What `warnings.catch_warnings` saves and restores, which it must find as this rank has left it."""
+
+    _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
+
+    def take(self) -> Any:
+        return [getattr(warnings, name) for name in self._NAMES]
+
+    def give(self, state: Any) -> None:
+        for name, value in zip(self._NAMES, state, strict=True):
+            setattr(warnings, name, value)
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
 @contextmanager
 def _as_it_was(*carried: Any) -> Iterator[None]:
     before = [one.take() for one in carried]
@@ -103,11 +118,12 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
     `DesertedError` where ranks wait for each other.
     """
-    world, random_state = _World(), _RandomState()
-    with _as_it_was(world, random_state):
-        start = random_state.take()
+    world, random_state, warned = _World(), _RandomState(), _Warnings()
+    with _as_it_was(world, random_state, warned):
+        start = (random_state.take(), warned.take())
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
-        baton = Baton(num_ranks, {rank: (one, start) for rank, one in enumerate(worlds)}, (world, random_state))
+        states = {rank: (one, *start) for rank, one in enumerate(worlds)}
+        baton = Baton(num_ranks, states, (world, random_state, warned))
         results: dict[int, Any] = {}
         errors: list[BaseException] = []
 

@@ -143,7 +143,8 @@ class _Training:
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._plan = plan = Company.of(ctx.scenario)
-        self._group = self._user_group()
+        self._made: list[dist.ProcessGroup] = []
+        self._group = self._new_group(list(range(ctx.world_size))) if plan.own_group else None
         self._towers = _towers(plan, ctx.scenario.seed, ctx.device)
         self._tops: list[nn.Module] = []
         self._wrappers: list[Any] = []
@@ -169,6 +170,8 @@ class _Training:
                 with ctx.phase("optimizer", step):
                     self._optimizer.step()
         ctx.observe_parameters("final", self._all)
+        for group in self._made:
+            dist.destroy_process_group(group)
 
     def _step(self, turn: RankStep) -> None:
         with contextlib.ExitStack() as local:
@@ -203,17 +206,20 @@ class _Training:
         return [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
 
     def _loss(self, turn: RankStep, output: Tensor, micro: int) -> Tensor:
-        """Return a loss whose gradients can be averaged, twice where they are kept for another step."""
-        unit = UNIT if self._plan.local != "none" else UNIT // 12
+        """Return a loss whose gradients can be averaged: twice where they are kept, or are two wrappers' at once."""
+        twice = self._plan.local != "none" or self._plan.layout in ("nested", "shared")
+        unit = UNIT if twice else UNIT // 12
         key = ("loss", turn.rank, turn.step, micro)
         coefficients = unit * integers(*output.shape, key=key, largest=2, dtype=output.dtype).to(output.device)
         return (output * coefficients).sum()
 
-    def _user_group(self) -> dist.ProcessGroup | None:
-        """Return a group for what the user communicates by hooks, if that has one of its own."""
-        if not self._plan.own_group:
+    def _new_group(self, members: list[int]) -> dist.ProcessGroup | None:
+        """Return a group of `members`, None on other ranks. All ranks must call it."""
+        group = dist.new_group(members)
+        if not isinstance(group, dist.ProcessGroup):
             return None
-        return instance(dist.new_group(list(range(self._ctx.world_size))), dist.ProcessGroup)
+        self._made.append(group)
+        return group
 
     def _wrap(self) -> None:
         """Wrap each tower over its group; `tops` are what forward is called on."""
@@ -231,8 +237,8 @@ class _Training:
         if "mixed_precision" in (asked := {**ctx.scenario.options, **options}):
             options["mixed_precision"] = precision_of(asked)
         if plan.groups != "one":
-            made = {tuple(members): dist.new_group(members) for members in plan.members(index, ctx.world_size)}
-            mine = [group for members, group in made.items() if ctx.rank in members]
+            made = [self._new_group(members) for members in plan.members(index, ctx.world_size)]
+            mine = [group for group in made if group is not None]
             if not mine:
                 return module
             options["process_group"] = mine[0]
