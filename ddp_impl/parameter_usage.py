@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl import collectives
+from ddp_impl.forecast import Forecast
+from ddp_impl.groups import size_of
+
+#: More than once a parameter is rarely used; beyond this, how often is not compared.
+_MOST_TIMES = 1000
 
 
 class ParameterUsage:
@@ -19,7 +24,8 @@ class ParameterUsage:
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
     it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_refusing`: how many ranks
     said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that.
-    `promised[i]`: of a static graph, whether any rank's synchronised backward uses parameter i; None until they know.
+    `promise`: of a static graph, which parameters any rank's synchronised backward uses, and which of them all ranks
+    use equally often; None until they know.
     `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
 
     To read what ranks exchanged, the host must wait for the device. On an accelerator only those ranks do so that miss
@@ -33,28 +39,32 @@ class ParameterUsage:
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
         self.is_exchanged = False
-        self.promised: list[bool] | None = None
+        self.promise: Forecast | None = None
         self.follows_local = False
         self.num_refusing = self.num_reading = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work, bool] | None = None
         self._num_users = [0] * num_parameters
+        self._num_ranks = 1
         self._unread: deque[tuple[Tensor, torch.Event]] = deque()
 
     def begin_agreeing(
-        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learns: bool = False
+        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learnt: Sequence[int] | None = None
     ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
-        `learns`: what they use now without earlier backwards is what they promise to use. Every rank calls it between
-        the same collectives.
+        `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
+        every iteration. Every rank calls it between the same collectives.
         """
-        reads = device.type == "cpu" or refuses or learns or not self.unused <= self.used_locally
-        told = [self._flags(self.unused, self.used_locally), torch.tensor([refuses, reads], dtype=torch.int32)]
-        if learns:
-            told.append(self._flags(self.unused))
-        flags = _on_device(torch.cat(told), device)
+        reads = device.type == "cpu" or refuses or learnt is not None or not self.unused <= self.used_locally
+        told: list[int] = [*self._used(self.used_locally), refuses, reads]
+        if learnt is not None:
+            # All ranks have the same number if the square of the sum is the sum of the squares times the ranks.
+            times = [min(number, _MOST_TIMES) for number in learnt]
+            told += [*self._used(), *times, *(number * number for number in times)]
+        self._num_ranks = size_of(group)
+        flags = _on_device(torch.tensor(told, dtype=torch.int32, device="cpu"), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group), reads)
 
     def end_agreeing(self) -> None:
@@ -94,12 +104,6 @@ class ParameterUsage:
             return flags.tolist()[: self._num_parameters]
         return self._num_users
 
-    def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
-        """Return whether any rank expects to use each parameter; `absent` are those this rank does not. Collective."""
-        flags = _on_device(self._flags(set(absent), self.used_locally), device)
-        collectives.all_reduce_now(flags, group)
-        return [count > 0 for count in flags.tolist()]
-
     def end_iteration(self) -> None:
         """Remember which parameters were unused and forget which ones earlier backwards used."""
         if self.last_unused is not None and self.last_unused != self.unused:
@@ -107,12 +111,12 @@ class ParameterUsage:
         self.last_unused = set(self.unused)
         self.used_locally.clear()
         self.is_exchanged = self.follows_local = False
-        if self.promised is not None:
-            self.anywhere = self.promised
+        if self.promise is not None:
+            self.anywhere = list(self.promise.expected)
 
     def forget_agreements(self) -> None:
         """Forget what ranks have exchanged and what the last iteration used; not what awaits its first reduction."""
-        self.anywhere = self.promised = None
+        self.anywhere = self.promise = None
         self._num_users = [0] * self._num_parameters
         self.last_unused = None
         self.unused.clear()
@@ -125,11 +129,14 @@ class ParameterUsage:
             counts[:num_parameters], counts[num_parameters : num_parameters + 2]
         )  # fmt: skip
         if learnt := counts[num_parameters + 2 :]:
-            self.promised = [count > 0 for count in learnt]
+            using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
+            self.promise = Forecast(
+                alike=[num * num == self._num_ranks * square for num, square in zip(times, squares, strict=True)],
+                expected=[count > 0 for count in using],
+            )
 
-    def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
-        used = (index not in unused or index in used_before for index in range(self._num_parameters))
-        return torch.tensor(list(used), dtype=torch.int32)
+    def _used(self, used_before: Collection[int] = ()) -> list[bool]:
+        return [index not in self.unused or index in used_before for index in range(self._num_parameters)]
 
 
 def _on_device(flags: Tensor, device: torch.device) -> Tensor:

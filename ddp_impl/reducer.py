@@ -4,17 +4,39 @@ A parameter's hook runs once per gradient and is the hot path: it counts down (`
 bucket is an event of the state machine, which returns the actions to perform. The reducer hands out the averages in a
 callback that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
 
-The reducer finds gradients that do not come in two ways. Before the backward, a walk from the outputs of all forwards
-since the last reduction (`unused_parameters`) finds what they cannot reach; those parameters hold up no bucket. After
-the backward, whatever still has not come was left out of the loss. The first way is only an optimisation of the
-second, so several forwards before one backward, opaque outputs and partial losses need no rules of their own.
+Theory of operation. A DDP is not alone in its group: other wrappers and the user's own collectives share it, before,
+within and after the backward. *Which collective comes next in a group is a function of what all its ranks know*, never
+of when this rank's gradients came, of what this rank uses, or of what it remembers.
+
+==========================  ======================================================  =================================
+moment                      what every rank knows                                   what is sent then
+==========================  ======================================================  =================================
+forward                     all ranks run it: it is collective                      buffers; rank 0's order, once
+backward reaches an output  all ranks run this backward                             with `find_unused_parameters`,
+                                                                                    which gradients it will bring
+                                                                                    (`forecast`), by all wrappers
+                                                                                    whose backward it is (`backwards`)
+a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
+                            iteration brings; with it: the forecast                 same gradients of it, and all
+                                                                                    such before it have left
+the backward is over        nothing else will come                                  the late buckets, in index order,
+                                                                                    and what was used; wrappers in the
+                                                                                    order of their construction
+==========================  ======================================================  =================================
+
+A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
+when all wrappers of the backward have sent everything, so that what a bucket collects is what the backward brought.
+
+Gradients that do not come are found when the backward is over. That alone makes the values right; the forecast only
+lets buckets leave earlier. So several forwards before one backward, opaque outputs, partial losses and functions that
+hide a backward of their own need no further rules.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from types import TracebackType
@@ -24,16 +46,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl import collectives, messages
+from ddp_impl import backwards, collectives, messages
 from ddp_impl.anchor import Anchor
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.backwards import next_construction
 from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.device_times import DeviceTimes
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
+from ddp_impl.forecast import Forecast, PendingForecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
@@ -43,12 +67,14 @@ from ddp_impl.telemetry import NEVER, Moment
 from ddp_impl.torch_internals import (
     DebugLevel,
     WhenBackwardEnds,
+    brought_by_backward,
+    current_backward,
     current_distributed_context_id,
     get_debug_level,
     in_backward,
     in_compiled_backward,
 )
-from ddp_impl.unused_parameters import Reach
+from ddp_impl.unused_parameters import GraphSearch
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -85,7 +111,8 @@ class Reducer(BucketReduction):
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
         super().__init__(members, group, device, options, peers)
-        self.reach = Reach([member.parameter for member in self.members])
+        self.construction = next_construction()
+        self.search = GraphSearch([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
         has_threads = len({member.parameter.device for member in self.members}) > 1
@@ -94,7 +121,10 @@ class Reducer(BucketReduction):
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
-        self._num_watched = 0
+        self._watched = -1  # the number of the last backward whose end was to be reported
+        self._forecast: PendingForecast | None = None
+        self._has_forecast = False  # the ranks have told each other what this iteration will bring, or are about to
+        self._is_announced = False  # the backward will report when it comes to an output
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
         # the exception; `_is_over` is set when they have.
         self._drops_late = device.type != "cpu" or has_threads
@@ -109,6 +139,8 @@ class Reducer(BucketReduction):
         )
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
+        if self._will_exchange_usage:
+            backwards.tell_beginnings_of(self)
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
 
@@ -137,7 +169,7 @@ class Reducer(BucketReduction):
         every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
         """
         is_alone = size_of(self.group) == 1
-        if is_alone or not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
+        if is_alone or not self._missing_is_unused() or self.search.uses_any(tensors):
             return output
         is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
@@ -146,20 +178,19 @@ class Reducer(BucketReduction):
         return self._anchor.tie(output)
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
-        """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
+        """After a synchronised forward: expect gradients when a backward comes to `outputs`."""
         outputs = list(outputs)
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
-        reached = self.reach.of(tensors)
-        self._handle(Event.FORWARD, reached)
+        self._handle(Event.FORWARD)
         self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
         self._early_moves.movable = self._context_id is None
         if self._hooks.captures:
-            self._hooks.listen_to_nodes(self.reach.walk.nodes)
-        if self._hooks.on_backward(tensors, partial(self._begin_backward, reached)):
-            self.reach.is_announced = True
+            self._hooks.listen_to_nodes(self.search.nodes)
+        if self._hooks.on_backward(tensors, self._begin_backward):
+            self._is_announced = True
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -234,6 +265,8 @@ class Reducer(BucketReduction):
         (`ZeroRedundancyOptimizer`) steps its shard here too.
         """
         self._handle(Event.SHADOW)
+        self.all_have_sent()
+        self.all_have_handed_out()
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
@@ -244,6 +277,10 @@ class Reducer(BucketReduction):
 
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
+
+    def shared(self) -> Collection[int]:
+        """Return the indices of the parameters whose gradients another wrapper averages, too."""
+        return self._hooks.shared()
 
     @property
     def order(self) -> list[int]:
@@ -308,7 +345,6 @@ class Reducer(BucketReduction):
         # A static graph is learnt in its first iteration; the next one counts on it.
         measures = self.options.caps.measured and not self.options.static_graph
         self.arrivals.forget(NUM_PROFILED if measures else 1)
-        self.reach.is_walked = False
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
         self._adopt(plan_for_unknown_order(self.specs))
@@ -327,18 +363,16 @@ class Reducer(BucketReduction):
     # -- events -------------------------------------------------------------------------------------------------------
 
     @_one_thread_at_a_time
-    def _handle(self, event: Event, reached: set[int] | None = None, bucket: int | None = None) -> None:
-        """Enter `event` into the state machine and perform its actions; a forward's outputs can reach `reached`."""
+    def _handle(self, event: Event, bucket: int | None = None) -> None:
+        """Enter `event` into the state machine and perform its actions."""
         for action in self.state.handle(event, bucket=bucket):
             match action:
                 case Action.ARM:
-                    self._arm(reached)
-                case Action.WIDEN:
-                    self.reach.widen(reached)
+                    self._arm()
                 case Action.WATCH:
                     self._watch_backward()
-                case Action.EXCLUDE:
-                    self._mark_unused()
+                case Action.FORECAST:
+                    self._expect()
                 case Action.LAUNCH:
                     self._launch_full_buckets()
                 case Action.ASK:
@@ -354,14 +388,27 @@ class Reducer(BucketReduction):
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
-    def _begin_backward(self, reached: set[int] | None) -> None:
-        """Take the report that a backward has come to an output of the forward that can reach `reached`."""
+    def _begin_backward(self) -> None:
+        """Take the report that a backward has come to an output of forward."""
+        backwards.begin(self)
+
+    def begins_with_others(self) -> bool:
+        """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
+
+        A forward under `no_sync` may await its own, which is none.
+        """
+        if self.state.phase is not Phase.ARMED or self.usage.follows_local or self._context_id is not None:
+            return False
+        return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
+
+    def backward_begins(self) -> None:
+        """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
         self.before_backward()
         self._refuse_compiled_backward()
         if self.state.phase is Phase.BROKEN:
             self.check_finished()
         came, self._came_locally = self._came_locally or [], None
-        self._handle(Event.BACKWARD, reached)
+        self._handle(Event.BACKWARD)
         for index in came:  # this backward runs through both: it averages everything
             self._take_reported_gradient(index)
 
@@ -406,7 +453,7 @@ class Reducer(BucketReduction):
             self.usage.unused.discard(index)
         if due <= 0:
             if phase is Phase.ARMED and not self._waits_for_outputs:
-                self._begin_backward(None)
+                self._begin_backward()
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
         ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
@@ -421,22 +468,30 @@ class Reducer(BucketReduction):
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
     @torch.no_grad()
-    def _backward_ended(self) -> None:
+    def backward_ends(self) -> None:
+        """Send all that has not been sent."""
         self._told_missing = False
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
-    def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        is_latest = watch == self._num_watched  # autograd's threads may drop a backward after the next one has begun
+    @torch.no_grad()
+    def all_have_sent(self) -> None:
+        """Wait for every bucket and hand out the averages, if they are due."""
+        self._handle(Event.ALL_SENT)
+
+    def all_have_handed_out(self) -> None:
+        """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
+        while self._to_step:
+            self._step(self._to_step.pop())
+
+    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Take note that the backward with this number raised."""
+        is_latest = number == self._watched  # autograd's threads may drop a backward after the next one has begun
         if is_latest:
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
-        if is_latest and self._raised_early and self._skipped is None:
-            # Ranks whose first gradient came wait for this one to say what it will not use. What they agree on is of no
-            # use here: either all refuse the next forward, or it begins anew.
-            self._agree_on_skipped(range(len(self.members)))
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end
@@ -444,11 +499,8 @@ class Reducer(BucketReduction):
 
     @property
     def _waits_for_outputs(self) -> bool:
-        """Whether full buckets wait until the backward reaches an output: unused parameters are not known before."""
-        if not self._will_exchange_usage:
-            return False
-        skips = self.options.skip_all_reduce_unused_params
-        return self.reach.is_announced and (self.reach.reached is not None or skips)
+        """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
+        return self._will_exchange_usage and self._is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -456,7 +508,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and not self._skips(bucket)
+            and bucket not in self._skipped
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -468,14 +520,18 @@ class Reducer(BucketReduction):
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _arm(self, reached: set[int] | None) -> None:
-        self.reach.begin(reached)
+    def _arm(self) -> None:
+        self._forecast, self._has_forecast, self._is_announced = None, False, False
         self.usage.unused.clear()
-        self._skipped = None
+        self._skipped = set()
         self._in_flight.clear()
         self._refusal = None
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
+        if self.usage.promise is not None:
+            promise = self.usage.promise
+            everything = Forecast(promise.alike, [True] * len(self.members))
+            self._adopt_forecast(everything if self.usage.follows_local else promise)
         self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
@@ -499,8 +555,12 @@ class Reducer(BucketReduction):
             self._is_over.wait(_DROPPED_WITHIN_S)
 
     def _watch_backward(self) -> None:
-        self._num_watched += 1
-        self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
+        self._watched = current_backward()
+        if self._drops_late:
+            self._is_over = over = threading.Event()
+            backwards.take_part(self, over.set)
+        else:
+            backwards.take_part(self, lambda: None)
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
@@ -508,18 +568,49 @@ class Reducer(BucketReduction):
             if self._device_times is not None and self._learns_order:
                 self._device_times.begin()
 
-    def _mark_unused(self) -> None:
-        """Take as ready what this iteration will not use, as far as that is known."""
+    def _expect(self) -> None:
+        """Take as unused what this backward will not bring, as far as that is known, and tell the other ranks."""
         absent: list[int] = []
         if self.options.static_graph:
             absent = self.arrivals.never_used
-        elif self.options.find_unused_parameters and self.reach.reached is not None:
-            absent = [i for i, left in enumerate(self.arrivals.due) if left and i not in self.reach.reached]
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
+        elif not self._has_forecast:
+            coming = self.search.coming()
+            if not any(coming) and not self._anchor.is_coming():
+                return  # torch.autograd.grad, perhaps on this rank alone
+            absent = self._tell_others(coming)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
+
+    def _tell_others(self, coming: Sequence[bool]) -> list[int]:
+        """Start the exchange of what ranks expect; return which gradients this rank is sure not to get.
+
+        Of a parameter that this backward will not come to, and that the last one brought a gradient, the rank is not
+        sure: a function that begins a backward of its own may hide it.
+        """
+        last_unused = self.usage.last_unused or set()
+        away = [index for index, comes in enumerate(coming) if not comes]
+        self._forget_dropped(away)
+        absent = [index for index in away if index in last_unused]
+        possible = [True] * len(self.members)
+        for index in absent:
+            possible[index] = index in self.usage.used_locally
+        self._forecast = PendingForecast(coming, possible, self.group, self.device)
+        self._has_forecast = True
+        return absent
+
+    def _read_forecast(self) -> None:
+        """Wait until it is known which buckets leave within the backward, if that is not known."""
+        if not self._will_exchange_usage:
+            return
+        if not self._has_forecast:
+            self._tell_others(self.search.coming())
+        forecast, self._forecast = self._forecast, None
+        if forecast is not None:
+            with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+                self._adopt_forecast(forecast.result())
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -539,13 +630,14 @@ class Reducer(BucketReduction):
 
     @torch.no_grad()
     def _launch_full_buckets(self) -> None:
-        if self._skipped is None:  # not before a gradient has come: torch.autograd.grad need not run on every rank
-            self._skipped = self._agree_on_skipped(self.usage.unused)
+        if BucketPhase.FULL not in self.state.buckets:
+            return
+        self._read_forecast()
         launchable = self.state.take_launchable()
         for index in launchable:
             self._launch(self.buckets[index])
             if self.steps_optimizers:
-                self._hand_out_before(index)
+                self._hand_out_all_but_the_last()
         if launchable and self.state.num_launched == len(self.buckets):
             self.telemetry.current.last_launch = Moment.now()
             self._handle(Event.LAST_LAUNCHED)
@@ -559,7 +651,6 @@ class Reducer(BucketReduction):
         refused = self.usage.num_refusing > 0
         if not refused:
             self._hand_out_averages()
-        self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()

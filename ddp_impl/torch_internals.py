@@ -36,6 +36,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Variable
+from torch.autograd.graph import Node
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -155,20 +156,31 @@ def _parts(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 def in_backward() -> bool:
     """Whether this thread runs a backward; torch has no public way to ask."""
-    return torch._C._current_graph_task_id() != -1
+    return current_backward() != -1
+
+
+def current_backward() -> int:
+    """Return the number of the backward that this thread runs, -1 outside of any; one within another has its own."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
+    """Return which of these nodes, which accumulate gradients, the backward that runs now will come to.
+
+    The engine has found its way before it began, so the answer costs a look into a set for each node. It knows nothing
+    of a backward that a node of this one will begin, as a reentrant checkpoint does. `torch.autograd.grad` accumulates
+    nothing, nor does a backward of torch.distributed.autograd: both come to none.
+    """
+    try:
+        return list(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # the engine is asked for a leaf whose gradient it captures
+        return [False] * len(nodes)
 
 
 def in_compiled_backward() -> bool:
     """Whether compiled autograd has captured the backward that runs now, or is being compiled."""
     return compiled_autograd.in_compiled_autograd_region
-
-
-def function_of(node_type: type) -> type | None:
-    """Return the `torch.autograd.Function` that nodes of this type are the backward of; None for torch's own kernels.
-
-    Public attributes of a node tell its name, but not what it runs.
-    """
-    return getattr(node_type, "_forward_cls", None)
 
 
 def current_distributed_context_id() -> int | None:
