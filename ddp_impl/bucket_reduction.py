@@ -15,7 +15,7 @@ from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Forecast, PendingForecast
+from ddp_impl.forecast import Forecast
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
@@ -67,14 +67,26 @@ class BucketReduction:
         self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
-    def _adopt_forecast(self, forecast: Forecast) -> None:
-        """Act on what ranks expect of this backward: which buckets leave when it is over, and which not at all."""
-        by_bucket = [[member.index for member in bucket.members] for bucket in self.buckets]
-        late = [index for index, members in enumerate(by_bucket) if not all(forecast.alike[i] for i in members)]
-        self.state.hold_back(late)
-        if self.options.skip_all_reduce_unused_params or self.options.static_graph:
-            expected = forecast.expected
-            self._skipped = {index for index, members in enumerate(by_bucket) if not any(expected[i] for i in members)}
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank."""
+        self.state.hold_back(
+            {bucket.index for bucket in self.buckets if not all(sure[member.index] for member in bucket.members)}
+        )
+
+    def _skip_unused(self, used: Sequence[bool]) -> None:
+        """Let the buckets not leave at all of which no rank used a parameter."""
+        self._skipped = {
+            bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
+        }
+
+    def _agree_on_skipped(self) -> None:
+        """Before late buckets leave, find those of which no rank used a parameter, if the user wants traffic saved.
+
+        Collective with `skip_all_reduce_unused_params`.
+        """
+        if self.options.skip_all_reduce_unused_params and self._will_exchange_usage:
+            self._forget_dropped(self.usage.unused)
+            self._skip_unused(self.usage.used_anywhere(self.group, self.device))
 
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
@@ -132,11 +144,11 @@ class BucketReduction:
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
         if self._will_exchange_usage:
-            nothing_comes = [False] * len(self.members)
-            self._adopt_forecast(
-                PendingForecast(nothing_comes, nothing_comes, self.group, self.device, shadows=True).result()
-            )
-        for bucket in [self.buckets[index] for index in self.state.launch_order]:
+            self._hold_back(Forecast(None, len(self.members), self.group, self.device).result())
+        first_late = len(self.buckets) - self.state.num_late
+        for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
+            if place == first_late:
+                self._agree_on_skipped()
             if bucket.index not in self._skipped:
                 bucket.claim()
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
@@ -152,7 +164,7 @@ class BucketReduction:
         if self.options.static_graph:
             promise = self.usage.promise
             learns = promise is None and self.arrivals.learns_order
-            asks_again = self.usage.follows_local and promise is not None and not all(promise.expected)
+            asks_again = self.usage.follows_local and promise is not None and not all(promise.used)
             if not learns and not asks_again:
                 return
         elif not self.options.find_unused_parameters:

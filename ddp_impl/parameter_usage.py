@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl import collectives
-from ddp_impl.forecast import Forecast
 from ddp_impl.groups import size_of
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Of a static graph: `used[i]`, a rank's synchronised backward uses parameter i; `alike[i]`, all equally often."""
+
+    used: list[bool]
+    alike: list[bool]
 
 
 class ParameterUsage:
@@ -24,8 +32,7 @@ class ParameterUsage:
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
     it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_refusing`: how many ranks
     said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that.
-    `promise`: of a static graph, which parameters any rank's synchronised backward uses, and which of them all ranks
-    use equally often; None until they know.
+    `promise`: what ranks know of a static graph; None until they do.
     `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
 
     To read what ranks exchanged, the host must wait for the device. On an accelerator only those ranks do so that miss
@@ -39,7 +46,7 @@ class ParameterUsage:
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
         self.is_exchanged = False
-        self.promise: Forecast | None = None
+        self.promise: Promise | None = None
         self.follows_local = False
         self.num_refusing = self.num_reading = 0
         self.looks_static = True  # every iteration so far left out the same parameters
@@ -104,6 +111,12 @@ class ParameterUsage:
             return flags.tolist()[: self._num_parameters]
         return self._num_users
 
+    def used_anywhere(self, group: dist.ProcessGroup, device: torch.device) -> list[bool]:
+        """Return whether any rank used each parameter by now. Collective; the host waits."""
+        flags = _on_device(torch.tensor(self._used(self.used_locally), dtype=torch.int32, device="cpu"), device)
+        collectives.all_reduce_now(flags, group)
+        return [count > 0 for count in flags.tolist()]
+
     def end_iteration(self) -> None:
         """Remember which parameters were unused and forget which ones earlier backwards used."""
         if self.last_unused is not None and self.last_unused != self.unused:
@@ -112,7 +125,7 @@ class ParameterUsage:
         self.used_locally.clear()
         self.is_exchanged = self.follows_local = False
         if self.promise is not None:
-            self.anywhere = list(self.promise.expected)
+            self.anywhere = self.promise.used
 
     def forget_agreements(self) -> None:
         """Forget what ranks have exchanged and what the last iteration used; not what awaits its first reduction."""
@@ -130,9 +143,9 @@ class ParameterUsage:
         )  # fmt: skip
         if learnt := counts[num_parameters + 2 :]:
             using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
-            self.promise = Forecast(
+            self.promise = Promise(
+                used=[count > 0 for count in using],
                 alike=[num * num == self._num_ranks * square for num, square in zip(times, squares, strict=True)],
-                expected=[count > 0 for count in using],
             )
 
     def _used(self, used_before: Collection[int] = ()) -> list[bool]:

@@ -13,7 +13,7 @@ moment                      what every rank knows                               
 ==========================  ======================================================  =================================
 forward                     all ranks run it: it is collective                      buffers; rank 0's order, once
 backward reaches an output  all ranks run this backward                             with `find_unused_parameters`,
-                                                                                    which gradients it will bring
+                                                                                    which gradients are sure to come
                                                                                     (`forecast`), by all wrappers
                                                                                     whose backward it is (`backwards`)
 a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
@@ -57,7 +57,7 @@ from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.device_times import DeviceTimes
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Forecast, PendingForecast
+from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
@@ -122,7 +122,7 @@ class Reducer(BucketReduction):
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._watched = -1  # the number of the last backward whose end was to be reported
-        self._forecast: PendingForecast | None = None
+        self._forecast: Forecast | None = None
         self._has_forecast = False  # the ranks have told each other what this iteration will bring, or are about to
         self._is_announced = False  # the backward will report when it comes to an output
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
@@ -529,9 +529,9 @@ class Reducer(BucketReduction):
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
-            promise = self.usage.promise
-            everything = Forecast(promise.alike, [True] * len(self.members))
-            self._adopt_forecast(everything if self.usage.follows_local else promise)
+            self._hold_back(self.usage.promise.alike)
+            if not self.usage.follows_local:
+                self._skip_unused(self.usage.promise.used)
         self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
@@ -569,7 +569,7 @@ class Reducer(BucketReduction):
                 self._device_times.begin()
 
     def _expect(self) -> None:
-        """Take as unused what this backward will not bring, as far as that is known, and tell the other ranks."""
+        """Take as unused what all ranks know that it is; tell them what this backward is sure to bring, if they ask."""
         absent: list[int] = []
         if self.options.static_graph:
             absent = self.arrivals.never_used
@@ -579,27 +579,18 @@ class Reducer(BucketReduction):
             coming = self.search.coming()
             if not any(coming) and not self._anchor.is_coming():
                 return  # torch.autograd.grad, perhaps on this rank alone
-            absent = self._tell_others(coming)
+            self._tell_others(coming)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
 
-    def _tell_others(self, coming: Sequence[bool]) -> list[int]:
-        """Start the exchange of what ranks expect; return which gradients this rank is sure not to get.
+    def _tell_others(self, coming: Sequence[bool]) -> None:
+        """Start the exchange of which gradients are sure to come.
 
-        Of a parameter that this backward will not come to, and that the last one brought a gradient, the rank is not
-        sure: a function that begins a backward of its own may hide it.
+        None is sure not to: a function that begins a backward of its own may hide it.
         """
-        last_unused = self.usage.last_unused or set()
-        away = [index for index, comes in enumerate(coming) if not comes]
-        self._forget_dropped(away)
-        absent = [index for index in away if index in last_unused]
-        possible = [True] * len(self.members)
-        for index in absent:
-            possible[index] = index in self.usage.used_locally
-        self._forecast = PendingForecast(coming, possible, self.group, self.device)
+        self._forecast = Forecast(coming, len(self.members), self.group, self.device)
         self._has_forecast = True
-        return absent
 
     def _read_forecast(self) -> None:
         """Wait until it is known which buckets leave within the backward, if that is not known."""
@@ -610,7 +601,7 @@ class Reducer(BucketReduction):
         forecast, self._forecast = self._forecast, None
         if forecast is not None:
             with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
-                self._adopt_forecast(forecast.result())
+                self._hold_back(forecast.result())
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -633,14 +624,21 @@ class Reducer(BucketReduction):
         if BucketPhase.FULL not in self.state.buckets:
             return
         self._read_forecast()
-        launchable = self.state.take_launchable()
-        for index in launchable:
+        num_launched = self.state.num_launched
+        self._launch_next()
+        if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
+            self._agree_on_skipped()
+            self.state.release()
+            self._launch_next()
+        if num_launched < self.state.num_launched == len(self.buckets):
+            self.telemetry.current.last_launch = Moment.now()
+            self._handle(Event.LAST_LAUNCHED)
+
+    def _launch_next(self) -> None:
+        for index in self.state.take_launchable():
             self._launch(self.buckets[index])
             if self.steps_optimizers:
                 self._hand_out_all_but_the_last()
-        if launchable and self.state.num_launched == len(self.buckets):
-            self.telemetry.current.last_launch = Moment.now()
-            self._handle(Event.LAST_LAUNCHED)
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""

@@ -172,8 +172,8 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
 class ReducerState:
     """The present phase of the iteration and of each bucket.
 
-    `launch_order`: the indices of all buckets in the order in which they leave; the last `num_late` are late.
-    `handle`, `hold_back`, `take_launchable` and `replan` change it.
+    `launch_order`: the indices of all buckets in the order in which they leave; the last `num_late` are held back.
+    `handle`, `hold_back`, `release`, `take_launchable` and `replan` change it.
     """
 
     def __init__(self, rank: int, num_buckets: int = 0) -> None:
@@ -224,11 +224,15 @@ class ReducerState:
         self.launch_order = [index for index in order if index not in late] + sorted(late)
         self.num_late = len(late)
 
+    def release(self) -> None:
+        """Let the late buckets leave; the backward is over."""
+        assert self.phase is Phase.INCOMPLETE, "the backward may bring more gradients"
+        self.num_late = 0
+
     def take_launchable(self) -> list[int]:
-        """Return the full buckets that are next in order, marking them launched; late ones only behind the backward."""
+        """Return the full buckets that are next in order and not held back, marking them launched."""
         first = last = self.num_launched
-        end = len(self.buckets) - (0 if self.phase is Phase.INCOMPLETE else self.num_late)
-        while last < end and self.buckets[self.launch_order[last]] is BucketPhase.FULL:
+        while last < len(self.buckets) - self.num_late and self.buckets[self.launch_order[last]] is BucketPhase.FULL:
             self.buckets[self.launch_order[last]] = BucketPhase.LAUNCHED
             last += 1
         self.num_launched = last

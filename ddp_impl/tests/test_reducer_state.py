@@ -91,6 +91,9 @@ class Iterations(RuleBasedStateMachine):
         if not self.launched and BucketPhase.FULL in self.state.buckets:
             self.state.hold_back(self.late)
         launched = self.state.take_launchable()
+        if self.state.phase is Phase.INCOMPLETE:
+            self.state.release()
+            launched += self.state.take_launchable()
         self.launched += launched
         order = sorted(range(NUM_BUCKETS), key=lambda index: (index in self.late, index))
         assert self.launched == order[: len(self.launched)], "buckets left in another order"
@@ -126,8 +129,7 @@ class Iterations(RuleBasedStateMachine):
     @invariant()
     def full_buckets_leave_as_soon_as_it_is_their_turn(self) -> None:
         waits = self.state.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.BROKEN)
-        within = NUM_BUCKETS - (0 if self.state.phase is Phase.INCOMPLETE else self.state.num_late)
-        if not waits and self.state.num_launched < within:
+        if not waits and self.state.num_launched < NUM_BUCKETS - self.state.num_late:
             assert self.state.buckets[self.state.launch_order[self.state.num_launched]] is BucketPhase.FILLING
 
     @invariant()
@@ -305,6 +307,7 @@ def test_launch_order_is_index_order_whatever_fills_first_and_late_buckets_wait(
         state.check_invariants()
     assert launched == sorted(set(range(4)) - late)
     state.handle(Event.BACKWARD_END)
+    state.release()
     launched += state.take_launchable()
     assert launched == sorted(set(range(4)) - late) + sorted(late)
     assert set(state.buckets) == {BucketPhase.LAUNCHED}

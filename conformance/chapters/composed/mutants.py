@@ -68,7 +68,7 @@ class LetsLocalForwardsPass(Reducing):
 
 
 class LeavesOthersWaiting(Reducing):
-    """BUG: ranks tell what they expect when a bucket is full; one whose backward raises before leaves others waiting."""
+    """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
 
     class OwnReducer(Reducer):
         """Says nothing when the backward begins."""

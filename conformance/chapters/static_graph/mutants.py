@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import Reducing, summed
-from ddp_impl.forecast import Forecast
-from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.parameter_usage import ParameterUsage, Promise
 
 
 class IgnoresStaticGraph(DistributedDataParallel):
@@ -113,7 +112,7 @@ class PromisesWhatWasLocal(Reducing):
             knew = self.promise is not None
             super().end_agreeing()
             if not knew and self.promise is not None and self.anywhere is not None:
-                self.promise = Forecast(self.promise.alike, self.anywhere)
+                self.promise = Promise(self.anywhere, self.promise.alike)
 
 
 class KeepsLocalToItself(Reducing):

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import ActsAfterBackward, Reducing
 from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Forecast
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event
@@ -43,25 +42,34 @@ def _at_end_of_backward(callback: Any, gradient: Tensor) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
+class _Excluding(Reducer):
+    """Takes for unused, before the backward brings anything, what it does not believe to come."""
+
+    believed: Sequence[bool] = ()
+
+    def _expect(self) -> None:
+        super()._expect()
+        if self.options.find_unused_parameters and any(self.believed):
+            absent = [index for index, comes in enumerate(self.believed) if not comes]
+            self.usage.unused.update(absent)
+            for bucket in self.arrivals.exclude(absent):
+                self._bucket_full(bucket)
+
+    def _is_welcome_late(self, index: int) -> bool:
+        return False
+
+
 class LastForwardCounts(Reducing):
     """BUG: of several forwards before one backward only the last one's parameters count as used."""
 
-    class OwnReducer(Reducer):
+    class OwnReducer(_Excluding):
         """Remembers one forward."""
 
         def prepare_for_backward(self, outputs: Any) -> None:
             """Forget the forwards before."""
             tensors = list(outputs)
-            self._reached = _reachable(tensors, self.search.nodes)
+            self.believed = _reachable(tensors, self.search.nodes)
             super().prepare_for_backward(tensors)
-
-        def _tell_others(self, coming: Sequence[bool]) -> list[int]:
-            believed = [comes and reached for comes, reached in zip(coming, self._reached, strict=True)]
-            super()._tell_others(believed)
-            return [index for index, comes in enumerate(believed) if not comes]
-
-        def _is_welcome_late(self, index: int) -> bool:
-            return False
 
 
 class RefusesUnusedSparse(Reducing):
@@ -154,9 +162,8 @@ class NeverSkips(Reducing):
     class OwnReducer(Reducer):
         """Sends everything."""
 
-        def _adopt_forecast(self, forecast: Forecast) -> None:
-            super()._adopt_forecast(forecast)
-            self._skipped = set()
+        def _agree_on_skipped(self) -> None:
+            pass
 
 
 class ForgivesMissingGradients(Reducing):
@@ -176,22 +183,15 @@ class ForgivesMissingGradients(Reducing):
 class FirstOutputOnly(Reducing):
     """BUG: backward is noticed through the first tensor of the output only."""
 
-    class OwnReducer(Reducer):
+    class OwnReducer(_Excluding):
         """Looks at one output."""
 
         def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
             """Forget all outputs but the first."""
             first = list(outputs)[:1]
-            self._reached = _reachable(first, self.search.nodes)
+            self.believed = _reachable(first, self.search.nodes)
             super().prepare_for_backward(first)
             self._is_announced = False
-
-        def _tell_others(self, coming: Sequence[bool]) -> list[int]:
-            super()._tell_others(self._reached)
-            return [index for index, comes in enumerate(self._reached) if not comes]
-
-        def _is_welcome_late(self, index: int) -> bool:
-            return False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):
@@ -234,12 +234,12 @@ class ForgetsIdleRanks(Reducing):
 class BelievesItsSearch(Reducing):
     """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
 
-    class OwnReducer(Reducer):
+    class OwnReducer(_Excluding):
         """Is sure of what it cannot see."""
 
-        def _tell_others(self, coming: Sequence[bool]) -> list[int]:
-            self.usage.last_unused = {index for index, comes in enumerate(coming) if not comes}
-            return super()._tell_others(coming)
+        def _expect(self) -> None:
+            self.believed = self.search.coming()
+            super()._expect()
 
 
 def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
