@@ -74,7 +74,8 @@ class BucketReduction:
             used = self.usage.promised
         elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
             self._forget_dropped(absent)
-            used = self.usage.expected_anywhere(absent, self.group, self.device)
+            with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+                used = self.usage.expected_anywhere(absent, self.group, self.device)
         else:
             return set()
         return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
@@ -128,7 +129,8 @@ class BucketReduction:
         if not self._in_flight:
             self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
-            self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+            with self.peers.awaiting("backward", self._called(bucket)):
+                self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
         is_last = all(map(self._skips, range(bucket.index + 1, len(self.buckets))))
         given = GradBucket(bucket, buffer, is_last)
@@ -160,7 +162,8 @@ class BucketReduction:
             return
         self._forget_dropped(self.usage.unused)
         refuses = self._refusal is not None
-        self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learns=learns)
+        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learns=learns)
 
     def _refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -200,9 +203,9 @@ class BucketReduction:
             if bucket.index in self._in_flight:
                 buffer = self._wait_for(bucket)
                 self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
-        for future in self.post_backward_futures:
-            future.wait()
-        self.post_backward_futures.clear()
+        with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
+            while self.post_backward_futures:
+                collectives.value_of(self.post_backward_futures.pop(0))
 
     def _hand_out_before(self, last_launched: int) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
@@ -227,17 +230,21 @@ class BucketReduction:
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self._in_flight.pop(bucket.index)
-        names = [member.name for member in bucket.members]
-        with self.peers.awaiting("backward", messages.bucket(bucket.index, len(self.buckets), names)):
-            result = pending.wait()
-        if self.comm_hook is None:
-            return buffer
-        reduced = tensor_in(result, self._here())
+        with self.peers.awaiting("backward", self._called(bucket)):
+            if self.comm_hook is None:
+                collectives.finished(pending, "all_reduce")
+                return buffer
+            reduced = tensor_in(collectives.value_of(pending), buffer, self._here())
         if bucket.sparse:
             return reduced
         if reduced.data_ptr() != buffer.data_ptr():
             buffer.copy_(reduced.view(-1))
         return buffer
+
+    def _called(self, bucket: Bucket) -> str:
+        names = [member.name for member in bucket.members]
+        how = "all_reduce" if self.comm_hook is None else "comm hook"
+        return f"the {how} of {messages.bucket(bucket.index, len(self.buckets), names)}"
 
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.

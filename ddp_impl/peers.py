@@ -21,6 +21,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from ddp_impl import messages
+from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import Store
 
@@ -61,6 +62,7 @@ class Peers:
         """Count the wrappers of `group`. A copy, which one rank may make alone, is not counted."""
         self.group = group
         self.step = 0  # the reducer counts them
+        self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
@@ -77,10 +79,19 @@ class Peers:
 
     @contextlib.contextmanager
     def awaiting(self, phase: str, what: str) -> Iterator[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
+
+        Where one has failed no other block is entered, whose collective might meet another one of theirs: each raises
+        `CommunicationError`, and `lost` says why.
+        """
+        if self.lost:
+            raise CommunicationError(self.lost)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
+            if not isinstance(error, Exception):
+                raise
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)
             error.add_note(
