@@ -134,7 +134,8 @@ class BucketReduction:
             return
         is_last = all(map(self._skips, range(bucket.index + 1, len(self.buckets))))
         given = GradBucket(bucket, buffer, is_last)
-        self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+        with self.peers.communicating("backward", self._called(bucket)):
+            self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
@@ -232,7 +233,7 @@ class BucketReduction:
         buffer, pending = self._in_flight.pop(bucket.index)
         with self.peers.awaiting("backward", self._called(bucket)):
             if self.comm_hook is None:
-                collectives.finished(pending, "all_reduce")
+                collectives.finished(pending, "all_reduce", [buffer])
                 return buffer
             reduced = tensor_in(collectives.value_of(pending), buffer, self._here())
         if bucket.sparse:

@@ -33,18 +33,19 @@ _SENT_AS_THEY_ARE = frozenset(
 )  # fmt: skip
 
 
-def finished(work: dist.Work, operation: str) -> None:
+def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
     """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
 
     Raises what the wait or the work's future raises, with the operation's name in a note, and `CommunicationError`
-    where the work tells of a failure in no other way than by False. The works of torch's own backends raise in `wait`;
-    those of a group that is written in Python may keep an error in any of these places.
+    where the work tells of a failure in another way: the wait returns False, or the future holds tensors of another
+    size than `outputs`, which the operation has written. The works of torch's own backends raise in `wait`; those of a
+    group that is written in Python may keep an error in any of these places.
     """
     try:
         if work.wait() is False:
             raise CommunicationError(f"{operation} has failed: its wait returned False")
         _check_answers(work, operation)
-        _check_future(work)
+        _check_future(work, operation, outputs)
     except Exception as error:
         error.add_note(f"in {operation}")
         raise
@@ -74,7 +75,7 @@ def _answer(work: dist.Work, question: str) -> Any:
     return None if answers in (None, getattr(dist.Work, question)) else answers(work)
 
 
-def _check_future(work: dist.Work) -> None:
+def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) -> None:
     if not hasattr(work, "get_future"):
         return
     try:
@@ -83,10 +84,19 @@ def _check_future(work: dist.Work) -> None:
         if "not implemented" in str(error):  # torch's words, of a work that has none
             return
         raise
-    if future.done():
-        future.value()
-    else:
-        future.wait()
+    held = future.value() if future.done() else future.wait()
+    told = [held] if isinstance(held, Tensor) else held
+    if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
+        return
+    came, expected = _num_bytes(told), _num_bytes(outputs)
+    if outputs and came != expected:
+        raise CommunicationError(f"{operation} has failed: {expected} bytes were expected, its future holds {came}")
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of dense tensors, -1 if one is not: its values are as many as ranks have."""
+    tensors = list(tensors)
+    return -1 if any(each.is_sparse for each in tensors) else sum(each.nbytes for each in tensors)
 
 
 def _started(work: dist.Work | None, operation: str) -> dist.Work:
@@ -95,21 +105,21 @@ def _started(work: dist.Work | None, operation: str) -> dist.Work:
     return work
 
 
-def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
+def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
     """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum."""
-    return _started(dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True), "all_reduce")
+    return _started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce")
 
 
 def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
     """Reduce `tensor` in place over `group` and wait."""
-    finished(_started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce"), "all_reduce")
+    finished(all_reduce_sum(tensor, group, op), "all_reduce", [tensor])
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
     """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
     sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
     work = dist.broadcast(sent, group=group, group_src=group_src, async_op=True)
-    finished(_started(work, "broadcast"), "broadcast")
+    finished(_started(work, "broadcast"), "broadcast", [sent])
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
@@ -144,7 +154,7 @@ def time_all_reduces(
             begin = time.perf_counter()
             work = all_reduce_sum(tensor, group)
             launches.append(time.perf_counter() - begin)
-            finished(work, "all_reduce")
+            finished(work, "all_reduce", [tensor])
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - begin)
@@ -164,7 +174,8 @@ def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGr
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
     gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
-    finished(_started(dist.all_gather(gathered, tensor, group=group, async_op=True), "all_gather"), "all_gather")
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    finished(_started(work, "all_gather"), "all_gather", gathered)
     return torch.stack(gathered)
 
 

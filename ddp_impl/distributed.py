@@ -348,7 +348,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         buffers = self.named_module_buffers
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None:
-            self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
+            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
+                self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         source = 0
         if self._join_config.enable:

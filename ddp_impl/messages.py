@@ -183,13 +183,18 @@ def waited_in_vain(
     return "\n".join([begin, *told, advice])
 
 
+def place(rank: int, what: str, phase: str, step: int) -> str:
+    """Return what is added to an error of a collective, and how messages speak of it."""
+    return f"[rank {rank}] {what} in {phase} of step {step}"
+
+
 def lost(rank: int, what: str, phase: str, step: int) -> str:
     """Return the message for whatever follows a collective that failed on this rank."""
     return (
-        f"[rank {rank}] waited in vain for {what} in {phase} of step {step}, so the ranks no longer agree on what "
-        "comes next, and what that step left in .grad, parameters and buffers may be this rank's own. Expected to have "
-        "finished reduction in the prior iteration before starting a new one. Wrap the module anew, or call "
-        "_update_process_group, on every rank."
+        f"{place(rank, what, phase, step)} was not finished, so the ranks no longer agree on what comes next, and what "
+        "that step left in .grad, parameters and buffers may be this rank's own. Expected to have finished reduction in "
+        "the prior iteration before starting a new one. Wrap the module anew, or call _update_process_group, on every "
+        "rank."
     )
 
 

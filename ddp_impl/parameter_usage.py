@@ -64,7 +64,7 @@ class ParameterUsage:
             return
         flags, work, reads = self._agreement
         self._agreement = None
-        collectives.finished(work, "all_reduce")
+        collectives.finished(work, "all_reduce", [flags])
         if reads:
             self._unread.clear()
             self._take(flags.tolist())

@@ -81,17 +81,12 @@ class Peers:
     def awaiting(self, phase: str, what: str) -> Iterator[None]:
         """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
 
-        Where one has failed no other block is entered, whose collective might meet another one of theirs: each raises
-        `CommunicationError`, and `lost` says why.
+        No block is entered after one that failed, as with `communicating`.
         """
-        if self.lost:
-            raise CommunicationError(self.lost)
         try:
-            yield
-        except BaseException as error:
-            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
-            if not isinstance(error, Exception):
-                raise
+            with self._in_step(phase, what):
+                yield
+        except Exception as error:
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)
             error.add_note(
@@ -101,6 +96,30 @@ class Peers:
                     only_waited=bool(words) and all(word.waited for word in words or ()),
                 )
             )  # fmt: skip
+            raise
+
+    @contextlib.contextmanager
+    def communicating(self, phase: str, what: str) -> Iterator[None]:
+        """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
+        try:
+            with self._in_step(phase, what):
+                yield
+        except Exception as error:
+            error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
+            raise
+
+    @contextlib.contextmanager
+    def _in_step(self, phase: str, what: str) -> Iterator[None]:
+        """Keep the ranks' collectives in step: after a block that raised, none is entered, and `lost` says why.
+
+        Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`.
+        """
+        if self.lost:
+            raise CommunicationError(self.lost)
+        try:
+            yield
+        except BaseException:
+            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
             raise
 
     def raised(

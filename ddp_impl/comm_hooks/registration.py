@@ -137,7 +137,7 @@ class Compressed:
 
     def wait(self) -> Tensor:
         """Return the buffer, which holds the average now; raises what `collectives.finished` raises."""
-        collectives.finished(self._work, "all_reduce")
+        collectives.finished(self._work, "all_reduce", [self._compressed])
         return self._buffer.copy_(self._compressed)
 
 
