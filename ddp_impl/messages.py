@@ -191,10 +191,9 @@ def place(rank: int, what: str, phase: str, step: int) -> str:
 def lost(rank: int, what: str, phase: str, step: int) -> str:
     """Return the message for whatever follows a collective that failed on this rank."""
     return (
-        f"{place(rank, what, phase, step)} was not finished, so the ranks no longer agree on what comes next, and what "
-        "that step left in .grad, parameters and buffers may be this rank's own. Expected to have finished reduction in "
-        "the prior iteration before starting a new one. Wrap the module anew, or call _update_process_group, on every "
-        "rank."
+        f"{place(rank, what, phase, step)} has failed, so the ranks no longer agree on what comes next, and what that "
+        "step left in .grad, parameters and buffers may be this rank's own. Expected to have finished reduction in the "
+        "prior iteration before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
     )
 
 

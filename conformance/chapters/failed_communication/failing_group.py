@@ -119,7 +119,7 @@ class FailedWork(dist.Work):
         """Return a future that is complete."""
         future: Future[Any] = Future()
         if self._failure in ("future", "gone"):
-            future.set_exception(RuntimeError(ERROR))  # type: ignore[arg-type]
+            future.set_exception(RuntimeError(ERROR))
         elif self._failure == "size":
             future.set_result([torch.zeros(each.numel() + 1, dtype=each.dtype) for each in self._outputs])
         else:

@@ -47,7 +47,7 @@ class Paths(nn.Module):
     def forward(self, inputs: Tensor, uses: str = _ALL, amount: int = 1) -> Tensor:
         """Return rows of 2."""
         self.total += amount
-        output: Tensor = sum(self.get_submodule(name)(inputs) for name in uses.split())  # type: ignore[assignment]
+        output: Tensor = sum(self.get_submodule(name)(inputs) for name in uses.split())
         if not hasattr(self, "extra"):
             return output
         if isinstance(self.extra, nn.Embedding):
@@ -65,7 +65,7 @@ class Training:
     def __init__(self, ctx: RankContext, feature: Feature, group: dist.ProcessGroup) -> None:
         """Build the module; nothing is wrapped or communicated yet."""
         self.ctx, self.feature, self.group = ctx, feature, group
-        self.module: Any = with_integer_weights(feature.build(ctx, group), ctx.scenario.seed).to(ctx.device)
+        self.module: Any = with_integer_weights(feature.build(ctx, group), ctx.scenario.seed, ctx.rank).to(ctx.device)
         self.model: Any = None
         self.in_backward = False
 
