@@ -86,7 +86,8 @@ class BucketReduction:
         """
         if self.options.skip_all_reduce_unused_params and self._will_exchange_usage:
             self._forget_dropped(self.usage.unused)
-            self._skip_unused(self.usage.used_anywhere(self.group, self.device))
+            with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+                self._skip_unused(self.usage.used_anywhere(self.group, self.device))
 
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
@@ -134,11 +135,13 @@ class BucketReduction:
         if not self._in_flight:
             self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
-            self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+            with self.peers.awaiting("backward", self._called(bucket)):
+                self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
         last = next(index for index in reversed(self.state.launch_order) if index not in self._skipped)
         given = GradBucket(bucket, buffer, bucket.index == last)
-        self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+        with self.peers.communicating("backward", self._called(bucket)):
+            self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
@@ -172,7 +175,8 @@ class BucketReduction:
         self._forget_dropped(self.usage.unused)
         refuses = self._refusal is not None
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
-        self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
+        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
 
     def _refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -207,14 +211,15 @@ class BucketReduction:
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped)
-        for bucket in [self.buckets[index] for index in self._in_flight]:
-            buffer = self._wait_for(bucket)
+        # All before any is handed out: where one has failed, no gradient has changed.
+        reduced = [(bucket, self._wait_for(bucket)) for bucket in [self.buckets[index] for index in self._in_flight]]
+        with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
+            while self.post_backward_futures:
+                collectives.value_of(self.post_backward_futures.pop(0))
+        for bucket, buffer in reduced:
             self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
             if self.steps_optimizers:
                 self._to_step.append(bucket)
-        for future in self.post_backward_futures:
-            future.wait()
-        self.post_backward_futures.clear()
 
     def _hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
@@ -248,17 +253,21 @@ class BucketReduction:
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self._in_flight.pop(bucket.index)
-        names = [member.name for member in bucket.members]
-        with self.peers.awaiting("backward", messages.bucket(bucket.index, len(self.buckets), names)):
-            result = pending.wait()
-        if self.comm_hook is None:
-            return buffer
-        reduced = tensor_in(result, self._here())
+        with self.peers.awaiting("backward", self._called(bucket)):
+            if self.comm_hook is None:
+                collectives.finished(pending, "all_reduce", [buffer])
+                return buffer
+            reduced = tensor_in(collectives.value_of(pending), buffer, self._here())
         if bucket.sparse:
             return reduced
         if reduced.data_ptr() != buffer.data_ptr():
             buffer.copy_(reduced.view(-1))
         return buffer
+
+    def _called(self, bucket: Bucket) -> str:
+        names = [member.name for member in bucket.members]
+        how = "all_reduce" if self.comm_hook is None else "comm hook"
+        return f"the {how} of {messages.bucket(bucket.index, len(self.buckets), names)}"
 
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, synchronised_buffers
-from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
+from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
@@ -226,7 +226,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if self._join_config.enable:
             notified = Join.notify_join_context(self)
             if notified is not None:
-                notified.wait()
+                with self.reducer.peers.awaiting("forward", "the other ranks of the join context"):
+                    finished(notified, "all_reduce")
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()
@@ -347,12 +348,13 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         buffers = self.named_module_buffers
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None:
-            futures = self._buffer_hook.hook(self._buffer_hook.state, buffers)
-            self.reducer.post_backward_futures.extend(futures or ())
+            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
+                self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         source = 0
         if self._join_config.enable:
-            source = agree_on_rank(self.process_group, self.device, authoritative)
+            with self.reducer.peers.awaiting("forward", "a rank that still has data to copy buffers from"):
+                source = agree_on_rank(self.process_group, self.device, authoritative)
         with self.reducer.peers.awaiting("forward", f"the buffers of rank {source}"):
             broadcast_state(
                 [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
@@ -394,7 +396,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
-        bound = builtin_hook(comm_hook_type, self.process_group)
+        reducer = self.reducer
+        bound = builtin_hook(comm_hook_type, lambda: reducer.group)
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
         self.reducer.comm_hook = bound
 

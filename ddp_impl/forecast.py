@@ -9,6 +9,7 @@ other which gradients are sure to come, and a bucket leaves within it only if al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -42,11 +43,7 @@ class Forecast:
 
     def result(self) -> list[bool]:
         """Wait for all ranks; return for each parameter whether all of them are sure of its gradient."""
-        if self._stream is None:
-            self._work.wait()
+        with self._stream or nullcontext():
+            collectives.finished(self._work, "all_reduce", [self._flags])
             *counts, num_telling = self._flags.tolist()
-        else:
-            with self._stream:
-                self._work.wait()
-                *counts, num_telling = self._flags.tolist()
         return [count == num_telling for count in counts]

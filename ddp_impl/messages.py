@@ -183,6 +183,20 @@ def waited_in_vain(
     return "\n".join([begin, *told, advice])
 
 
+def place(rank: int, what: str, phase: str, step: int) -> str:
+    """Return what is added to an error of a collective, and how messages speak of it."""
+    return f"[rank {rank}] {what} in {phase} of step {step}"
+
+
+def lost(rank: int, what: str, phase: str, step: int) -> str:
+    """Return the message for whatever follows a collective that failed on this rank."""
+    return (
+        f"{place(rank, what, phase, step)} has failed, so the ranks no longer agree on what comes next, and what that "
+        "step left in .grad, parameters and buffers may be this rank's own. Expected to have finished reduction in the "
+        "prior iteration before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
+    )
+
+
 def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
     """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
     lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]

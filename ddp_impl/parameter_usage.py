@@ -81,7 +81,7 @@ class ParameterUsage:
             return
         flags, work, reads = self._agreement
         self._agreement = None
-        work.wait()
+        collectives.finished(work, "all_reduce", [flags])
         if reads:
             self._unread.clear()
             self._take(flags.tolist())

@@ -21,6 +21,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from ddp_impl import messages
+from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import Store
 
@@ -61,6 +62,7 @@ class Peers:
         """Count the wrappers of `group`. A copy, which one rank may make alone, is not counted."""
         self.group = group
         self.step = 0  # the reducer counts them
+        self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
@@ -77,9 +79,13 @@ class Peers:
 
     @contextlib.contextmanager
     def awaiting(self, phase: str, what: str) -> Iterator[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
+
+        No block is entered after one that failed, as with `communicating`.
+        """
         try:
-            yield
+            with self._in_step(phase, what):
+                yield
         except Exception as error:
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)
@@ -90,6 +96,30 @@ class Peers:
                     only_waited=bool(words) and all(word.waited for word in words or ()),
                 )
             )  # fmt: skip
+            raise
+
+    @contextlib.contextmanager
+    def communicating(self, phase: str, what: str) -> Iterator[None]:
+        """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
+        try:
+            with self._in_step(phase, what):
+                yield
+        except Exception as error:
+            error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
+            raise
+
+    @contextlib.contextmanager
+    def _in_step(self, phase: str, what: str) -> Iterator[None]:
+        """Keep the ranks' collectives in step: after a block that raised, none is entered, and `lost` says why.
+
+        Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`.
+        """
+        if self.lost:
+            raise CommunicationError(self.lost)
+        try:
+            yield
+        except BaseException:
+            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
             raise
 
     def raised(

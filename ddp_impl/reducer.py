@@ -147,7 +147,7 @@ class Reducer(BucketReduction):
     def check_local_forward(self) -> None:
         """Before a forward under `no_sync`, whose backward could not go on either: raise if the last one raised."""
         self._await_backward()
-        if self._raised_early or self.state.phase is Phase.BROKEN:
+        if self._raised_early or self.peers.lost or self.state.phase is Phase.BROKEN:
             self.check_finished()
 
     def prepare_for_forward(self) -> None:
@@ -205,6 +205,8 @@ class Reducer(BucketReduction):
         go on, and this one would wait for it.
         """
         self._await_backward()
+        if self.peers.lost:
+            raise self._error(self.peers.lost)
         rank = self.state.rank
         if not self.state.is_unfinished:
             if self.state.phase in (Phase.IDLE, Phase.ARMED) and self.usage.refused_before():
@@ -254,6 +256,7 @@ class Reducer(BucketReduction):
         self.divisor = size_of(group)
         self.state.rank = rank_in(group)
         self.usage.forget_agreements()
+        self.post_backward_futures.clear()
         # New storage, too: an abandoned collective may still be writing into the old one.
         self._begin_to_learn()
 
@@ -303,8 +306,8 @@ class Reducer(BucketReduction):
             return
         with self.peers.awaiting("forward", "rank 0's order of gradients"):
             order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
-        if self.options.caps.measured:
-            self.caps = self._choose_caps()
+            if self.options.caps.measured:
+                self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
         self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
@@ -326,7 +329,7 @@ class Reducer(BucketReduction):
 
     def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
         """Wait for what a join context was told of this forward."""
-        work.wait()
+        collectives.finished(work, "all_reduce")
 
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import FrameType, TracebackType
@@ -220,6 +220,15 @@ def num_stored(sparse: Tensor) -> int:
 
 #: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
 _OWN_USES = 2
+
+
+def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Return a block whose changes to `tensors` in place autograd does not count; public `.data` is for single writes.
+
+    Tensors of inference mode have no versions.
+    """
+    counted = tuple([tensor for tensor in tensors if not tensor.is_inference()])
+    return torch.autograd._unsafe_preserve_version_counter(counted)  # type: ignore[attr-defined]
 
 
 def owns_its_memory(tensor: Tensor) -> bool:
