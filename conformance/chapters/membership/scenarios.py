@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.membership.failing_peers import WAYS_ON
 from conformance.scenario import Scenario
 
 _of_chapter = in_chapter("membership")
@@ -176,6 +177,12 @@ def _peers() -> Iterator[Scenario]:
     for suffix, options in (("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE)):
         for world_size in (2, 3):
             yield _failing("MEMBER-16", f"branches{suffix}", world_size, "branches", options)
+    for way in WAYS_ON:
+        for world_size in (2, 3):
+            yield _of_chapter(
+                "MEMBER-17", way.replace("_", "-"), "ways_on", world_size, arguments={"way": way}, deadline_s=15.0,
+                needs=("no_sync",) if way == "no_sync" else ("join",) if "join" in way else (),
+            )  # fmt: skip
 
 
 def _failing(
