@@ -70,14 +70,30 @@ class BucketReduction:
 
         Collective with `skip_all_reduce_unused_params`.
         """
-        if self.options.static_graph and self.usage.promised is not None and not self.usage.follows_local:
-            used = self.usage.promised
-        elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
+        if self._asks_before_reducing:
             self._forget_dropped(absent)
             used = self.usage.expected_anywhere(absent, self.group, self.device)
+        elif self._graph_is_known:
+            used = self.usage.promised or []
         else:
             return set()
         return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
+
+    @property
+    def _asks_before_reducing(self) -> bool:
+        """Whether ranks exchange what they will use before the first bucket leaves."""
+        skips = self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters
+        return skips and not self._graph_is_known
+
+    @property
+    def _graph_is_known(self) -> bool:
+        """Whether a static graph has told what every rank uses."""
+        return self.options.static_graph and self.usage.promised is not None and not self.usage.follows_local
+
+    def _tell_nothing_is_used(self) -> None:
+        """Take part in `_agree_on_skipped` of other ranks without waiting for them."""
+        if self._asks_before_reducing:
+            self.usage.expect_nothing(self.group, self.device)
 
     def _skips(self, bucket: int) -> bool:
         """Whether the ranks have agreed that none of them will use the bucket with this index."""

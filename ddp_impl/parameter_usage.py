@@ -100,6 +100,11 @@ class ParameterUsage:
         collectives.all_reduce_now(flags, group)
         return [count > 0 for count in flags.tolist()]
 
+    def expect_nothing(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Answer `expected_anywhere` of other ranks: this one expects to use no parameter. Returns at once."""
+        flags = _on_device(self._flags(set(range(self._num_parameters)), self.used_locally), device)
+        collectives.all_reduce_sum(flags, group)
+
     def end_iteration(self) -> None:
         """Remember which parameters were unused and forget which ones earlier backwards used."""
         if self.last_unused is not None and self.last_unused != self.unused:

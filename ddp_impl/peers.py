@@ -21,6 +21,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from ddp_impl import messages
+from ddp_impl.errors import ReductionError, ReplicaMismatchError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import Store
 
@@ -80,6 +81,8 @@ class Peers:
         """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
         try:
             yield
+        except (ReductionError, ReplicaMismatchError):  # of our own, which say themselves what is wrong
+            raise
         except Exception as error:
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)

@@ -440,8 +440,8 @@ class Reducer(BucketReduction):
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
         if is_latest and self._raised_early and self._skipped is None:
             # Ranks whose first gradient came wait for this one to say what it will not use. What they agree on is of no
-            # use here: either all refuse the next forward, or it begins anew.
-            self._agree_on_skipped(range(len(self.members)))
+            # use here, and the user waits for the exception: either all refuse the next forward, or it begins anew.
+            self._tell_nothing_is_used()
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end

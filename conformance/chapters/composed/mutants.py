@@ -74,7 +74,7 @@ class LeavesOthersWaiting(Reducing):
         """Says so only where a gradient came."""
 
         def _backward_raised(self, *arguments: Any) -> None:
-            with mock.patch.object(self, "_agree_on_skipped", return_value=None):
+            with mock.patch.object(self, "_tell_nothing_is_used"):
                 super()._backward_raised(*arguments)
 
 

@@ -153,6 +153,46 @@ def _expected_of_ways(scenario: Scenario) -> Mapping[int, Facts]:
     return {**facts, last: {"raised": Raises(("RuntimeError",), missing), "issued": 0}}
 
 
+@program("prompt_exception", invariants=("leaves_no_trace",))
+def prompt_exception(ctx: RankContext) -> None:
+    """Raise on every rank in a backward: on the others only when the last rank has caught its exception.
+
+    Argument `behind`: how many of its gradients the last rank has by then, `none` or `some`; the others have none.
+    Observes `raised`. All ranks run it.
+    """
+    group = instance(dist.new_group(), dist.ProcessGroup)
+    fails = ctx.rank == ctx.world_size - 1
+    module: Any = with_integer_weights(Branching(), ctx.scenario.seed).to(ctx.device)
+    model: Any = ctx.wrap(module, process_group=group)
+    turn = rank_step(ctx, 0)
+
+    def wait_for_last(gradient: Tensor) -> Tensor:
+        dist.barrier(group=ctx.process_group)
+        raise ArithmeticError("the last rank has caught its exception")
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise ArithmeticError("no such gradient")
+
+    if fails and ctx.arguments["behind"] == "none":
+        module.place = "backward"
+    loss = turn.loss(turn.forward(model, turn.inputs(4, 3), "left right"))
+    if not fails:
+        loss.register_hook(wait_for_last)
+    elif ctx.arguments["behind"] == "some":
+        module.left.weight.register_hook(fail)
+    with ctx.catching("raised"):
+        turn.backward(loss)
+    if fails:
+        dist.barrier(group=ctx.process_group)
+    dist.barrier(group=ctx.process_group)
+    dist.destroy_process_group(group)
+
+
+@prompt_exception.expects
+def _expected_of_prompt(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"raised": Raises(("ArithmeticError",))} for rank in range(scenario.world_size)}
+
+
 @failing_peer.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     place, last = scenario.arguments["place"], scenario.world_size - 1

@@ -219,3 +219,13 @@ class AsksSynchronisedForwardsOnly(Reducing):
         reducer: Any = self.reducer
         reducer.is_local = not self.require_backward_grad_sync
         return super()._pre_forward(*inputs, **kwargs)
+
+
+class HoldsExceptionsBack(Reducing):
+    """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
+
+    class OwnReducer(Reducer):
+        """Agrees with all ranks."""
+
+        def _tell_nothing_is_used(self) -> None:
+            self._agree_on_skipped(range(len(self.members)))

@@ -177,6 +177,16 @@ def _peers() -> Iterator[Scenario]:
     for suffix, options in (("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE)):
         for world_size in (2, 3):
             yield _failing("MEMBER-16", f"branches{suffix}", world_size, "branches", options)
+    skipping = ("-skipping", {**_FIND, "skip_all_reduce_unused_params": True})
+    # With that option ranks agree before the first bucket leaves: who has a gradient waits for the others in backward.
+    for behind, variants in (("none", (*_VARIANTS, skipping)), ("some", _VARIANTS)):
+        for suffix, options in variants:
+            for world_size in (2, 3):
+                needs = ("skip_all_reduce_unused_params",) if suffix == "-skipping" else ()
+                yield _of_chapter(
+                    "MEMBER-18", f"{behind}{suffix}", "prompt_exception", world_size, options=options,
+                    arguments={"behind": behind}, deadline_s=8.0, needs=needs,
+                )  # fmt: skip
     for way in WAYS_ON:
         for world_size in (2, 3):
             yield _of_chapter(
