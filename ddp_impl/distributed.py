@@ -220,13 +220,12 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         synchronise = self._synchronises
         if synchronise:
             self._watch.check()
+        if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
-        elif torch.is_grad_enabled():
-            self.reducer.check_local_forward()
         if self._join_config.enable:
-            notified = Join.notify_join_context(self)
-            if notified is not None:
-                with self.reducer.peers.awaiting("forward", "the other ranks of the join context"):
+            with self.reducer.between_backwards("word of who still has data"):
+                notified = Join.notify_join_context(self)
+                if notified is not None:
                     finished(notified, "all_reduce")
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
@@ -246,7 +245,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         Ranks that have joined do it by themselves.
         """
         if not is_joined_rank:
-            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
+            with self.reducer.between_backwards("how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
                 self.reducer.divisor = self._divisor(num_syncing)
             # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
@@ -348,14 +347,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         buffers = self.named_module_buffers
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None:
+            self.reducer.check_finished()
             with self.reducer.peers.communicating("forward", "the buffer comm hook"):
                 self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         source = 0
         if self._join_config.enable:
-            with self.reducer.peers.awaiting("forward", "a rank that still has data to copy buffers from"):
+            with self.reducer.between_backwards("which rank's buffers are copied"):
                 source = agree_on_rank(self.process_group, self.device, authoritative)
-        with self.reducer.peers.awaiting("forward", f"the buffers of rank {source}"):
+        with self.reducer.between_backwards(f"the buffers of rank {source}"):
             broadcast_state(
                 [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
             )
@@ -376,7 +376,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     ) -> None:
         """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
         buffers = self.modules_buffers if bufs is None else list(bufs)
-        broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
+        with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
+            broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
 
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 

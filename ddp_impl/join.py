@@ -116,7 +116,7 @@ class DDPJoinHook(JoinHook):
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
-        with ddp.reducer.peers.awaiting("join", "how many ranks still have data"):
+        with ddp.reducer.between_backwards("how many ranks still have data"):
             num_syncing = int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
         if num_syncing:
             ddp.reducer.rebuild_buckets()
@@ -136,7 +136,7 @@ class DDPJoinHook(JoinHook):
         if self._own_gradients is not None:
             for member, gradient in zip(ddp.reducer.members, self._own_gradients, strict=True):
                 member.parameter.grad = gradient
-        with ddp.reducer.peers.awaiting("join", "the model of a rank that joined last"):
+        with ddp.reducer.between_backwards("the model of a rank that joined last"):
             source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
             ddp._authoritative_rank = source
             ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)

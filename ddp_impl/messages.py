@@ -197,6 +197,21 @@ def lost(rank: int, what: str, phase: str, step: int) -> str:
     )
 
 
+def broke_off_here(rank: int) -> str:
+    """Return the message for a backward that raised on this rank and not on all others."""
+    return (
+        f"[rank {rank}] its backward raised on this rank and not on every other: those may wait for its buckets. Wrap the "
+        "module anew, or call _update_process_group, on every rank."
+    )
+
+
+def lost_by_another(why: str) -> str:
+    """Return the message for a wrapper that shares its group with one of which `why` tells."""
+    return (
+        f"Another DistributedDataParallel of this process group cannot go on, and ranks may be out of step in it: {why}"
+    )
+
+
 def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:
     """Return the log's line about buckets, given as (bytes, names); `verbose` leaves no name out."""
     lines = [f"[rank {rank}] DistributedDataParallel {what}; gradients are reduced in {len(buckets)} buckets:"]

@@ -21,7 +21,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from ddp_impl import messages
-from ddp_impl.errors import CommunicationError
+from ddp_impl.errors import CommunicationError, ReductionError, ReplicaMismatchError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import Store
 
@@ -66,7 +66,31 @@ class Peers:
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
+        # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
+        self._is_past = False
+        for other in _living:
+            other._is_past = other._is_past or other.group is group
         _living.add(self)
+
+    def lost_by_another(self) -> str:
+        """Return why no collective of this wrapper may follow: one of another wrapper of the group has failed here.
+
+        The same where a backward of the other broke off on this rank and not on all: those wait for it, and would take
+        what comes next in the group for an answer.
+        """
+        for other in [other for other in _living if other is not self and other.group is self.group]:
+            if other._is_past:
+                continue
+            if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
+                other.lost = messages.broke_off_here(rank_in(self.group))
+            if other.lost:
+                return messages.lost_by_another(other.lost)
+        return ""
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a backward of this wrapper raised when gradients had come."""
+        return self._told is not None and self._told.unfinished
 
     @contextlib.contextmanager
     def telling(self, phase: str) -> Iterator[None]:
@@ -86,6 +110,8 @@ class Peers:
         try:
             with self._in_step(phase, what):
                 yield
+        except (ReductionError, ReplicaMismatchError):  # of our own, which say themselves what is wrong
+            raise
         except Exception as error:
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)

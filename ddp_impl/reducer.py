@@ -36,8 +36,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
@@ -144,12 +144,6 @@ class Reducer(BucketReduction):
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
 
-    def check_local_forward(self) -> None:
-        """Before a forward under `no_sync`, whose backward could not go on either: raise if the last one raised."""
-        self._await_backward()
-        if self._raised_early or self.peers.lost or self.state.phase is Phase.BROKEN:
-            self.check_finished()
-
     def prepare_for_forward(self) -> None:
         """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
 
@@ -205,8 +199,8 @@ class Reducer(BucketReduction):
         go on, and this one would wait for it.
         """
         self._await_backward()
-        if self.peers.lost:
-            raise self._error(self.peers.lost)
+        if lost := self.peers.lost or self.peers.lost_by_another():
+            raise self._error(lost)
         rank = self.state.rank
         if not self.state.is_unfinished:
             if self.state.phase in (Phase.IDLE, Phase.ARMED) and self.usage.refused_before():
@@ -233,6 +227,17 @@ class Reducer(BucketReduction):
             )
             + self.peers.exchange(messages.lacks([name for _, name in missing], self.peers.step))
         )
+
+    @contextmanager
+    def between_backwards(self, what: str) -> Iterator[None]:
+        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
+
+        Raises `ReductionError` where the last reduction is not complete: ranks that wait for it would meet the block's
+        collectives instead.
+        """
+        self.check_finished()
+        with self.peers.awaiting("forward", what):
+            yield
 
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
@@ -304,7 +309,7 @@ class Reducer(BucketReduction):
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
-        with self.peers.awaiting("forward", "rank 0's order of gradients"):
+        with self.between_backwards("rank 0's order of gradients"):
             order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
             if self.options.caps.measured:
                 self.caps = self._choose_caps()

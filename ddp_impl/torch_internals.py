@@ -134,17 +134,23 @@ def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, Traceb
 
     C++ holds the exception, but the garbage collector knows it like any object. Its traceback begins right below
     `frame`, or below none in a thread of torch's own. Before Python 3.12 exception and traceback are still apart: the
-    exception is then the one that no Python object refers to; and one that C code raised (1 / 0) is no object yet.
+    exception is then the one that nobody but C++ refers to; and one that C code raised (1 / 0) is no object yet. The
+    collector is asked for young objects only: of all that a process holds there may be millions, and the user waits.
     """
-    begins = [item for item in gc.get_objects() if type(item) is TracebackType and item.tb_frame.f_back is frame]
+    young = gc.get_objects(0) + gc.get_objects(1)
+    begins = [item for item in young if type(item) is TracebackType and item.tb_frame.f_back is frame]
     if not begins:
         return None, None
-    errors = [item for item in gc.get_objects() if issubclass(type(item), BaseException)]
-    caught_before = [error for error in errors if any(error.__traceback__ is part for part in _parts(begins[-1]))]
-    apart = [error for error in errors if error.__traceback__ is None]
-    found = caught_before or [
-        error for error in apart if all(one is errors or one is apart for one in gc.get_referrers(error))
-    ]
+    parts = list(_parts(begins[-1]))
+    errors = [item for item in young if issubclass(type(item), BaseException)]
+    found = [error for error in errors if any(error.__traceback__ is part for part in parts)]
+    if not found:
+        apart = [error for error in errors if error.__traceback__ is None]
+        young.clear()
+        errors.clear()
+        apart.append(BaseException())  # which nobody else refers to
+        *num_references, of_this_list = map(sys.getrefcount, apart)
+        found = [error for error, num in zip(apart, num_references, strict=False) if num == of_this_list + 1]
     return found[0] if len(found) == 1 else None, begins[-1]
 
 
