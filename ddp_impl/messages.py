@@ -200,8 +200,8 @@ def lost(rank: int, what: str, phase: str, step: int) -> str:
 def broke_off_here(rank: int) -> str:
     """Return the message for a backward that raised on this rank and not on all others."""
     return (
-        f"[rank {rank}] its backward raised on this rank and not on every other: those may wait for its buckets. Wrap the "
-        "module anew, or call _update_process_group, on every rank."
+        f"[rank {rank}] its backward raised on this rank and not on every other: those may wait for its buckets. Wrap "
+        "the module anew, or call _update_process_group, on every rank."
     )
 
 

@@ -68,7 +68,7 @@ class Peers:
         self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
-        for other in _living:
+        for other in () if is_copy else _living:
             other._is_past = other._is_past or other.group is group
         _living.add(self)
 
