@@ -60,6 +60,11 @@ class AutogradHooks:
         AutogradHooks._num_changes += 1
         self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
 
+    @property
+    def are_removed(self) -> bool:
+        """Whether gradients stay local."""
+        return not self._handles
+
     def shared(self) -> frozenset[int]:
         """Return the indices of the parameters to which another reducer listens, too."""
         if self._shared_since != AutogradHooks._num_changes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -86,8 +87,12 @@ class BucketReduction:
         """
         if self.options.skip_all_reduce_unused_params and self._will_exchange_usage:
             self._forget_dropped(self.usage.unused)
-            with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            with self._awaiting_usage():
                 self._skip_unused(self.usage.used_anywhere(self.group, self.device))
+
+    def _awaiting_usage(self) -> AbstractContextManager[None]:
+        """Return a context for what ranks exchange about the use of parameters in a backward."""
+        return self.peers.awaiting("backward", messages.usage([member.name for member in self.members]))
 
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self._skipped:
@@ -147,7 +152,9 @@ class BucketReduction:
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
         if self._will_exchange_usage:
-            self._hold_back(Forecast(None, len(self.members), self.group, self.device).result())
+            with self._awaiting_usage():
+                sure = Forecast(None, len(self.members), self.group, self.device).result()
+            self._hold_back(sure)
         first_late = len(self.buckets) - self.state.num_late
         for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
             if place == first_late:
@@ -175,7 +182,7 @@ class BucketReduction:
         self._forget_dropped(self.usage.unused)
         refuses = self._refusal is not None
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
-        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+        with self._awaiting_usage():
             self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
 
     def _refuse(self, error: ReductionError) -> None:

@@ -585,7 +585,7 @@ class Reducer(BucketReduction):
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
         elif not self._has_forecast:
             coming = self.search.coming()
-            if not any(coming) and not self._anchor.is_coming():
+            if self._hooks.are_removed or not (any(coming) or self._anchor.is_coming()):
                 return  # torch.autograd.grad, perhaps on this rank alone
             self._tell_others(coming)
         self.usage.unused.update(absent)
@@ -597,7 +597,8 @@ class Reducer(BucketReduction):
 
         None is sure not to: a function that begins a backward of its own may hide it.
         """
-        self._forecast = Forecast(coming, len(self.members), self.group, self.device)
+        with self._awaiting_usage():
+            self._forecast = Forecast(coming, len(self.members), self.group, self.device)
         self._has_forecast = True
 
     def _read_forecast(self) -> None:
@@ -608,7 +609,7 @@ class Reducer(BucketReduction):
             self._tell_others(self.search.coming())
         forecast, self._forecast = self._forecast, None
         if forecast is not None:
-            with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+            with self._awaiting_usage():
                 self._hold_back(forecast.result())
 
     def _missing_is_unused(self) -> bool:
@@ -652,7 +653,7 @@ class Reducer(BucketReduction):
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
-        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+        with self._awaiting_usage():
             self.usage.end_agreeing()
         refused = self.usage.num_refusing > 0
         if not refused:
