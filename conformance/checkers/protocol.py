@@ -14,6 +14,10 @@ from conformance.observation import Observation, Raised
 from conformance.own_mistake import present
 from conformance.verdict import Finding
 
+#: The checker of every recorded scenario whose program asks for none of these.
+ONE_ORDER = "one_order"
+ASKED_FOR_ORDER = frozenset({"same_collectives", "same_until_refused"})
+
 #: A rank and what it issued, None for nothing.
 _Issued = tuple[int, Collective | None]
 
@@ -66,6 +70,20 @@ def same_until_refused(evidence: Evidence) -> Finding:
     """
     refused = all(any(isinstance(value, Raised) for value in one.facts.values()) for one in evidence.by_rank)
     return _same_collectives("same_until_refused", evidence, whole=evidence.all_returned and not refused)
+
+
+@checker(ONE_ORDER)
+def one_order(evidence: Evidence) -> Finding | None:
+    """In every group all ranks issue matching collectives in one order, whoever issues them: the DDP, others, the user.
+
+    As `same_collectives`, for programs that do not ask for that. Does not apply to unrecorded runs, nor where a rank
+    has not run to its end or has seen an exception: what it does afterwards is its own affair.
+    """
+    if not evidence.scenario.recorded or not evidence.all_returned:
+        return None
+    if any(_has_exception(one.facts) for one in evidence.by_rank):
+        return None
+    return _same_collectives(ONE_ORDER, evidence, whole=True)
 
 
 def _same_collectives(name: str, evidence: Evidence, *, whole: bool) -> Finding:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from conformance.checkers.checker import Evidence, harness_error
 from conformance.checkers.explanation import ranks
+from conformance.checkers.protocol import ASKED_FOR_ORDER, ONE_ORDER
 from conformance.checkers.registry import get_checker
 from conformance.errors import SpecificationError
 from conformance.observation import Facts, Observation
@@ -37,7 +38,8 @@ def judge(
         return finding.verdict, (finding,)
     evidence = Evidence(scenario, observations, expected, authority, program.speaks_for)
     findings = []
-    for name in (*_ALWAYS, *program.invariants, "agrees_with_native"):
+    order_too = () if ASKED_FOR_ORDER & set(program.invariants) else (ONE_ORDER,)
+    for name in (*_ALWAYS, *order_too, *program.invariants, "agrees_with_native"):
         try:
             check = get_checker(name)
         except SpecificationError as error:

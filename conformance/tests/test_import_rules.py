@@ -19,6 +19,7 @@ ROOMS = (
     ("suite", "oracles", "backends"),
     ("checkers", "recorder"),
     ("programs",),
+    ("truth",),
     ("composed",),
     ("chapters", "subjects"),
     ("workers",),
@@ -32,7 +33,7 @@ ROOMS = (
 )
 TIERS = {room: tier for tier, rooms in enumerate(ROOMS) for room in rooms}
 #: What is pure names no implementation, no backend and no process.
-PURE = {"spec", "suite", "models", "oracles", "checkers", "programs", "chapters"}
+PURE = {"spec", "suite", "models", "oracles", "checkers", "programs", "truth", "chapters"}
 EFFECTS = {"backends", "sim_device", "subjects", "recorder", "workers"}
 NAMES_DDP_IMPL = {"subjects", "mutants"}
 

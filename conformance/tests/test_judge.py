@@ -52,6 +52,16 @@ def test_passes_with_every_checker_heard() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("asks_for", [(), ("leaves_no_trace",), ("same_collectives",), ("same_until_refused",)])
+def test_the_order_of_collectives_is_judged_whatever_a_program_asks_for(asks_for: tuple[str, ...]) -> None:
+    program = Program("p", lambda ctx: None, invariants=asks_for)
+    other = {0: returned(0, gradients(4, 5)), 1: returned(1, gradients(5, 4))}
+    verdict, findings = judge(SCENARIO, program, other, None, None)
+    assert verdict is Verdict.FAIL
+    told = [finding.checker for finding in findings if finding.verdict is Verdict.FAIL]
+    assert told == [next((name for name in asks_for if name.startswith("same")), "one_order")]
+
+
 def test_the_gravest_finding_decides_and_comes_first() -> None:
     verdict, findings = _judge({0: ended(0, "abandoned"), 1: ended(1, "killed")})
     assert (verdict, findings[0].checker) == (Verdict.CRASH, "no_crash")

@@ -116,6 +116,26 @@ def test_a_rank_that_did_not_come_so_far_hides_no_mismatch_of_the_others() -> No
     assert finding.summary.startswith("ranks 1 and 2 differ: all_reduce #1 (2 ")
 
 
+def test_one_order_holds_in_every_group_where_no_rank_saw_an_exception() -> None:
+    check = get_checker("one_order")
+    mine, theirs = _in_groups([collective(group="group 1"), collective()]), _in_groups([collective(group="group 1")])
+    histories = (mine, (*theirs, collective(numel=5)))
+    observations = [returned(rank, history) for rank, history in enumerate(histories)]
+    finding = check(evidence_of(*observations))
+    assert finding is not None
+    assert (finding.checker, finding.verdict) == ("one_order", Verdict.FAIL)
+    swapped = [returned(rank, history) for rank, history in enumerate((mine, mine))]
+    finding = check(evidence_of(*swapped))
+    assert finding is not None
+    assert finding.verdict is Verdict.PASS
+    refused = [
+        returned(rank, history, {"answer": [Raised.of(ValueError("no"))]}) for rank, history in enumerate(histories)
+    ]
+    assert check(evidence_of(*refused)) is None
+    assert check(evidence_of(observations[0], ended(1, "hung", histories[1]))) is None
+    assert check(evidence_of(*observations, recorded=False)) is None
+
+
 def test_of_several_mismatches_the_earliest_is_told() -> None:
     finding = _check("same_collectives", gradients(1, 2, 3), gradients(1, 2, 4), gradients(1, 5, 3))
     assert finding.summary.startswith("ranks 0 and 2 differ: all_reduce #1 (2 ")

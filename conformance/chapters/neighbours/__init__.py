@@ -1,0 +1,1 @@
+"""Chapter neighbours: What stands beside a DDP."""

@@ -1,0 +1,288 @@
+"""Program `company`: wrappers beside wrappers and beside the user's collectives; its truth is itself on `PlainDDP`.
+
+Its arguments are axes (`Company`), which `grid.py` crosses. What a DDP communicates must not depend on what this rank
+uses, on when its gradients come or on what it has communicated before: else it meets what stands beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+
+from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower
+from conformance.chapters.neighbours.user_collectives import User, rows_for
+from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
+from conformance.models.low_precision import precision_of
+from conformance.own_mistake import instance
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import rank_step
+from conformance.scenario import Scenario
+from conformance.truth.truth import truth_of
+
+LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
+GROUPS = ("one", "own", "parts", "overlapping")
+UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise")
+LOCAL = ("none", "first", "last", "all")
+OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
+
+_Uses = Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Company:
+    """The arguments: each is one of the tuple of its name, or a flag.
+
+    `layout`: how wrappers go together. `groups`: over which ranks each averages. `unused`: which branches which ranks
+    do not use. `local`: which wrappers are within `no_sync` in every other step. `collective`: where the user
+    communicates, with `layer`, behind which layer, `own_group`, whether over a group of the user's, and `as_a_bucket`,
+    with as many elements as a bucket has. `others`: options of all wrappers but the first, on top of the scenario's.
+    `hides`: branches lie behind a function that no search looks through. `hook`: "ready" or "talking" comm hooks.
+    """
+
+    layout: str = "side_by_side"
+    groups: str = "one"
+    unused: str = "none"
+    local: str = "none"
+    collective: str = "none"
+    layer: int = 1
+    own_group: bool = False
+    as_a_bucket: bool = False
+    others: Mapping[str, Any] | None = None
+    hides: bool = False
+    checkpoints: bool = False
+    hook: str = "none"
+    optimizer: str = "none"
+    num_steps: int = 4
+
+    @staticmethod
+    def of(scenario: Scenario) -> Company:
+        """Read the arguments of a scenario."""
+        return Company(**scenario.arguments)
+
+    @property
+    def num_towers(self) -> int:
+        """How many towers there are, each in a wrapper of its own."""
+        return {"alone": 1, "three": 3}.get(self.layout, 2)
+
+    @property
+    def depth(self) -> int:
+        """How many layers a tower has: fewer where one stands on another, so that numbers stay small."""
+        return DEPTH if self.layout in ("alone", "side_by_side", "separate", "shared") else DEPTH - 1
+
+    def uses(self, rank: int, step: int, tower: int, world_size: int) -> _Uses:
+        """Return which branches of a tower a rank uses in a step."""
+        everything = [True] * self.depth
+        idle = {
+            "none": False,
+            "nobody": True,
+            "one_rank": rank == 0,
+            "alternating": rank == step % world_size,
+            "later": step > 0 and rank != 1 % world_size,
+            "crosswise": rank == (0 if tower % 2 else world_size - 1),
+        }[self.unused]
+        if idle:
+            everything[(tower + self.depth - 1) % self.depth] = False
+        return everything
+
+    def is_local(self, step: int, tower: int) -> bool:
+        """Whether a tower's wrapper is within `no_sync` in a step."""
+        chosen = {"none": (), "first": (0,), "last": (self.num_towers - 1,), "all": range(self.num_towers)}[self.local]
+        return step % 2 == 0 and tower in chosen
+
+    def members(self, tower: int, world_size: int) -> list[list[int]]:
+        """Return the groups over which ranks average a tower; no rank is in two."""
+        everyone = list(range(world_size))
+        if self.groups == "parts" and tower:
+            return [everyone[: world_size // 2], everyone[world_size // 2 :]]
+        if self.groups == "overlapping":
+            return [everyone[1:] if tower else everyone[:-1]]
+        return [everyone]
+
+
+class WholeSteps(torch.optim.Optimizer):
+    """Moves each weight by one against its gradient, within -2 to 2: an optimizer that stays exact."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move every weight that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad.sign()).clamp_(-2, 2)
+
+
+@program("company", invariants=("same_collectives", "leaves_no_trace"))
+def company(ctx: RankContext) -> None:
+    """Train as `Company` says. All ranks run it.
+
+    Observes `step<k>/grad/<tower>.<name>`, `step<k>/seen/<i>`, what the user's collectives gave, and at the end
+    `final/parameter/<tower>.<name>`.
+    """
+    _Training(ctx).run()
+
+
+company.expects(truth_of)
+
+
+class _Training:
+    """One rank's part."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx = ctx
+        self._plan = plan = Company.of(ctx.scenario)
+        self._group = self._user_group()
+        self._towers = _towers(plan, ctx.scenario.seed, ctx.device)
+        self._tops: list[nn.Module] = []
+        self._wrappers: list[Any] = []
+        self._wrap()
+        like = torch.zeros(WIDTH * rows_for(plan.as_a_bucket), device=ctx.device)
+        self._user = User(plan.collective, plan.layer, ctx.process_group, self._group, like)
+        self._user.listen(self._towers[0])
+        self._all = nn.ModuleList(self._towers)
+        self._optimizer = self._make_optimizer()
+
+    def run(self) -> None:
+        """Run all steps."""
+        plan, ctx = self._plan, self._ctx
+        for step in range(plan.num_steps):
+            self._user.begin(step)
+            if step == 0 or not any(plan.is_local(step - 1, tower) for tower in range(plan.num_towers)):
+                self._all.zero_grad(set_to_none=True)
+            self._step(rank_step(ctx, step))
+            ctx.observe_gradients(f"step{step}", self._all)
+            for index, tensor in enumerate(self._user.seen):
+                ctx.observe(f"step{step}/seen/{index}", tensor)
+            if self._optimizer is not None:
+                with ctx.phase("optimizer", step):
+                    self._optimizer.step()
+        ctx.observe_parameters("final", self._all)
+
+    def _step(self, turn: RankStep) -> None:
+        with contextlib.ExitStack() as local:
+            for tower, wrapper in enumerate(self._wrappers):
+                if self._plan.is_local(turn.step, tower) and hasattr(wrapper, "no_sync"):
+                    local.enter_context(self._ctx.no_sync(wrapper))
+            losses = self._losses(turn)
+            self._user.before_backward()
+            for loss in losses if self._plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
+                turn.backward(loss)
+            with self._ctx.phase("after backward", turn.step):
+                self._user.after_backward(self._towers[0])
+
+    def _losses(self, turn: RankStep) -> list[Tensor]:
+        plan = self._plan
+        rows = [turn.inputs(rows_for(plan.as_a_bucket), WIDTH, micro=index) for index in range(plan.num_towers)]
+        uses = [plan.uses(turn.rank, turn.step, tower, self._ctx.world_size) for tower in range(plan.num_towers)]
+
+        def forward(tower: int, given: Tensor) -> Tensor:
+            behind = self._user.behind_layer if tower == 0 else _nothing
+            output: Tensor = turn.forward(self._tops[tower], given, uses[tower], behind)
+            return output
+
+        if plan.layout == "nested":
+            outputs = [turn.forward(self._tops[-1], rows[0], uses, _Inner(self._user.behind_layer, plan.depth))]
+        elif plan.layout == "chained":
+            outputs = [forward(1, forward(0, rows[0]))]
+        elif plan.layout == "three":
+            outputs = [forward(2, forward(0, rows[0]) + forward(1, rows[1]))]
+        else:
+            outputs = [forward(tower, rows[tower]) for tower in range(plan.num_towers)]
+        return [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
+
+    def _loss(self, turn: RankStep, output: Tensor, micro: int) -> Tensor:
+        """Return a loss whose gradients can be averaged, twice where they are kept for another step."""
+        unit = UNIT if self._plan.local != "none" else UNIT // 12
+        key = ("loss", turn.rank, turn.step, micro)
+        coefficients = unit * integers(*output.shape, key=key, largest=2, dtype=output.dtype).to(output.device)
+        return (output * coefficients).sum()
+
+    def _user_group(self) -> dist.ProcessGroup | None:
+        """Return a group for what the user communicates by hooks, if that has one of its own."""
+        if not self._plan.own_group:
+            return None
+        return instance(dist.new_group(list(range(self._ctx.world_size))), dist.ProcessGroup)
+
+    def _wrap(self) -> None:
+        """Wrap each tower over its group; `tops` are what forward is called on."""
+        inner: nn.Module | None = None
+        for index, tower in enumerate(self._towers):
+            module: nn.Module = tower if inner is None or self._plan.layout != "nested" else Around(inner, tower)
+            made = self._wrapped(index, module)
+            self._wrappers.append(made)
+            self._tops.append(made)
+            inner = made
+
+    def _wrapped(self, index: int, module: nn.Module) -> nn.Module:
+        plan, ctx = self._plan, self._ctx
+        options: dict[str, Any] = dict(plan.others or {}) if index else {}
+        if "mixed_precision" in (asked := {**ctx.scenario.options, **options}):
+            options["mixed_precision"] = precision_of(asked)
+        if plan.groups != "one":
+            made = {tuple(members): dist.new_group(members) for members in plan.members(index, ctx.world_size)}
+            mine = [group for members, group in made.items() if ctx.rank in members]
+            if not mine:
+                return module
+            options["process_group"] = mine[0]
+        if plan.optimizer == "in_backward":
+            _apply_optimizer_in_backward(WholeSteps, module.parameters(), {})
+        wrapper: Any = ctx.wrap(module, **options)
+        group = options.get("process_group", ctx.process_group)
+        if plan.hook == "ready":
+            wrapper.register_comm_hook(group, default_hooks.allreduce_hook)
+        elif plan.hook == "talking":
+            wrapper.register_comm_hook(group, _talking)
+        return instance(wrapper, nn.Module)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        if self._plan.optimizer == "ordinary":
+            return WholeSteps(self._all.parameters())
+        if self._plan.optimizer == "zero":
+            return ZeroRedundancyOptimizer(self._all.parameters(), WholeSteps, self._ctx.process_group)
+        return None
+
+
+def _towers(plan: Company, seed: int, device: torch.device) -> list[Tower]:
+    """Return the towers, the same on every rank; those of layout `shared` have the first layer in common."""
+    first = Tower(plan.depth)
+    trunk = first.layers[0] if plan.layout == "shared" else None
+    towers = [first, *(Tower(plan.depth, trunk) for _ in range(plan.num_towers - 1))]
+    for index, tower in enumerate(towers):
+        with_integer_weights(tower, seed, index).to(device)
+        tower.hides, tower.checkpoints = plan.hides, plan.checkpoints
+    return towers
+
+
+def _nothing(index: int, rows: Tensor) -> Tensor:
+    return rows
+
+
+class _Inner:
+    """Has the user's part in the inner tower, which runs first, alone."""
+
+    def __init__(self, behind: Callable[[int, Tensor], Tensor], depth: int) -> None:
+        self._behind = behind
+        self._left = depth
+
+    def __call__(self, index: int, rows: Tensor) -> Tensor:
+        self._left -= 1
+        return self._behind(index, rows) if self._left >= 0 else rows
+
+
+def _talking(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Agree on the largest gradient, as hooks do that scale, and average: a comm hook."""
+    largest = bucket.buffer().detach().abs().max().reshape(1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return default_hooks.allreduce_hook(group, bucket)

@@ -1,0 +1,77 @@
+"""The modules of program `company`: layers with branches beside them that are used on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 2
+DEPTH = 3
+#: Bytes of a layer and its branch: with this cap each pair is a bucket.
+PAIR_BYTES = 2 * 4 * (WIDTH * WIDTH + WIDTH)
+
+#: What the user does with the rows behind layer k of a tower.
+Within = Callable[[int, Tensor], Tensor]
+
+
+class _Hidden(torch.autograd.Function):
+    """A function of one's own: what lies behind it, no search through the graph finds out."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class Tower(nn.Module):
+    """DEPTH layers, each with a branch beside it."""
+
+    def __init__(self, depth: int, trunk: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
+        self.branches = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
+        if trunk is not None:
+            self.layers[0] = trunk
+        self.hides = False
+        self.checkpoints = False
+
+    def forward(self, rows: Tensor, uses: Sequence[bool], within: Within) -> Tensor:
+        """Return rows of WIDTH; branch k is used if `uses[k]`, and `within` has the rows behind each layer."""
+        for index, (layer, branch) in enumerate(zip(self.layers, self.branches, strict=True)):
+            one = _Pair(layer, branch if uses[index] else None)
+            found: Any = checkpoint(one, rows, use_reentrant=False) if self.checkpoints else one(rows)
+            rows = within(index, _Hidden.apply(found) if self.hides else found)
+        return rows
+
+
+class _Pair:
+    """A layer, and the branch beside it if it is used."""
+
+    def __init__(self, layer: nn.Module, branch: nn.Module | None) -> None:
+        self._layer = layer
+        self._branch = branch
+
+    def __call__(self, rows: Tensor) -> Any:
+        output = self._layer(rows)
+        return output if self._branch is None else output + self._branch(rows)
+
+
+class Around(nn.Module):
+    """A tower behind another one, which may be wrapped already."""
+
+    def __init__(self, inner: nn.Module, tower: Tower) -> None:
+        super().__init__()
+        self.inner = inner
+        self.tower = tower
+
+    def forward(self, rows: Tensor, uses: Sequence[Sequence[bool]], within: Within) -> Tensor:
+        """Return rows of WIDTH; `uses` is that of the inner tower and of the outer one."""
+        output: Tensor = self.tower(self.inner(rows, uses[0], within), uses[1], within)
+        return output

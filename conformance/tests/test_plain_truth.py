@@ -1,0 +1,245 @@
+"""`PlainDDP`, the executable definition: what it says of small programs, and that it says what expectations say."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
+from torch import Tensor, nn
+
+import conformance.truth
+from conformance.observation import Facts
+from conformance.oracles.expected import mismatch
+from conformance.oracles.replicas import single_threaded
+from conformance.own_mistake import present
+from conformance.programs.registry import get_program
+from conformance.scenario import Scenario
+from conformance.suite import load_scenarios
+from conformance.truth.baton import DesertedError
+from conformance.truth.plain_ddp import Backwards, PlainDDP
+from conformance.truth.plain_group import PlainGroup
+from conformance.truth.plain_ranks import on_plain_ranks
+from conformance.truth.truth import truth_of
+
+#: Programs whose every sampled scenario the plain DDP must answer as its expectation does.
+AGREEING = (
+    "train", "composed", "uneven_training", "static_use", "autograd_use", "refusable_use", "local_hooks",
+    "frozen_parameters", "training", "unused_parameters", "outputs", "outside_forward", "idle_ranks", "gradient_layout",
+    "harmless_change", "hidden_layers", "changing_graph", "hooked_training", "neighbours", "shared_join", "buffer_sync",
+    "calls", "due_buffers", "early_termination", "parameter_kinds", "uneven_buffers", "forwards_before_backward",
+    "routed_activations", "opaque_output", "shared_memory",
+)  # fmt: skip
+
+
+class Tower(nn.Module):
+    """A trunk, and a branch that is used on demand."""
+
+    def __init__(self, trunk: nn.Module | None = None) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(2, 2) if trunk is None else trunk
+        self.branch = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor, use: bool) -> Tensor:
+        output: Tensor = self.trunk(inputs) + (self.branch(inputs) if use else 0)
+        return output
+
+
+def wrapping(group: PlainGroup) -> Callable[..., Any]:
+    backwards = Backwards()
+    return lambda module, place=group, **options: PlainDDP(module, place, backwards, **options)
+
+
+def inputs_of(rank: int) -> Tensor:
+    return torch.ones(1, 2) * (rank + 1)
+
+
+def test_two_wrappers_with_a_branch_unused_on_one_rank() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        wrap = wrapping(group)
+        first, second = (wrap(Tower(), find_unused_parameters=True) for _ in range(2))
+        (first(inputs_of(rank), True) + second(inputs_of(rank), rank == 0)).sum().backward()
+        return second.module.branch.weight.grad.tolist()
+
+    assert on_plain_ranks(2, main) == {0: [[0.5, 0.5]] * 2, 1: [[0.5, 0.5]] * 2}
+
+
+def test_wrappers_on_two_groups_that_share_a_trunk() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        wrap, trunk = wrapping(group), nn.Linear(2, 2)
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        first = wrap(nn.Sequential(trunk), groups[0])
+        second = wrap(Tower(trunk), groups[1], find_unused_parameters=True)
+        (second(inputs_of(rank), rank == 1) + first(inputs_of(rank))).sum().backward()
+        return present(trunk.weight.grad).tolist()
+
+    assert on_plain_ranks(2, main) == {0: [[3.0, 3.0]] * 2, 1: [[3.0, 3.0]] * 2}
+
+
+def test_collectives_of_the_user_meet_in_forward_and_in_backward() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        model = wrapping(group)(nn.Linear(1, 1, bias=False))
+        nn.init.ones_(model.module.weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            total = differentiable.all_reduce(model(torch.full((1, 1), rank + 1.0)))
+        (total * (rank + 1)).sum().backward()
+        return total.item(), model.module.weight.grad.item()
+
+    # The gradient of each output is 1 + 2 + 3; the mean of 6 * 1, 6 * 2 and 6 * 3 is 12.
+    assert on_plain_ranks(3, main) == dict.fromkeys(range(3), (6.0, 12.0))
+
+
+def test_every_collective_gives_what_its_name_says() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        mine = torch.tensor([rank + 1.0, 10.0 * (rank + 1)])
+        found: dict[str, Any] = {}
+        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
+            dist.all_reduce(reduced := mine.clone(), operation)
+            found[f"all_reduce {operation}"] = reduced.tolist()
+        dist.broadcast(copied := mine.clone(), 1)
+        dist.all_gather(gathered := [torch.empty(2) for _ in range(2)], mine)
+        dist.all_gather_into_tensor(joined := torch.empty(4), mine)
+        dist.reduce_scatter_tensor(part := torch.empty(1), mine)
+        dist.all_to_all_single(swapped := torch.empty(2), mine)
+        dist.scatter(given := torch.empty(2), [mine, 2 * mine] if rank == 0 else None)
+        dist.reduce(at_root := mine.clone(), 1)
+        received = torch.zeros(2)
+        work = dist.isend(mine, 1) if rank == 0 else dist.irecv(received, 0)
+        present(work).wait()
+        dist.barrier()
+        found |= {
+            "broadcast": copied.tolist(), "all_gather": torch.stack(gathered).tolist(), "joined": joined.tolist(),
+            "part": part.tolist(), "swapped": swapped.tolist(), "scatter": given.tolist(), "reduce": at_root.tolist(),
+            "received": received.tolist(), "place": (dist.get_rank(), dist.get_world_size()),
+        }  # fmt: skip
+        return found
+
+    both = {
+        "all_reduce RedOpType.SUM": [3.0, 30.0], "all_reduce RedOpType.MAX": [2.0, 20.0],
+        "all_reduce RedOpType.AVG": [1.5, 15.0], "broadcast": [2.0, 20.0], "all_gather": [[1.0, 10.0], [2.0, 20.0]],
+        "joined": [1.0, 10.0, 2.0, 20.0],
+    }  # fmt: skip
+    assert on_plain_ranks(2, main) == {
+        0: {**both, "part": [3.0], "swapped": [1.0, 2.0], "scatter": [1.0, 10.0], "reduce": [1.0, 10.0],
+            "received": [0.0, 0.0], "place": (0, 2)},
+        1: {**both, "part": [30.0], "swapped": [10.0, 20.0], "scatter": [2.0, 20.0], "reduce": [3.0, 30.0],
+            "received": [1.0, 10.0], "place": (1, 2)},
+    }  # fmt: skip
+
+
+def test_groups_of_some_ranks_do_not_wait_for_the_others() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
+        value = torch.ones(1)
+        for each in (first, second):
+            if isinstance(each, PlainGroup):
+                dist.all_reduce(value, group=each)
+        return value.item()
+
+    assert on_plain_ranks(3, main) == {0: 2.0, 1: 3.0, 2: 3.0}
+
+
+def test_who_does_not_come_is_named() -> None:
+    def main(rank: int, group: PlainGroup) -> None:
+        if rank != 1:
+            dist.all_reduce(torch.ones(2))
+
+    with pytest.raises(DesertedError, match=r"rank 0 waits at all_reduce of .2,. float32 for rank 1.*rank 1 has ended"):
+        on_plain_ranks(3, main)
+
+
+def test_ranks_that_come_for_different_things_are_told() -> None:
+    def main(rank: int, group: PlainGroup) -> None:
+        dist.all_reduce(torch.ones(1 + rank))
+
+    with pytest.raises(DesertedError, match=r"rank 0 for all_reduce of .1,. float32, rank 1 for all_reduce of .2,."):
+        on_plain_ranks(2, main)
+
+
+def test_what_a_rank_raises_is_what_comes_out() -> None:
+    def main(rank: int, group: PlainGroup) -> None:
+        if rank == 1:
+            raise LookupError("of the program")
+        dist.barrier()
+
+    with pytest.raises(LookupError, match="of the program"):
+        on_plain_ranks(2, main)
+
+
+def test_each_rank_has_its_random_state_and_the_process_gets_its_own_back() -> None:
+    def main(rank: int, group: PlainGroup) -> Any:
+        drawn = []
+        for _ in range(3):
+            torch.rand(rank + 1)
+            dist.barrier()
+            drawn.append(torch.rand(1).item())
+        return drawn
+
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    results = on_plain_ranks(3, main)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not dist.is_initialized()
+    for rank in range(3):
+        torch.manual_seed(7)
+        assert results[rank] == [(torch.rand(rank + 1), torch.rand(1).item())[1] for _ in range(3)]
+
+
+def test_the_definition_knows_no_other_ddp() -> None:
+    for path in Path(present(conformance.truth.__file__)).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert "DistributedDataParallel" not in names, path
+        assert not [module for module in modules if (module or "").startswith(("torch.nn.parallel", "ddp_impl"))], path
+
+
+def disagreement(scenario: Scenario, expected: Mapping[int, Facts]) -> str:
+    """Return where the program on plain ranks observes what its expectation does not allow; empty if nowhere."""
+    try:
+        facts = truth_of(scenario)
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}"
+    for rank, wanted in expected.items():
+        for name, value in wanted.items():
+            if name not in facts[rank]:
+                return f"rank {rank} has not observed {name}"
+            if found := mismatch(value, facts[rank][name]):
+                return f"rank {rank}, {name}: {found.reason}"
+    return ""
+
+
+def sampled(program: str, every: int) -> list[Scenario]:
+    chosen = [one for one in load_scenarios() if one.program == program and one.world_size <= 4 and not one.faults]
+    return chosen[::every]
+
+
+def expected_of(scenario: Scenario) -> Mapping[int, Facts]:
+    with single_threaded():
+        return present(get_program(scenario.program).expectation)(scenario)
+
+
+@pytest.mark.parametrize("program", AGREEING)
+def test_the_program_itself_is_its_truth(program: str) -> None:
+    chosen = sampled(program, 1)
+    for scenario in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        assert disagreement(scenario, expected_of(scenario)) == "", scenario.id
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", AGREEING)
+def test_the_program_itself_is_its_truth_in_every_tenth_scenario(program: str) -> None:
+    counts = collections.Counter[bool]()
+    for scenario in sampled(program, 10):
+        found = disagreement(scenario, expected_of(scenario))
+        counts[not found] += 1
+        assert found == "", scenario.id
+    print(f"{program}: {counts[True]} scenarios agree")

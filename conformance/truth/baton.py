@@ -1,0 +1,153 @@
+"""`Baton`: ranks are threads of one process, of which one runs at a time; it hands over where it must wait.
+
+A run is therefore the same every time, and a rank that waits for somebody who never comes is found at once, without a
+clock: no thread can go on. What a rank takes for its own although the process has it once, such as the random state,
+is taken off with the baton and put back with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from conformance.own_mistake import certain, present
+
+#: How long the holder of the baton may compute before the others say that it does not hand over.
+DEADLINE_S = 100.0
+
+
+class DesertedError(Exception):
+    """Ranks wait for each other and none can go on; says who waits where, and who has ended."""
+
+
+class Carried(Protocol):
+    """Something that the process has once and each rank takes for its own."""
+
+    def take(self) -> Any:
+        """Return what the rank that runs has left."""
+
+    def give(self, state: Any) -> None:
+        """Let the rank that runs next find `state`."""
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Where some ranks meet once: `what` each came for, and what it brought; `results` once all have come."""
+
+    place: tuple[object, ...]
+    members: Sequence[int]
+    what: dict[int, str] = field(default_factory=dict)
+    brought: dict[int, Any] = field(default_factory=dict)
+    results: Mapping[int, Any] | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not come yet."""
+        return [rank for rank in self.members if rank not in self.brought]
+
+
+#: Computes what each rank gets from what each brought, by rank in ascending order; runs once, on the last to come.
+Combine = Callable[[Mapping[int, Any]], Mapping[int, Any]]
+
+
+class Baton:
+    """Lets one of several threads run at a time, and makes them meet."""
+
+    def __init__(self, num_ranks: int, states: Mapping[int, Sequence[Any]], carried: Sequence[Carried]) -> None:
+        """Begin with rank 0; `states` are what each rank finds of what is `carried`."""
+        self.num_ranks = num_ranks
+        self._turn = threading.Condition()
+        self._holder = 0
+        self._threads: dict[int, int] = {}
+        self._running = set(range(num_ranks))
+        self._waits: dict[int, Meeting] = {}
+        self._meetings: dict[tuple[object, ...], Meeting] = {}
+        self._error: Exception | None = None
+        self._carried = carried
+        self._states: dict[int, Sequence[Any]] = dict(states)
+
+    def begin(self, rank: int) -> None:
+        """Wait for the first turn of this thread, which is `rank`."""
+        self._threads[rank] = threading.get_ident()
+        self._await_turn(rank)
+
+    def end(self, rank: int) -> None:
+        """Give the baton away for good."""
+        with self._turn:
+            self._running.discard(rank)
+            self._hand_over(rank)
+
+    def is_mine(self, rank: int) -> bool:
+        """Whether the thread that asks is `rank`."""
+        return self._threads.get(rank) == threading.get_ident()
+
+    def come(self, rank: int, place: tuple[object, ...], members: Sequence[int], what: str, value: Any,
+             combine: Combine) -> Meeting:  # fmt: skip
+        """Bring `value` to the meeting at `place`, and go on; all `members` must come there for the same thing.
+
+        Raises `DesertedError` where another member has come for something else; what `combine` raises, every rank gets.
+        """
+        certain(self._holder == rank, f"rank {rank} meets others while another rank runs")
+        meeting = self._meetings.setdefault(place, Meeting(place, members))
+        certain(rank not in meeting.brought, f"rank {rank} came to {place} twice")
+        meeting.what[rank], meeting.brought[rank] = what, value
+        if meeting.missing:
+            return meeting
+        del self._meetings[place]
+        try:
+            if len(set(meeting.what.values())) > 1:
+                raise DesertedError(f"ranks meet for different things: {_each(meeting.what)}")
+            meeting.results = combine({rank: meeting.brought[rank] for rank in sorted(meeting.brought)})
+        except Exception as error:
+            self._error = self._error or error
+            raise
+        return meeting
+
+    def wait(self, rank: int, meeting: Meeting) -> Any:
+        """Return what `rank` gets from `meeting`; others run until all members have come there."""
+        if meeting.results is None:
+            with self._turn:
+                self._waits[rank] = meeting
+                self._hand_over(rank)
+            self._await_turn(rank)
+            self._waits.pop(rank, None)
+            if meeting.results is None:
+                raise present(self._error)
+        return present(meeting.results)[rank]
+
+    def _hand_over(self, rank: int) -> None:
+        """Let the next rank run that need not wait."""
+        self._states[rank] = [one.take() for one in self._carried]
+        order = [(rank + step) % self.num_ranks for step in range(1, self.num_ranks + 1)]
+        if not any(map(self._can_go_on, order)) and self._running:
+            self._error = DesertedError(self._who_waits())
+        self._holder = next(filter(self._can_go_on, order), -1)
+        self._turn.notify_all()
+
+    def _can_go_on(self, rank: int) -> bool:
+        if rank not in self._running:
+            return False
+        return self._error is not None or rank not in self._waits or self._waits[rank].results is not None
+
+    def _who_waits(self) -> str:
+        waits = [
+            f"rank {rank} waits at {meeting.what[rank]} for rank {', '.join(map(str, meeting.missing))}"
+            for rank, meeting in sorted(self._waits.items())
+        ]
+        ended = [f"rank {rank} has ended" for rank in range(self.num_ranks) if rank not in self._running]
+        return "; ".join(waits + ended)
+
+    def _await_turn(self, rank: int) -> None:
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._holder == rank, DEADLINE_S):
+                late = f"rank {self._holder} has not come to a meeting for {DEADLINE_S:g} s; rank {rank} waits for it"
+                self._error = self._error or DesertedError(late)
+                raise self._error
+            for one, state in zip(self._carried, self._states[rank], strict=True):
+                one.give(state)
+
+
+def _each(what: Mapping[int, str]) -> str:
+    return ", ".join(f"rank {rank} for {text}" for rank, text in sorted(what.items()))

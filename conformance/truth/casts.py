@@ -1,0 +1,108 @@
+"""Mixed precision by casts: a forward computes with casts of the parameters, which stay what they are.
+
+The casts are part of the autograd graph, so gradients come to the parameters in their own dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class LowPrecision:
+    """What is cast to what, and nothing where it is None (torch's `_MixedPrecision`; pytorch/pytorch#92882).
+
+    `full_precision_modules` compute in full precision: their inputs are cast up, and their outputs down.
+    """
+
+    param_dtype: torch.dtype | None = None
+    communication_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    casts_inputs: bool = True
+    full_precision_modules: tuple[type[nn.Module], ...] = ()
+
+    @staticmethod
+    def of(config: Any) -> LowPrecision:
+        """Read what a user passes as `mixed_precision`: an object with torch's names, or None."""
+        if config is None:
+            return LowPrecision()
+        return LowPrecision(
+            config.param_dtype,
+            config.reduce_dtype or config.param_dtype,
+            config.buffer_dtype,
+            getattr(config, "cast_forward_inputs", True),
+            getattr(config, "full_precision_modules", ()),
+        )
+
+    def convert_buffers(self, module: nn.Module, ignored: Collection[str]) -> None:
+        """Convert the floating buffers of `module` for good."""
+        for name, buffer in module.named_buffers():
+            if self.buffer_dtype is not None and buffer.is_floating_point() and name not in ignored:
+                buffer.data = buffer.data.to(self.buffer_dtype)
+
+    def call(self, module: nn.Module, inputs: Any, kwargs: Any, ignored: Collection[str]) -> Any:
+        """Return what `module` returns, computed in low precision."""
+        if self.param_dtype is None:
+            return module(*inputs, **kwargs)
+        if self.casts_inputs:
+            inputs, kwargs = cast(inputs, self.param_dtype), cast(kwargs, self.param_dtype)
+        with self._low(module, ignored):
+            return module(*inputs, **kwargs)
+
+    @contextmanager
+    def _low(self, module: nn.Module, ignored: Collection[str]) -> Iterator[None]:
+        """Let the parts of `module` find casts in place of their parameters; one cast for each parameter."""
+        full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
+        kept = {id(parameter) for part in full for parameter in part.parameters(recurse=False)}
+        kept |= {id(parameter) for name, parameter in module.named_parameters() if name in ignored}
+        kept |= {id(part.weight) for part in module.modules() if getattr(part, "sparse", False)}
+        casts: dict[int, Tensor] = {}
+        replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+        for part in module.modules():
+            for name, parameter in list(part._parameters.items()):
+                if parameter is not None and parameter.is_floating_point() and id(parameter) not in kept:
+                    replaced.append((part, name, parameter))
+                    casts.setdefault(id(parameter), parameter.to(self.param_dtype))
+        handles = [part.register_forward_pre_hook(lambda _, given: cast(given, torch.float32)) for part in full]
+        handles += [part.register_forward_hook(lambda _, __, out: cast(out, self.param_dtype)) for part in full]
+        for part, name, parameter in replaced:
+            part._parameters[name] = casts[id(parameter)]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for part, name, parameter in replaced:
+                part._parameters[name] = parameter
+            for handle in handles:
+                handle.remove()
+
+
+def cast(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return `value` with every floating tensor in its tuples, lists and mappings converted."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+    if isinstance(value, tuple):
+        items = [cast(item, dtype) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list | dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        replaced: Any = copy.copy(value)  # its constructor may take anything
+        for key, item in _items(value):
+            if isinstance(value, list | dict):
+                replaced[key] = cast(item, dtype)
+            else:
+                object.__setattr__(replaced, key, cast(item, dtype))
+        return replaced
+    return value
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, list):
+        return iter(list(enumerate(value)))
+    return iter(list((value if isinstance(value, dict) else vars(value)).items()))

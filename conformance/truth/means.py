@@ -1,0 +1,34 @@
+"""The one mean of a parameter's gradients: exact, or an error of our own; nothing else could be compared bitwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from conformance.models.exact import exact_mean
+from conformance.oracles.replicas import sparse_like
+
+
+def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the sum of `gradients`, of at most `divisor` ranks, divided by `divisor`; ranks without one count as zero.
+
+    Real gradients are rounded to `dtype` first, if it is given; the mean has the dtype of the gradients. It is sparse
+    where all are, with the rows that any of them has. Where one is not finite, the mean is none of finite numbers.
+    Raises `InexactError` where the sum depends on its order.
+    """
+    own = gradients[0].dtype
+    wire = dtype if dtype is not None and own.is_floating_point else own
+    dense = [(each.to_dense() if each.is_sparse else each).to(wire) for each in gradients]
+    nothing = [torch.zeros_like(dense[0])] * (divisor - len(dense))
+    mean = _mean([*dense, *nothing]).to(own)
+    return sparse_like(mean, gradients) if all(each.is_sparse for each in gradients) else mean
+
+
+def _mean(gradients: Sequence[Tensor]) -> Tensor:
+    finite = torch.stack([each.isfinite() for each in gradients]).all(0)
+    if bool(finite.all()):
+        return exact_mean(gradients)
+    exact = exact_mean([each.where(finite, torch.zeros_like(each)) for each in gradients])
+    return exact.where(finite, sum(gradients[1:], start=gradients[0]) / len(gradients))

@@ -1,0 +1,138 @@
+"""Runs a function once per rank, on threads that take turns, each in a world of `torch.distributed` of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, _unregister_process_group
+from torch.distributed import distributed_c10d
+
+from conformance.truth.baton import Baton, DesertedError
+from conformance.truth.plain_group import BACKEND, FIRST_NUMBER, PlainGroup
+
+
+class RankWorld(distributed_c10d._World):
+    """What `torch.distributed` knows in one rank: its groups. torch keeps it once per process."""
+
+    def __init__(self, rank: int) -> None:
+        """Begin without groups; the names that torch gives to this rank's are no other rank's of the process."""
+        super().__init__()
+        self._count = FIRST_NUMBER * (rank + 1)
+        self._tables: dict[str, dict[Any, Any]] = {}
+
+    def _table(self, name: str) -> dict[Any, Any]:
+        return self._tables.setdefault(name, {})
+
+    pg_map = property(lambda self: self._table("pg_map"))
+    pg_names = property(lambda self: self._table("pg_names"))
+    pg_group_ranks = property(lambda self: self._table("pg_group_ranks"))
+    pg_backend_config = property(lambda self: self._table("pg_backend_config"))
+    tags_to_pg = property(lambda self: self._table("tags_to_pg"))
+    pg_to_tag = property(lambda self: self._table("pg_to_tag"))
+
+    @property
+    def group_count(self) -> int:
+        """The number in the name of the next group."""
+        return self._count
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        self._count = value
+
+    def make_default(self, group: PlainGroup) -> None:
+        """Make `group` the default one; the world must be the process's at this moment."""
+        name = distributed_c10d._process_group_name([], use_hashed_name=False)
+        members = {member: index for index, member in enumerate(group.members)}
+        distributed_c10d._update_default_pg(group)
+        distributed_c10d._register_pg_in_world(
+            group, backend_name=BACKEND, store=HashStore(), group_name=name,
+            backend_config=str(distributed_c10d.BackendConfig(dist.Backend(BACKEND))), rank_mapping=members,
+        )  # fmt: skip
+        group._set_group_name(name)
+
+    def forget(self) -> None:
+        """Give the names of all groups back; the world must be the process's at this moment."""
+        for name in self.pg_names.values():
+            _unregister_process_group(name)
+        distributed_c10d._update_default_pg(None)
+
+
+class _World:
+    """`torch.distributed`'s state as something that each rank takes for its own."""
+
+    def take(self) -> Any:
+        return distributed_c10d._world
+
+    def give(self, state: Any) -> None:
+        distributed_c10d._world = state
+        distributed_c10d._update_default_pg(state.default_pg)  # C++ code has its own note of the default group
+
+
+class _RandomState:
+    """The random states of torch, NumPy and Python."""
+
+    def take(self) -> Any:
+        return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def give(self, state: Any) -> None:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
+
+
+@contextmanager
+def _as_it_was(*carried: Any) -> Iterator[None]:
+    before = [one.take() for one in carried]
+    try:
+        yield
+    finally:
+        for one, state in zip(carried, before, strict=True):
+            one.give(state)
+
+
+def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Mapping[int, Any]:
+    """Return what `main(rank, default group)` returns on each of `num_ranks` plain ranks.
+
+    Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
+    `DesertedError` where ranks wait for each other.
+    """
+    world, random_state = _World(), _RandomState()
+    with _as_it_was(world, random_state):
+        start = random_state.take()
+        worlds = [RankWorld(rank) for rank in range(num_ranks)]
+        baton = Baton(num_ranks, {rank: (one, start) for rank, one in enumerate(worlds)}, (world, random_state))
+        results: dict[int, Any] = {}
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                baton.begin(rank)
+                torch.set_num_threads(1)
+                group = PlainGroup(baton, range(num_ranks), rank, "default")
+                worlds[rank].make_default(group)
+                with torch.autograd.set_multithreading_enabled(False):  # backward runs in the thread of its rank
+                    results[rank] = main(rank, group)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                baton.end(rank)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True, name=f"plain rank {rank}")
+                   for rank in range(num_ranks)]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for one in worlds:
+            world.give(one)
+            one.forget()
+    if errors:  # those who waited in vain came to nothing because of the others
+        raise next((error for error in errors if not isinstance(error, DesertedError)), errors[0])
+    return results
