@@ -276,17 +276,20 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
+        if not torch.is_grad_enabled():
+            return output
+        tensors = find_tensors(output)
         if self._compiled_calls.averages_in_graph:
-            self._local_gradients.forward_in_graph(find_tensors(output))
+            self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            output = self.reducer.tie_unused(output, list(find_tensors(output)))
-            self.reducer.prepare_for_backward(find_tensors(output))
-        elif torch.is_grad_enabled():
-            if self._compiled_calls.reduction is Reduction.IN_GRAPH:
-                self._local_gradients.forward_is_local(find_tensors(output))
-            else:
-                self.reducer.forward_was_local(find_tensors(output))
+            tied = self.reducer.tie_unused(output, tensors)
+            self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
+            return tied
+        elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
+            self._local_gradients.forward_is_local(tensors)
+        else:
+            self.reducer.forward_was_local(tensors)
         return output
 
     def _lazy_init(self) -> None:
