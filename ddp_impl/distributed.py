@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.buffers import broadcast_state, synchronised_buffers
+from ddp_impl.buffers import broadcast_state, refuse_sparse, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
@@ -354,6 +354,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             futures = self._buffer_hook.hook(self._buffer_hook.state, buffers)
             self.reducer.post_backward_futures.extend(futures or ())
             return
+        refuse_sparse(buffers)
         source = 0
         if self._join_config.enable:
             with self.reducer.between_backwards("which rank's buffers are copied"):
@@ -525,5 +526,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
         tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
         if with_buffers:
-            tensors += [local_tensor(buffer) for buffer in self.modules_buffers]
+            buffers = self.named_module_buffers
+            refuse_sparse(buffers)
+            tensors += [local_tensor(buffer) for buffer in buffers.values()]
         broadcast_state(tensors, self.process_group, self.device, group_src)

@@ -51,7 +51,10 @@ class ParameterUsage:
         the same collectives.
         """
         reads = device.type == "cpu" or refuses or learns or not self.unused <= self.used_locally
-        told = [self._flags(self.unused, self.used_locally), torch.tensor([refuses, reads], dtype=torch.int32)]
+        told = [
+            self._flags(self.unused, self.used_locally),
+            torch.tensor([refuses, reads], dtype=torch.int32, device="cpu"),
+        ]
         if learns:
             told.append(self._flags(self.unused))
         flags = _on_device(torch.cat(told), device)
@@ -134,7 +137,7 @@ class ParameterUsage:
 
     def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
         used = (index not in unused or index in used_before for index in range(self._num_parameters))
-        return torch.tensor(list(used), dtype=torch.int32)
+        return torch.tensor(list(used), dtype=torch.int32, device="cpu")
 
 
 def _on_device(flags: Tensor, device: torch.device) -> Tensor:

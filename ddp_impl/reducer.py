@@ -245,7 +245,7 @@ class Reducer(BucketReduction):
 
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
-        return torch.tensor(self.usage.num_users(), dtype=torch.int32)
+        return torch.tensor(self.usage.num_users(), dtype=torch.int32, device="cpu")
 
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static

@@ -132,8 +132,13 @@ def test_rows_beside_tensors_cost_no_step_each() -> None:
 
 
 def test_a_forward_looks_for_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
-    monkeypatch.setattr(distributed, "find_tensors", lambda value: searched.append(value) or find_tensors(value))
+    searched: list[Any] = []
+
+    def search(value: Any) -> list[Tensor]:
+        searched.append(value)
+        return find_tensors(value)
+
+    monkeypatch.setattr(distributed, "find_tensors", search)
     with group_of_one():
         ddp = DistributedDataParallel(torch.nn.Linear(2, 2), find_unused_parameters=True)
         ddp(torch.ones(1, 2)).sum().backward()
