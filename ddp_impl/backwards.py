@@ -29,7 +29,7 @@ class Participant(Protocol):
     def begins_with_others(self) -> bool:
         """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
 
-        Asked only of a wrapper that tells the other ranks something when its backward begins.
+        False of a wrapper that tells the other ranks nothing when its backward begins.
         """
 
     def backward_begins(self) -> None:
@@ -53,9 +53,9 @@ def next_construction() -> int:
     return next(_constructions)
 
 
-def tell_beginnings_of(participant: Participant) -> None:
+def watch_for(participant: Participant) -> None:
     """Have `participant` begin with others, for as long as it lives."""
-    _forecasting.add(participant)
+    _living.add(participant)
 
 
 def begin(participant: Participant) -> None:
@@ -63,7 +63,7 @@ def begin(participant: Participant) -> None:
 
     Collective for those that exchange something then.
     """
-    others = [other for other in _forecasting if other is not participant and other.begins_with_others()]
+    others = [other for other in _living if other is not participant and other.begins_with_others()]
     for one in sorted([participant, *others], key=_construction):
         one.backward_begins()
 
@@ -142,4 +142,4 @@ def _construction(participant: Participant) -> int:
 
 
 _running: dict[int, _Backward] = {}
-_forecasting: weakref.WeakSet[Participant] = weakref.WeakSet()
+_living: weakref.WeakSet[Participant] = weakref.WeakSet()

@@ -166,7 +166,7 @@ def time_all_reduces(
 def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
     """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
     padded = list(values) + [-1] * (length - len(values))
-    tensor = torch.tensor(padded, dtype=torch.int32).to(device)
+    tensor = torch.tensor(padded, dtype=torch.int32, device=device)
     broadcast_from(tensor, group, 0)
     return [value for value in tensor.tolist() if value >= 0]
 
@@ -188,7 +188,7 @@ def gather_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) ->
 def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
     """Return every rank's `value` (JSON data, small) in rank order, on every rank."""
     text = json.dumps(value).encode()
-    longest = int(stack_ranks(torch.tensor([len(text)]).to(device), group).max())
+    longest = int(stack_ranks(torch.tensor([len(text)], device=device), group).max())
     return [json.loads(row) for row in gather_bytes(text.ljust(longest), group, device)]
 
 

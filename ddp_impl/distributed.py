@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.buffers import broadcast_state, synchronised_buffers
+from ddp_impl.buffers import broadcast_state, refuse_sparse, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
@@ -276,17 +276,20 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
+        if not torch.is_grad_enabled():
+            return output
+        tensors = find_tensors(output)
         if self._compiled_calls.averages_in_graph:
-            self._local_gradients.forward_in_graph(find_tensors(output))
+            self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            output = self.reducer.tie_unused(output, list(find_tensors(output)))
-            self.reducer.prepare_for_backward(find_tensors(output))
-        elif torch.is_grad_enabled():
-            if self._compiled_calls.reduction is Reduction.IN_GRAPH:
-                self._local_gradients.forward_is_local(find_tensors(output))
-            else:
-                self.reducer.forward_was_local(find_tensors(output))
+            tied = self.reducer.tie_unused(output, tensors)
+            self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
+            return tied
+        elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
+            self._local_gradients.forward_is_local(tensors)
+        else:
+            self.reducer.forward_was_local(tensors)
         return output
 
     def _lazy_init(self) -> None:
@@ -351,6 +354,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             with self.reducer.peers.communicating("forward", "the buffer comm hook"):
                 self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
+        refuse_sparse(buffers)
         source = 0
         if self._join_config.enable:
             with self.reducer.between_backwards("which rank's buffers are copied"):
@@ -523,5 +527,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
         tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
         if with_buffers:
-            tensors += [local_tensor(buffer) for buffer in self.modules_buffers]
+            buffers = self.named_module_buffers
+            refuse_sparse(buffers)
+            tensors += [local_tensor(buffer) for buffer in buffers.values()]
         broadcast_state(tensors, self.process_group, self.device, group_src)

@@ -139,8 +139,7 @@ class Reducer(BucketReduction):
         )
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
-        if self._will_exchange_usage:
-            backwards.tell_beginnings_of(self)
+        backwards.watch_for(self)
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
 
@@ -281,7 +280,7 @@ class Reducer(BucketReduction):
 
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
-        return torch.tensor(self.usage.num_users(), dtype=torch.int32)
+        return torch.tensor(self.usage.num_users(), dtype=torch.int32, device="cpu")
 
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
@@ -405,7 +404,9 @@ class Reducer(BucketReduction):
 
         A forward under `no_sync` may await its own, which is none.
         """
-        if self.state.phase is not Phase.ARMED or self.usage.follows_local or self._context_id is not None:
+        if not self._will_exchange_usage or self.state.phase is not Phase.ARMED:
+            return False
+        if self.usage.follows_local or self._context_id is not None:
             return False
         return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import (
     BuiltinCommHookType,
     DebugLevel,
@@ -52,6 +53,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "GradBucket",
+    "GroupBackend",
     "OptimizedModule",
     "Store",
     "TracingContext",

@@ -54,7 +54,7 @@ class InGraphReducer:
         """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
         self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
-        self.divisor = torch.tensor(float(size_of(group)))
+        self.divisor = torch.tensor(float(size_of(group)), device="cpu")
         self.group = GroupAlias(group)
         weakref.finalize(self, self.group.forget)
 
