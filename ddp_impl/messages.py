@@ -5,7 +5,7 @@ Users and libraries search for some phrases of torch's messages; ours contain th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 _MAX_NAMES = 20
@@ -181,6 +181,23 @@ def waited_in_vain(
         "group's timeout."
     )
     return "\n".join([begin, *told, advice])
+
+
+def waits_long(rank: int, what: str, phase: str, step: int, seconds: float) -> str:
+    """Return what is logged of a wait that has not failed."""
+    return f"[rank {rank}] has waited {seconds:.0f} s for {what} in {phase} of step {step}, and goes on waiting."
+
+
+def others_wait(rank: int, waiting: Mapping[int, str], silent: Sequence[int]) -> str:
+    """Return what is logged of the other ranks then: for what they wait, or that they do not say."""
+    told = [f"rank {other} waits for {where}" for other, where in waiting.items()]
+    if silent:
+        names = ", ".join(map(str, silent))
+        told.append(
+            f"rank {names} has not come and does not say that it waits: it is slower, or skipped a batch or a backward "
+            "(model.join() allows different numbers of batches)"
+        )
+    return f"[rank {rank}] meanwhile " + "; ".join(told)
 
 
 def place(rank: int, what: str, phase: str, step: int) -> str:

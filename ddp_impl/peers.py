@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import torch.distributed as dist
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from ddp_impl import messages
 from ddp_impl.errors import CommunicationError, ReductionError, ReplicaMismatchError
 from ddp_impl.groups import rank_in, size_of
+from ddp_impl.logs import log
+from ddp_impl.slow_waits import SlowWaits
 from ddp_impl.torch_internals import Store
 
 #: How long the others' words are waited for.
@@ -142,11 +145,35 @@ class Peers:
         """
         if self.lost:
             raise CommunicationError(self.lost)
+        if size_of(self.group) > 1:
+            _slow_waits.begin(self, partial(self._speak_of_slow_wait, phase, what, self.step))
         try:
             yield
         except BaseException:
             self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
             raise
+        finally:
+            _slow_waits.end(self)
+
+    def _speak_of_slow_wait(self, phase: str, what: str, step: int, seconds: float) -> None:
+        """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
+
+        The same word serves others that look later: it is no reason of a failure.
+        """
+        rank, store = rank_in(self.group), self._store()
+        log.warning(messages.waits_long(rank, what, phase, step, seconds))
+        if store is None:
+            return
+        with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
+            store.set(f"{self._key(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
+            others = [other for other in range(size_of(self.group)) if other != rank]
+            told = {
+                other: json.loads(store.get(f"{self._key(other)}/waits"))
+                for other in others
+                if store.check([f"{self._key(other)}/waits"])
+            }
+            waiting = {other: where for other, (at, where) in told.items() if at >= step}
+            log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
     def raised(
         self, phase: str, error: BaseException | None, traceback: TracebackType | None, *, unfinished: bool = False
@@ -238,6 +265,7 @@ def _count(group: dist.ProcessGroup) -> int:
 
 _num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
+_slow_waits = SlowWaits()
 
 
 @atexit.register

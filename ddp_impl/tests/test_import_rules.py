@@ -18,7 +18,7 @@ ROOT = Path(ddp_impl.__file__).parent
 TIERS = {
     "errors": 0, "groups": 0, "telemetry": 0, "options": 0, "arrivals": 0, "messages": 0, "torch_internals": 0,
     "reducer_state": 1, "bucket_plan": 1, "nested_tensors": 1, "parameter_swap": 1, "tensor_parallel": 1,
-    "unused_parameters": 1, "backwards": 1, "collectives": 1, "peers": 1, "logs": 1, "device_times": 1,
+    "unused_parameters": 1, "backwards": 1, "collectives": 1, "peers": 2, "logs": 1, "device_times": 1, "slow_waits": 0,
     "auto_buckets": 2, "bucket": 2, "gradient_homes": 2, "forecast": 2, "buffers": 2,
     "sync_batch_norm": 2, "anchor": 2, "casts": 2,
     "gradients": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,

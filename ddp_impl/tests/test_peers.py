@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -16,7 +17,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel, peers
 from ddp_impl.errors import ReplicaMismatchError
+from ddp_impl.logs import log
 from ddp_impl.peers import Peers
+from ddp_impl.slow_waits import SlowWaits
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 
@@ -167,3 +170,35 @@ def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyP
     with pytest.raises(ReplicaMismatchError) as caught, zero.awaiting("construction", "the other ranks' modules"):
         raise ReplicaMismatchError("differs")
     assert not hasattr(caught.value, "__notes__")
+
+
+def rank_that_waits(rank: int) -> list[str]:
+    """Rank 1 comes to its backward only when rank 0 has said that it waits."""
+    peers._slow_waits = SlowWaits(slow_s=0.2)
+    store = dist.distributed_c10d._get_default_store()
+    layer = torch.nn.Linear(2, 2)
+    ddp = DistributedDataParallel(layer)
+    said: list[str] = []
+    handler = logging.Handler()
+
+    def note(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        if len(said) == 2:
+            store.set("rank 0 has spoken", "")
+
+    handler.emit = note  # type: ignore[method-assign]
+    log.addHandler(handler)
+    loss = ddp(torch.ones(1, 2)).sum()
+    if rank == 1:
+        store.wait(["rank 0 has spoken"], timedelta(seconds=60))
+    loss.backward()
+    return said
+
+
+def test_a_rank_that_waits_long_says_for_what_and_who_has_not_come(tmp_path: Path) -> None:
+    of_zero, _ = run_ranks(rank_that_waits, 2, tmp_path)
+    assert of_zero[0].startswith("[rank 0] has waited ")
+    assert "bucket 0 of 1" in of_zero[0]
+    assert "weight" in of_zero[0]
+    assert "in backward of step 0, and goes on waiting" in of_zero[0]
+    assert of_zero[1].startswith("[rank 0] meanwhile rank 1 has not come and does not say that it waits")
