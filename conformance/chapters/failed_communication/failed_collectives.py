@@ -94,7 +94,7 @@ def failed_collectives(ctx: RankContext) -> None:
 @failed_collectives.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     outcomes = Satisfies("some cells, none silent", lambda got: got["cells"] > 0 and got["silent"] == 0)
-    facts: Facts = {"outcomes": outcomes, "silent": [], "stale": [], "unnamed": []}
+    facts: Facts = {"silent": [], "stale": [], "unnamed": [], "outcomes": outcomes}
     return dict.fromkeys(range(scenario.world_size), facts)
 
 

@@ -132,7 +132,7 @@ class Feature:
     before_step: Callable[[Training, int], None] = _nothing
     after_backward: Callable[[Training], None] = _nothing
     uses: Callable[[int, int], str] = lambda *_: _ALL
-    num_steps: int = 3
+    num_steps: int = 2
     local_backwards: int = 0
     is_uneven: bool = False
     tells_parameters: bool = True
@@ -234,7 +234,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "static": Feature(options=_given(static_graph=True), uses=_first_only, needs=("static_graph",)),
     "accumulated": Feature(options=_small(), local_backwards=2, needs=("no_sync",)),
-    "auto": Feature(options=_given(bucket_cap_mb="auto"), num_steps=5, needs=("auto_buckets",)),
+    "auto": Feature(options=_given(bucket_cap_mb="auto"), num_steps=4, needs=("auto_buckets",)),
     "delayed": Feature(options=_delayed, needs=("delay_all_reduce",)),
     "low-precision": Feature(
         options=_small(mixed_precision=_MixedPrecision(torch.float16, torch.float32)), needs=("mixed_precision",)

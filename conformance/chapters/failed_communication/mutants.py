@@ -9,13 +9,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.distributed.algorithms.join import Join
 
 from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel, collectives
 from ddp_impl.bucket import Bucket, GradBucket
 from ddp_impl.groups import size_of
-from ddp_impl.join import UnevenInputs
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
@@ -131,28 +129,6 @@ class ForgetsBufferFutures(Reducing):
                     future.wait()
             self.post_backward_futures.clear()
             super()._hand_out_averages()
-
-
-class JoinsBlindly(DistributedDataParallel):
-    """BUG: a rank without data that did not hear how many ranks have some takes it that none has."""
-
-    class OwnContext(UnevenInputs):
-        """Waits."""
-
-        def _get_num_nonjoined_procs(self) -> int:
-            with _believing():
-                return super()._get_num_nonjoined_procs()
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """Return the context."""
-        return self.OwnContext(
-            self, enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
-        )
 
 
 class NormalisesBlindly(DistributedDataParallel):
