@@ -79,6 +79,35 @@ def compiled_backward(rank: int) -> str:
     )
 
 
+_REDUCER_AVERAGES = "so the reducer averages them from hooks, as without it, and graphs are cut where buckets end"
+
+#: What a rank says once when averages cannot be part of graphs because there are several.
+IN_GRAPH_NEEDS_THE_WHOLE = (
+    "DistributedDataParallel: the compiled backward was asked to average gradients "
+    "(torch._dynamo.config.optimize_ddp), but only parts of the wrapped module, or functions that it calls, are "
+    f"compiled, {_REDUCER_AVERAGES}. Compile the module or the wrapper as a whole to have them averaged in the graph."
+)
+IN_GRAPH_BREAKS_ELSEWHERE = (
+    "DistributedDataParallel: the compiled backward was asked to average gradients, but on another rank the forward is "
+    f"not one graph, {_REDUCER_AVERAGES}. Look at its warning."
+)
+#: What is added to the error of a graph that breaks when all ranks have averaged in graphs before.
+IN_GRAPH_NO_MORE = (
+    "DistributedDataParallel averages gradients in the compiled backward: the ranks have agreed on that while every "
+    "forward was one graph. Without changing the module: leave the reduction to the reducer "
+    "(torch._dynamo.config.optimize_ddp = True)."
+)
+
+
+def in_graph_breaks(reason: str) -> str:
+    """Return the warning for a forward that is not one graph although the compiled backward was to average."""
+    return (
+        "DistributedDataParallel: the compiled backward was asked to average gradients, but the forward is not one "
+        f"graph ({reason}), {_REDUCER_AVERAGES}. Remove the graph break, which TORCH_LOGS=graph_breaks shows, or set "
+        "torch._dynamo.config.optimize_ddp = True."
+    )
+
+
 def used_after_all(rank: int, name: str, *, static: bool) -> str:
     """Return the message for a gradient of a parameter that the reducer had taken for unused."""
     if static:

@@ -7,10 +7,13 @@ torch 2.13.0+cpu (2026-11), the only version that this repository pins and has r
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,9 +33,11 @@ from torch._C._distributed_c10d import (
 )
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import AotAutograd, aot_autograd
+from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
 from torch._dynamo.decorators import skip
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import Unsupported
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -49,16 +54,17 @@ if TYPE_CHECKING:
 __all__ = [
     "AotAutograd",
     "BuiltinCommHookType",
+    "CatchErrorsWrapper",
     "DebugLevel",
     "FakeTensor",
     "FakeTensorMode",
     "GradBucket",
     "GroupBackend",
-    "OptimizedModule",
     "Store",
     "TracingContext",
     "Unsupported",
     "aot_autograd",
+    "default_partition",
     "detect_fake_mode",
     "getArtifactLogger",
     "get_debug_level",
@@ -379,20 +385,60 @@ GLOBAL_STATE = (
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
 
-def callback_of(module: OptimizedModule) -> Any:
-    """Return the callback with which `torch.compile` compiles this module."""
-    return getattr(module.dynamo_ctx, "callback", None)
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling `module` runs what `torch.compile` made of it, of its `forward`, or its `compile()`."""
+    call, forward = module._compiled_call_impl, getattr(module, "forward", None)
+    return isinstance(module, OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
-def dynamic_of(module: OptimizedModule) -> bool | None:
-    """Return what `torch.compile(dynamic=...)` was given."""
-    return getattr(module.dynamo_ctx, "_dynamic", None)
+_stance_of = torch._dynamo.eval_frame._callback_from_stance
+_exchanges = threading.local()
+_num_exchanging = 0
+_counting = threading.Lock()
 
 
-def original_of(module: OptimizedModule) -> nn.Module:
-    """Return the module that was compiled."""
-    original: nn.Module = module._orig_mod
-    return original
+@contextlib.contextmanager
+def exchanging_callbacks(exchange: Callable[[Any], Any]) -> Iterator[None]:
+    """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
+
+    Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
+    they all pass. While no thread is in such a block, torch is as it was.
+    """
+    before = getattr(_exchanges, "current", None)
+    _exchanges.current = exchange
+    _count_exchanging(1)
+    try:
+        yield
+    finally:
+        _count_exchanging(-1)
+        _exchanges.current = before
+
+
+def _count_exchanging(change: int) -> None:
+    global _num_exchanging
+    with _counting:
+        _num_exchanging += change
+        torch._dynamo.eval_frame._callback_from_stance = _exchanged if _num_exchanging else _stance_of
+
+
+def _exchanged(callback: Any) -> Any:
+    exchange = getattr(_exchanges, "current", None)
+    return _stance_of(callback if exchange is None else exchange(callback))
+
+
+def captures_frames(callback: Any) -> bool:
+    """Whether a callback has frames compiled: it may also forbid that, or export."""
+    return isinstance(callback, CatchErrorsWrapper) and not getattr(wrapped_callback(callback), "_export", False)
+
+
+def with_backend(callback: CatchErrorsWrapper, backend: Callable[..., Any], *, one_graph: bool) -> CatchErrorsWrapper:
+    """Return a callback that does what `callback` does with another backend; with `one_graph` for `fullgraph=True`."""
+    convert: Any = wrapped_callback(callback)
+    if one_graph:
+        clone: Any = convert_frame_assert(backend, one_graph=True, recompile_limit=convert._recompile_limit)
+    else:
+        clone = convert._clone_with_backend(backend)
+    return CatchErrorsWrapper(clone, callback.hooks)
 
 
 def wants_one_graph(callback: Any) -> bool:
@@ -401,8 +447,13 @@ def wants_one_graph(callback: Any) -> bool:
 
 
 def wrapped_callback(callback: Any) -> Any:
-    """Return what this layer is wrapped around; None if it is the user's backend."""
-    return next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+    """Return what this layer is wrapped around; None if it is the user's backend.
+
+    What `torch.compile` makes of a backend's name is one itself, with the name; and it may be given to `torch.compile`.
+    """
+    backend = getattr(callback, "compiler_fn", None)
+    found = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+    return backend if found is None and hasattr(backend, "compiler_name") else found
 
 
 def optimize_ddp() -> Any:
@@ -417,11 +468,32 @@ def fusion_passes() -> list[str]:
     return [str(each) for each in inductor._fuse_ddp_communication_passes]
 
 
-def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return Inductor's compiler of captured graphs, and the one that it uses for graphs of forward and backward."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+    """Return Inductor's compiler of captured graphs, and what makes settings of a function that partitions them.
 
-    return compile_fx, compile_fx_inner
+    The function is given the partitioner of the settings so far, and its arguments; a text says what it depends on.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        def __init__(self, function: Callable[..., Any], identity: str) -> None:
+            self._function, self._identity = function, identity
+
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
+            return self._function(gm, joint_inputs, **options)
+
+        def uuid(self) -> str:
+            return self._identity
+
+    def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
+        before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
+        name = "" if before is None else f" {before.uuid()}"
+        partition = partial(function, before or min_cut_rematerialization_partition)
+        return {"custom_partitioner_fn": Partitioner(partition, identity + name)}
+
+    return compile_fx, partitioned_by
 
 
 def without_autograd_cache() -> AbstractContextManager[Any]:
