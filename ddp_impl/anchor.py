@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ddp_impl.nested_tensors import map_tensors
-from ddp_impl.torch_internals import is_bound_to_transform
+from ddp_impl.torch_internals import brought_by_backward, is_bound_to_transform
 
 
 class Anchor:
@@ -24,8 +25,13 @@ class Anchor:
     def __init__(self, device: torch.device, reached: Callable[[], None]) -> None:
         """Make the parameter on `device`, so that its gradient comes in the thread in which others come."""
         self._leaf = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
+        self._node = get_gradient_edge(self._leaf).node
         self._handle = self._leaf.register_post_accumulate_grad_hook(self._gradient_came)
         self._reached = reached
+
+    def is_coming(self) -> bool:
+        """Whether the backward that runs now comes from an output that is tied to it."""
+        return any(brought_by_backward([self._node]))
 
     def let_go(self) -> None:
         """Stop listening; else the hook, which C++ holds, would keep alive whoever listens, its process group too."""

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.torch_internals import GroupBackend
 
 
 def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: Any) -> None:
@@ -63,13 +64,34 @@ def resolve_group(process_group: dist.ProcessGroup | None, device_mesh: Any) -> 
             )
         return device_mesh.get_group(mesh_dim=0)  # type: ignore[no-any-return]
     if process_group is not None:
-        return process_group
+        return _checked_group(process_group)
     if not dist.is_initialized():
         raise RuntimeError(
             "Default process group has not been initialized: call torch.distributed.init_process_group before "
             "wrapping a module, or pass process_group"
         )
     return cast(dist.ProcessGroup, dist.group.WORLD)
+
+
+def _checked_group(group: Any) -> dist.ProcessGroup:
+    """Return `group` if this process can communicate in it; raises `TypeError` or `ValueError` saying what it is."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "process_group is GroupMember.NON_GROUP_MEMBER: this rank is not in the group that new_group has made. "
+            "Wrap the module on the ranks of the group only"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        is_backend = isinstance(group, GroupBackend)
+        raise TypeError(
+            f"process_group must be a torch.distributed.ProcessGroup; got {type(group).__name__}"
+            + (
+                ", which is the backend of one. Let torch.distributed.new_group make the group, or make one of it: "
+                "group = ProcessGroup(rank, size); group._register_backend(device, backend_type, backend)"
+                if is_backend
+                else ", which torch.distributed.new_group does not return"
+            )
+        )
+    return group
 
 
 def resolve_devices(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -24,6 +24,8 @@ class AutogradHooks:
     The hooks call `bucket_full(index)` when the last gradient of a bucket has come, and `report(index)` for a gradient
     that `Arrivals` wants reported or does not await.
     """
+
+    _num_changes: ClassVar[int] = 0  # of the hooks of all reducers
 
     def __init__(
         self,
@@ -46,13 +48,31 @@ class AutogradHooks:
         self._tables = [post_accumulate_hooks(member.parameter) for member in members]
         self._keys: list[int] = [handle.id for handle in self._handles]
         _OF_REDUCERS.update(self._keys)
+        AutogradHooks._num_changes += 1
+        self._shared: frozenset[int] = frozenset()
+        self._shared_since = 0
 
     def remove(self) -> None:
         """Remove all hooks: gradients stay local from now on."""
         for handle in self._handles + self._node_handles:
             handle.remove()
         _OF_REDUCERS.difference_update(self._keys)
+        AutogradHooks._num_changes += 1
         self._handles, self._node_handles, self._tables, self._keys = [], [], [], []
+
+    @property
+    def are_removed(self) -> bool:
+        """Whether gradients stay local."""
+        return not self._handles
+
+    def shared(self) -> frozenset[int]:
+        """Return the indices of the parameters to which another reducer listens, too."""
+        if self._shared_since != AutogradHooks._num_changes:
+            self._shared_since = AutogradHooks._num_changes
+            self._shared = frozenset(
+                index for index, table in enumerate(self._tables) if len(_OF_REDUCERS.intersection(table)) > 1
+            )
+        return self._shared
 
     def come_last(self) -> bool:
         """Let hooks that the user registered after these be called before them; return whether there were any.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
+from ddp_impl.forecast import Forecast
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
@@ -61,30 +63,39 @@ class BucketReduction:
         self.specs = [member.spec(options) for member in self.members]
         self.buckets: list[Bucket] = []
         self._in_flight: dict[int, tuple[Tensor, Any]] = {}
-        self._skipped: set[int] | None = None  # the buckets that no rank will use; None until the ranks have agreed
+        self._to_step: list[Bucket] = []  # those whose averages were handed out when the backward ended
+        self._skipped: set[int] = set()  # the buckets that no rank will use
         self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
         self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
 
-    def _agree_on_skipped(self, absent: Collection[int]) -> set[int]:
-        """Return the buckets that no rank will use, if the user wants their traffic saved; `absent` this rank does not.
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank."""
+        self.state.hold_back(
+            {bucket.index for bucket in self.buckets if not all(sure[member.index] for member in bucket.members)}
+        )
+
+    def _skip_unused(self, used: Sequence[bool]) -> None:
+        """Let the buckets not leave at all of which no rank used a parameter."""
+        self._skipped = {
+            bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
+        }
+
+    def _agree_on_skipped(self) -> None:
+        """Before late buckets leave, find those of which no rank used a parameter, if the user wants traffic saved.
 
         Collective with `skip_all_reduce_unused_params`.
         """
-        if self.options.static_graph and self.usage.promised is not None and not self.usage.follows_local:
-            used = self.usage.promised
-        elif self.options.skip_all_reduce_unused_params and self.options.find_unused_parameters:
-            self._forget_dropped(absent)
-            used = self.usage.expected_anywhere(absent, self.group, self.device)
-        else:
-            return set()
-        return {bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)}
+        if self.options.skip_all_reduce_unused_params and self._will_exchange_usage:
+            self._forget_dropped(self.usage.unused)
+            with self._awaiting_usage():
+                self._skip_unused(self.usage.used_anywhere(self.group, self.device))
 
-    def _skips(self, bucket: int) -> bool:
-        """Whether the ranks have agreed that none of them will use the bucket with this index."""
-        return self._skipped is not None and bucket in self._skipped
+    def _awaiting_usage(self) -> AbstractContextManager[None]:
+        """Return a context for what ranks exchange about the use of parameters in a backward."""
+        return self.peers.awaiting("backward", messages.usage([member.name for member in self.members]))
 
     def _launch(self, bucket: Bucket) -> None:
-        if self._skips(bucket.index):
+        if bucket.index in self._skipped:
             return
         try:
             buffer = self._collected(bucket)
@@ -115,7 +126,8 @@ class BucketReduction:
                     return gradient
             bucket.claim()
             buffer = bucket.flat
-            missing = collect(bucket, home, self.usage.unused, self._here(), divisor=divisor, left_out=left_out)
+            kept_out = self.usage.unused.union(self.shared())
+            missing = collect(bucket, home, kept_out, self._here(), divisor=divisor, left_out=left_out)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
         if missing:
             indices = {bucket.members[place].index for place in missing}
@@ -128,18 +140,26 @@ class BucketReduction:
         if not self._in_flight:
             self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
-            self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+            with self.peers.awaiting("backward", self._called(bucket)):
+                self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        is_last = all(map(self._skips, range(bucket.index + 1, len(self.buckets))))
-        given = GradBucket(bucket, buffer, is_last)
-        self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+        last = next(index for index in reversed(self.state.launch_order) if index not in self._skipped)
+        given = GradBucket(bucket, buffer, bucket.index == last)
+        with self.peers.communicating("backward", self._called(bucket)):
+            self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
-        self._skipped = self._agree_on_skipped(self.usage.unused)
-        for bucket in self.buckets:
-            if not self._skips(bucket.index):
+        if self._will_exchange_usage:
+            with self._awaiting_usage():
+                sure = Forecast(None, len(self.members), self.group, self.device).result()
+            self._hold_back(sure)
+        first_late = len(self.buckets) - self.state.num_late
+        for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
+            if place == first_late:
+                self._agree_on_skipped()
+            if bucket.index not in self._skipped:
                 bucket.claim()
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
@@ -152,15 +172,18 @@ class BucketReduction:
         """
         learns = False
         if self.options.static_graph:
-            learns = self.usage.promised is None and self.arrivals.learns_order
-            asks_again = self.usage.follows_local and not all(self.usage.promised or [True])
+            promise = self.usage.promise
+            learns = promise is None and self.arrivals.learns_order
+            asks_again = self.usage.follows_local and promise is not None and not all(promise.used)
             if not learns and not asks_again:
                 return
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
         refuses = self._refusal is not None
-        self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learns=learns)
+        learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
+        with self._awaiting_usage():
+            self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
 
     def _refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
@@ -186,58 +209,72 @@ class BucketReduction:
 
     def _refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
-        for bucket in self.buckets:
-            if bucket.index in self._in_flight:
-                self._wait_for(bucket)
+        for bucket in [self.buckets[index] for index in self._in_flight]:
+            self._wait_for(bucket)
         if self._refusal is not None:
             raise self._refusal
         raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped or ())
-        for bucket in self.buckets:
-            if bucket.index in self._in_flight:
-                buffer = self._wait_for(bucket)
-                self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
-        for future in self.post_backward_futures:
-            future.wait()
-        self.post_backward_futures.clear()
+        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped)
+        # All before any is handed out: where one has failed, no gradient has changed.
+        reduced = [(bucket, self._wait_for(bucket)) for bucket in [self.buckets[index] for index in self._in_flight]]
+        with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
+            while self.post_backward_futures:
+                collectives.value_of(self.post_backward_futures.pop(0))
+        for bucket, buffer in reduced:
+            self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
+            if self.steps_optimizers:
+                self._to_step.append(bucket)
 
-    def _hand_out_before(self, last_launched: int) -> None:
+    def _hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
 
         Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
-        ranks may still refuse to average, or know better what is unused, everything waits for the end of the backward.
+        ranks may still refuse to average, or know better what is unused, or another wrapper awaits the same gradient,
+        everything waits for the end of the backward.
         """
         if self._will_exchange_usage:
             return
-        for bucket in self.buckets[:last_launched]:
+        for bucket in [self.buckets[index] for index in list(self._in_flight)[:-1]]:
             indices = {member.index for member in bucket.members}
-            if bucket.index in self._in_flight and indices.isdisjoint(self.usage.unused):
+            if indices.isdisjoint(self.usage.unused) and indices.isdisjoint(self.shared()):
                 self.user_hooks.averages_come(indices)
                 self._hand_out(bucket, self._wait_for(bucket), None)
+                self._step(bucket)
 
     def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         hand_out(bucket, self._home_of(bucket), buffer, used)
         bucket.gradients = []
-        if self.steps_optimizers and step_parameters(bucket):
+
+    def _step(self, bucket: Bucket) -> None:
+        """Step the optimizers that parameters of `bucket` have of their own, on averages."""
+        if step_parameters(bucket):
             bucket.release()
+
+    def shared(self) -> Collection[int]:
+        """Return the indices of the parameters whose gradients another wrapper averages, too."""
+        raise NotImplementedError
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self._in_flight.pop(bucket.index)
-        names = [member.name for member in bucket.members]
-        with self.peers.awaiting("backward", messages.bucket(bucket.index, len(self.buckets), names)):
-            result = pending.wait()
-        if self.comm_hook is None:
-            return buffer
-        reduced = tensor_in(result, self._here())
+        with self.peers.awaiting("backward", self._called(bucket)):
+            if self.comm_hook is None:
+                collectives.finished(pending, "all_reduce", [buffer])
+                return buffer
+            reduced = tensor_in(collectives.value_of(pending), buffer, self._here())
         if bucket.sparse:
             return reduced
         if reduced.data_ptr() != buffer.data_ptr():
             buffer.copy_(reduced.view(-1))
         return buffer
+
+    def _called(self, bucket: Bucket) -> str:
+        names = [member.name for member in bucket.members]
+        how = "all_reduce" if self.comm_hook is None else "comm hook"
+        return f"the {how} of {messages.bucket(bucket.index, len(self.buckets), names)}"
 
     def _used_by_now(self, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
         """Return which parameters some rank used.

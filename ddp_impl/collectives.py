@@ -1,6 +1,7 @@
 """The collectives that the eager part of this package issues; no other file of it calls one (`compile` builds graphs).
 
-Every function here must be called by all ranks of the group, in the same order.
+Every function here that takes a group must be called by all its ranks, in the same order. Whoever waits for a
+collective does it by `finished` or `value_of`, which raise when it has failed: no failure becomes a value.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.torch_internals import foreach_copy_
 
@@ -31,28 +33,93 @@ _SENT_AS_THEY_ARE = frozenset(
 )  # fmt: skip
 
 
-def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Start summing `tensor` in place over the group; the caller waits on the returned work and reads `tensor`."""
-    work: dist.Work | None = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+def finished(work: dist.Work, operation: str, outputs: Sequence[Tensor] = ()) -> None:
+    """Wait for `work`, the `operation` of that name; raise unless it has succeeded. On an accelerator, queue the wait.
+
+    Raises what the wait or the work's future raises, with the operation's name in a note, and `CommunicationError`
+    where the work tells of a failure in another way: the wait returns False, or the future holds tensors of another
+    size than `outputs`, which the operation has written. The works of torch's own backends raise in `wait`; those of a
+    group that is written in Python may keep an error in any of these places.
+    """
+    try:
+        if work.wait() is False:
+            raise CommunicationError(f"{operation} has failed: its wait returned False")
+        _check_answers(work, operation)
+        _check_future(work, operation, outputs)
+    except Exception as error:
+        error.add_note(f"in {operation}")
+        raise
+
+
+def value_of(future: Any) -> Any:
+    """Wait for `future`, of a hook, and return what it holds; raise the error that it holds instead.
+
+    A hook may return a work in place of a future, which holds nothing: its failure is raised all the same.
+    """
+    if isinstance(future, dist.Work):
+        return finished(future, "what a hook has started")
+    return future.wait()
+
+
+def _check_answers(work: dist.Work, operation: str) -> None:
+    error = _answer(work, "exception")
+    if isinstance(error, BaseException):
+        raise error
+    if error is not None or _answer(work, "is_success") is False:
+        raise CommunicationError(f"{operation} has failed: {error or 'is_success() returned False'}")
+
+
+def _answer(work: dist.Work, question: str) -> Any:
+    """Return what `work` answers if its class answers for itself, else None: of torch's own, asking is deprecated."""
+    answers = getattr(type(work), question, None)
+    return None if answers in (None, getattr(dist.Work, question)) else answers(work)
+
+
+def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) -> None:
+    if not hasattr(work, "get_future"):
+        return
+    try:
+        future: Future[Any] = work.get_future()
+    except RuntimeError as error:
+        if "not implemented" in str(error):  # torch's words, of a work that has none
+            return
+        raise
+    held = future.value() if future.done() else future.wait()
+    told = [held] if isinstance(held, Tensor) else held
+    if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
+        return
+    came, expected = _num_bytes(told), _num_bytes(outputs)
+    if outputs and came != expected:
+        raise CommunicationError(f"{operation} has failed: {expected} bytes were expected, its future holds {came}")
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of dense tensors, -1 if one is not: its values are as many as ranks have."""
+    tensors = list(tensors)
+    return -1 if any(each.is_sparse for each in tensors) else sum(each.nbytes for each in tensors)
+
+
+def _started(work: dist.Work | None, operation: str) -> dist.Work:
     if work is None:
-        raise RuntimeError("all_reduce gave no work: this rank is not in the process group")
+        raise RuntimeError(f"{operation} gave no work: this rank is not in the process group")
     return work
+
+
+def all_reduce_sum(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> dist.Work:
+    """Start summing `tensor` in place over the group; when the returned work is `finished`, `tensor` is the sum."""
+    return _started(dist.all_reduce(tensor, op=op, group=group, async_op=True), "all_reduce")
 
 
 def all_reduce_now(tensor: Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
     """Reduce `tensor` in place over `group` and wait."""
-    dist.all_reduce(tensor, op=op, group=group)
-
-
-def future_of(work: dist.Work, tensor: Tensor) -> Future[Tensor]:
-    """Return a future of `tensor` that completes when `work` has."""
-    return work.get_future().then(lambda _: tensor)
+    finished(all_reduce_sum(tensor, group, op), "all_reduce", [tensor])
 
 
 def broadcast_from(tensor: Tensor, group: dist.ProcessGroup, group_src: int) -> None:
     """Overwrite `tensor`, which is contiguous, with that of the group's rank `group_src`: bits of whatever dtype."""
     sent = tensor if tensor.dtype in _SENT_AS_THEY_ARE else tensor.view(-1).view(torch.uint8)
-    dist.broadcast(sent, group=group, group_src=group_src)
+    work = dist.broadcast(sent, group=group, group_src=group_src, async_op=True)
+    finished(_started(work, "broadcast"), "broadcast", [sent])
 
 
 def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, group_src: int) -> None:
@@ -87,7 +154,7 @@ def time_all_reduces(
             begin = time.perf_counter()
             work = all_reduce_sum(tensor, group)
             launches.append(time.perf_counter() - begin)
-            work.wait()
+            finished(work, "all_reduce", [tensor])
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - begin)
@@ -99,7 +166,7 @@ def time_all_reduces(
 def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
     """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
     padded = list(values) + [-1] * (length - len(values))
-    tensor = torch.tensor(padded, dtype=torch.int32).to(device)
+    tensor = torch.tensor(padded, dtype=torch.int32, device=device)
     broadcast_from(tensor, group, 0)
     return [value for value in tensor.tolist() if value >= 0]
 
@@ -107,7 +174,8 @@ def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGr
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return every rank's `tensor`, of one shape on all of them, stacked in the order of ranks."""
     gathered = [torch.empty_like(tensor) for _ in range(size_of(group))]
-    dist.all_gather(gathered, tensor, group=group)
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+    finished(_started(work, "all_gather"), "all_gather", gathered)
     return torch.stack(gathered)
 
 
@@ -120,7 +188,7 @@ def gather_bytes(mine: bytes, group: dist.ProcessGroup, device: torch.device) ->
 def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
     """Return every rank's `value` (JSON data, small) in rank order, on every rank."""
     text = json.dumps(value).encode()
-    longest = int(stack_ranks(torch.tensor([len(text)]).to(device), group).max())
+    longest = int(stack_ranks(torch.tensor([len(text)], device=device), group).max())
     return [json.loads(row) for row in gather_bytes(text.ljust(longest), group, device)]
 
 

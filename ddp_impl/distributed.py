@@ -15,8 +15,8 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.buffers import broadcast_state, synchronised_buffers
-from ddp_impl.collectives import BROADCAST_CHUNK_BYTES
+from ddp_impl.buffers import broadcast_state, refuse_sparse, synchronised_buffers
+from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, all_reduce_now, finished
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
@@ -207,7 +207,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         call = self._compiled_calls.current(self.module)
         if self._caster is None:
             return call(*inputs, **kwargs)
-        with self._caster.casting(self.device, at_once=call is not self.module):
+        with self._caster.casting(self.device, at_once=self._compiled_calls.is_whole):
             return call(*inputs, **kwargs)
 
     @property
@@ -220,13 +220,13 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         synchronise = self._synchronises
         if synchronise:
             self._watch.check()
+        if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
-        elif torch.is_grad_enabled():
-            self.reducer.check_local_forward()
         if self._join_config.enable:
-            notified = Join.notify_join_context(self)
-            if notified is not None:
-                notified.wait()
+            with self.reducer.between_backwards("word of who still has data"):
+                notified = Join.notify_join_context(self)
+                if notified is not None:
+                    finished(notified, "all_reduce")
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:
             self.reducer.prepare_for_forward()
@@ -245,7 +245,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         Ranks that have joined do it by themselves.
         """
         if not is_joined_rank:
-            with self.reducer.peers.awaiting("forward", "how many ranks still have data"):
+            with self.reducer.between_backwards("how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
                 self.reducer.divisor = self._divisor(num_syncing)
             # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
@@ -272,21 +272,31 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             ),
         )
 
+    def _agree(self, mine: bool) -> bool:
+        """Return whether `mine` holds on every rank; all of them must call it in this forward."""
+        answer = torch.tensor(int(mine), device="cpu").to(self.device)
+        with self.reducer.peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
+            all_reduce_now(answer, self.process_group, dist.ReduceOp.MIN)
+        return bool(answer)
+
     def _post_forward(self, output: Any) -> Any:
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         self.require_forward_param_sync = self._synchronises
+        if not torch.is_grad_enabled():
+            return output
+        tensors = find_tensors(output)
         if self._compiled_calls.averages_in_graph:
-            self._local_gradients.forward_in_graph(find_tensors(output))
+            self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            output = self.reducer.tie_unused(output, list(find_tensors(output)))
-            self.reducer.prepare_for_backward(find_tensors(output))
-        elif torch.is_grad_enabled():
-            if self._compiled_calls.reduction is Reduction.IN_GRAPH:
-                self._local_gradients.forward_is_local(find_tensors(output))
-            else:
-                self.reducer.forward_was_local(find_tensors(output))
+            tied = self.reducer.tie_unused(output, tensors)
+            self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
+            return tied
+        elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
+            self._local_gradients.forward_is_local(tensors)
+        else:
+            self.reducer.forward_was_local(tensors)
         return output
 
     def _lazy_init(self) -> None:
@@ -347,13 +357,16 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         buffers = self.named_module_buffers
         self._has_buffers = bool(buffers)
         if self._buffer_hook is not None:
-            futures = self._buffer_hook.hook(self._buffer_hook.state, buffers)
-            self.reducer.post_backward_futures.extend(futures or ())
+            self.reducer.check_finished()
+            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
+                self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
+        refuse_sparse(buffers)
         source = 0
         if self._join_config.enable:
-            source = agree_on_rank(self.process_group, self.device, authoritative)
-        with self.reducer.peers.awaiting("forward", f"the buffers of rank {source}"):
+            with self.reducer.between_backwards("which rank's buffers are copied"):
+                source = agree_on_rank(self.process_group, self.device, authoritative)
+        with self.reducer.between_backwards(f"the buffers of rank {source}"):
             broadcast_state(
                 [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
             )
@@ -374,7 +387,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     ) -> None:
         """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
         buffers = self.modules_buffers if bufs is None else list(bufs)
-        broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
+        with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
+            broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
 
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 
@@ -394,7 +408,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
-        bound = builtin_hook(comm_hook_type, self.process_group)
+        reducer = self.reducer
+        bound = builtin_hook(comm_hook_type, lambda: reducer.group)
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
         self.reducer.comm_hook = bound
 
@@ -507,6 +522,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             AveragedParameters([member.parameter for member in members], self.reducer.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
+            self._agree,
         )
         if self._comm_hook is not None:
             state, hook = self._comm_hook
@@ -519,5 +535,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
         tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
         if with_buffers:
-            tensors += [local_tensor(buffer) for buffer in self.modules_buffers]
+            buffers = self.named_module_buffers
+            refuse_sparse(buffers)
+            tensors += [local_tensor(buffer) for buffer in buffers.values()]
         broadcast_state(tensors, self.process_group, self.device, group_src)

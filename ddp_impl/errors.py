@@ -7,6 +7,10 @@ class ReductionError(RuntimeError):
     """The reducer could not average the gradients of an iteration over all ranks, or has not done so."""
 
 
+class CommunicationError(RuntimeError):
+    """A collective has failed, or what its future holds is not what was promised, and no wait has raised that."""
+
+
 class IllegalEventError(ReductionError):
     """An event came that cannot happen in the present phase of the iteration; the reducer has changed nothing."""
 

@@ -139,7 +139,7 @@ def empty_sparse(parameter: Tensor) -> Tensor:
     """Return a sparse gradient of zeros, laid out as an embedding's: sparse in the first dimension."""
     indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
     values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device, is_coalesced=True)
 
 
 def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[bool] | None) -> None:

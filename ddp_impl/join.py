@@ -78,6 +78,12 @@ class UnevenInputs(Join):
         super().__init__([ddp], enable, throw_on_early_termination, **kwargs)
         self._ddp: Shadowed = ddp
 
+    def _get_num_nonjoined_procs(self) -> int:
+        """Return how many ranks still have data; torch's own does not hear of every failure."""
+        ddp = self._ddp
+        with ddp.reducer.peers.awaiting("join", "how many ranks still have data"):
+            return int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -110,7 +116,8 @@ class DDPJoinHook(JoinHook):
     def main_hook(self) -> None:
         """Issue what the other ranks' next forward and backward issue."""
         ddp = self.ddp
-        num_syncing = int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
+        with ddp.reducer.between_backwards("how many ranks still have data"):
+            num_syncing = int(agree_on_sync(ddp.process_group, ddp.device, will_sync=False))
         if num_syncing:
             ddp.reducer.rebuild_buckets()
         if ddp.will_sync_module_buffers():
@@ -129,9 +136,10 @@ class DDPJoinHook(JoinHook):
         if self._own_gradients is not None:
             for member, gradient in zip(ddp.reducer.members, self._own_gradients, strict=True):
                 member.parameter.grad = gradient
-        source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
-        ddp._authoritative_rank = source
-        ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
+        with ddp.reducer.between_backwards("the model of a rank that joined last"):
+            source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
+            ddp._authoritative_rank = source
+            ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
         ddp.reducer.divisor = size_of(ddp.process_group)
         leave(ddp)
 

@@ -5,7 +5,7 @@ Users and libraries search for some phrases of torch's messages; ours contain th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 _MAX_NAMES = 20
@@ -76,6 +76,35 @@ def compiled_backward(rank: int) -> str:
         "(torch._dynamo.config.compiled_autograd = False), or let the compiled backward average by itself: set "
         'torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, and wrap the module without '
         "find_unused_parameters and static_graph."
+    )
+
+
+_REDUCER_AVERAGES = "so the reducer averages them from hooks, as without it, and graphs are cut where buckets end"
+
+#: What a rank says once when averages cannot be part of graphs because there are several.
+IN_GRAPH_NEEDS_THE_WHOLE = (
+    "DistributedDataParallel: the compiled backward was asked to average gradients "
+    "(torch._dynamo.config.optimize_ddp), but only parts of the wrapped module, or functions that it calls, are "
+    f"compiled, {_REDUCER_AVERAGES}. Compile the module or the wrapper as a whole to have them averaged in the graph."
+)
+IN_GRAPH_BREAKS_ELSEWHERE = (
+    "DistributedDataParallel: the compiled backward was asked to average gradients, but on another rank the forward is "
+    f"not one graph, {_REDUCER_AVERAGES}. Look at its warning."
+)
+#: What is added to the error of a graph that breaks when all ranks have averaged in graphs before.
+IN_GRAPH_NO_MORE = (
+    "DistributedDataParallel averages gradients in the compiled backward: the ranks have agreed on that while every "
+    "forward was one graph. Without changing the module: leave the reduction to the reducer "
+    "(torch._dynamo.config.optimize_ddp = True)."
+)
+
+
+def in_graph_breaks(reason: str) -> str:
+    """Return the warning for a forward that is not one graph although the compiled backward was to average."""
+    return (
+        "DistributedDataParallel: the compiled backward was asked to average gradients, but the forward is not one "
+        f"graph ({reason}), {_REDUCER_AVERAGES}. Remove the graph break, which TORCH_LOGS=graph_breaks shows, or set "
+        "torch._dynamo.config.optimize_ddp = True."
     )
 
 
@@ -181,6 +210,52 @@ def waited_in_vain(
         "group's timeout."
     )
     return "\n".join([begin, *told, advice])
+
+
+def waits_long(rank: int, what: str, phase: str, step: int, seconds: float) -> str:
+    """Return what is logged of a wait that has not failed."""
+    return f"[rank {rank}] has waited {seconds:.0f} s for {what} in {phase} of step {step}, and goes on waiting."
+
+
+def others_wait(rank: int, waiting: Mapping[int, str], silent: Sequence[int]) -> str:
+    """Return what is logged of the other ranks then: for what they wait, or that they do not say."""
+    told = [f"rank {other} waits for {where}" for other, where in waiting.items()]
+    if silent:
+        names = ", ".join(map(str, silent))
+        told.append(
+            f"rank {names} has not come and does not say that it waits: it is slower, or skipped a batch or a backward "
+            "(model.join() allows different numbers of batches)"
+        )
+    return f"[rank {rank}] meanwhile " + "; ".join(told)
+
+
+def place(rank: int, what: str, phase: str, step: int) -> str:
+    """Return what is added to an error of a collective, and how messages speak of it."""
+    return f"[rank {rank}] {what} in {phase} of step {step}"
+
+
+def lost(rank: int, what: str, phase: str, step: int) -> str:
+    """Return the message for whatever follows a collective that failed on this rank."""
+    return (
+        f"{place(rank, what, phase, step)} has failed, so the ranks no longer agree on what comes next, and what that "
+        "step left in .grad, parameters and buffers may be this rank's own. Expected to have finished reduction in the "
+        "prior iteration before starting a new one. Wrap the module anew, or call _update_process_group, on every rank."
+    )
+
+
+def broke_off_here(rank: int) -> str:
+    """Return the message for a backward that raised on this rank and not on all others."""
+    return (
+        f"[rank {rank}] its backward raised on this rank and not on every other: those may wait for its buckets. Wrap "
+        "the module anew, or call _update_process_group, on every rank."
+    )
+
+
+def lost_by_another(why: str) -> str:
+    """Return the message for a wrapper that shares its group with one of which `why` tells."""
+    return (
+        f"Another DistributedDataParallel of this process group cannot go on, and ranks may be out of step in it: {why}"
+    )
 
 
 def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], *, verbose: bool) -> str:

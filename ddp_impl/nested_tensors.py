@@ -4,46 +4,65 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import chain, compress
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def find_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor in `value`: containers, mappings, dataclasses, owned RRefs, and attributes of other objects.
+def find_tensors(value: Any) -> list[Tensor]:
+    """Return every tensor in `value`: in containers, mappings, dataclasses, owned RRefs, attributes of other objects.
 
     Looking into any object's attributes goes beyond torch, whose search stops at types it does not know and then
-    reduces nothing (pytorch/pytorch#124666). Each object is visited once.
+    reduces nothing (pytorch/pytorch#124666). Each object is visited once, level by level and type by type, so that a
+    step of Python's is one of a level, not of an object: a forward may return rows of text beside its tensors.
     """
-    seen: set[int] = set()
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Tensor):
-            yield item
-            continue
-        if item is None or isinstance(item, (str, bytes, int, float, complex, type, torch.nn.Module)):
-            continue
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Mapping):
-            stack.extend(reversed(list(item.values())))
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            stack.extend(reversed(list(item)))
-        elif dataclasses.is_dataclass(item):
-            stack.extend(getattr(item, entry.name, None) for entry in reversed(dataclasses.fields(item)))
-        elif _is_rref(item):
-            if item.is_owner():
-                stack.append(item.local_value())
-        elif not callable(item):
-            attributes = dict(getattr(item, "__dict__", {}))
-            for name in getattr(type(item), "__slots__", ()):
-                if isinstance(name, str) and hasattr(item, name):
-                    attributes[name] = getattr(item, name)
-            stack.extend(reversed(list(attributes.values())))
+    tensors: list[Tensor] = []
+    seen: dict[int, Any] = {}  # holds the objects, whose ids others could get
+    level = [value]
+    while level:
+        below: list[Any] = []
+        kinds = list(dict.fromkeys(map(type, level)))
+        for kind in kinds:
+            if issubclass(kind, _WITHOUT_TENSORS):
+                continue
+            items = level if len(kinds) == 1 else list(compress(level, map(partial(is_, kind), map(type, level))))
+            if issubclass(kind, Tensor):
+                tensors += items
+                continue
+            unseen = dict(zip(map(id, items), items, strict=True))
+            if not seen.keys().isdisjoint(unseen):
+                unseen = {key: item for key, item in unseen.items() if key not in seen}
+            seen.update(unseen)
+            below += _contents(kind, unseen.values())
+        level = below
+    return tensors
+
+
+#: Types whose objects hold no tensors that forward returns.
+_WITHOUT_TENSORS = (type(None), str, bytes, int, float, complex, type, torch.nn.Module)
+
+
+def _contents(kind: type, items: Collection[Any]) -> Iterator[Any]:
+    """Return what `items`, objects of type `kind`, hold."""
+    if issubclass(kind, Mapping):
+        return chain.from_iterable(item.values() for item in items)
+    if issubclass(kind, (list, tuple, set, frozenset)):
+        return chain.from_iterable(items)
+    if dataclasses.is_dataclass(kind):
+        names = [entry.name for entry in dataclasses.fields(kind)]
+        return (getattr(item, name, None) for name in names for item in items)
+    if _is_rref(kind):
+        return (item.local_value() for item in items if item.is_owner())
+    if callable(next(iter(items), None)):
+        return iter(())
+    slots = [name for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+    in_slots = (getattr(item, name) for name in slots for item in items if hasattr(item, name))
+    return chain(in_slots, chain.from_iterable(getattr(item, "__dict__", {}).values() for item in items))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -83,9 +102,9 @@ def cast(value: Any, dtype: torch.dtype | None) -> Any:
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
 
 
-def _is_rref(item: object) -> bool:
+def _is_rref(kind: type) -> bool:
     if not torch.distributed.rpc.is_available():
         return False
     from torch.distributed.rpc import RRef
 
-    return isinstance(item, RRef)
+    return issubclass(kind, RRef)

@@ -83,8 +83,3 @@ class ReducerOptions:
     delayed: frozenset[str] = frozenset()
     releases_delayed: str = ""
     large_numel: int = LARGE_NUMEL
-
-    @property
-    def walks_graphs(self) -> bool:
-        """Whether a walk over the graph may find unused parameters before the backward."""
-        return self.find_unused_parameters and not self.static_graph

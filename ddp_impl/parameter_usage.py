@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl import collectives
+from ddp_impl.groups import size_of
+
+#: More than once a parameter is rarely used; beyond this, how often is not compared.
+_MOST_TIMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Of a static graph: `used[i]`, a rank's synchronised backward uses parameter i; `alike[i]`, all equally often."""
+
+    used: list[bool]
+    alike: list[bool]
 
 
 class ParameterUsage:
@@ -19,7 +32,7 @@ class ParameterUsage:
     without synchronisation used. `anywhere[i]`: whether any rank used parameter i; None until the ranks have exchanged
     it, and until then all count as used. `is_exchanged`: they have in this iteration. `num_refusing`: how many ranks
     said in the last exchange that they cannot average what came; `num_reading`: how many ranks waited to hear that.
-    `promised[i]`: of a static graph, whether any rank's synchronised backward uses parameter i; None until they know.
+    `promise`: what ranks know of a static graph; None until they do.
     `follows_local`: forwards under `no_sync` came before this iteration, on every rank the same ones.
 
     To read what ranks exchanged, the host must wait for the device. On an accelerator only those ranks do so that miss
@@ -33,28 +46,32 @@ class ParameterUsage:
         self.used_locally: set[int] = set()
         self.anywhere: list[bool] | None = None
         self.is_exchanged = False
-        self.promised: list[bool] | None = None
+        self.promise: Promise | None = None
         self.follows_local = False
         self.num_refusing = self.num_reading = 0
         self.looks_static = True  # every iteration so far left out the same parameters
         self.last_unused: set[int] | None = None
         self._agreement: tuple[Tensor, dist.Work, bool] | None = None
         self._num_users = [0] * num_parameters
+        self._num_ranks = 1
         self._unread: deque[tuple[Tensor, torch.Event]] = deque()
 
     def begin_agreeing(
-        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learns: bool = False
+        self, group: dist.ProcessGroup, device: torch.device, *, refuses: bool, learnt: Sequence[int] | None = None
     ) -> None:
         """Start exchanging with all ranks what they used, and whether one `refuses` to go on.
 
-        `learns`: what they use now without earlier backwards is what they promise to use. Every rank calls it between
-        the same collectives.
+        `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
+        every iteration. Every rank calls it between the same collectives.
         """
-        reads = device.type == "cpu" or refuses or learns or not self.unused <= self.used_locally
-        told = [self._flags(self.unused, self.used_locally), torch.tensor([refuses, reads], dtype=torch.int32)]
-        if learns:
-            told.append(self._flags(self.unused))
-        flags = _on_device(torch.cat(told), device)
+        reads = device.type == "cpu" or refuses or learnt is not None or not self.unused <= self.used_locally
+        told: list[int] = [*self._used(self.used_locally), refuses, reads]
+        if learnt is not None:
+            # All ranks have the same number if the square of the sum is the sum of the squares times the ranks.
+            times = [min(number, _MOST_TIMES) for number in learnt]
+            told += [*self._used(), *times, *(number * number for number in times)]
+        self._num_ranks = size_of(group)
+        flags = _on_device(torch.tensor(told, dtype=torch.int32, device="cpu"), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group), reads)
 
     def end_agreeing(self) -> None:
@@ -64,7 +81,7 @@ class ParameterUsage:
             return
         flags, work, reads = self._agreement
         self._agreement = None
-        work.wait()
+        collectives.finished(work, "all_reduce", [flags])
         if reads:
             self._unread.clear()
             self._take(flags.tolist())
@@ -94,9 +111,9 @@ class ParameterUsage:
             return flags.tolist()[: self._num_parameters]
         return self._num_users
 
-    def expected_anywhere(self, absent: Iterable[int], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
-        """Return whether any rank expects to use each parameter; `absent` are those this rank does not. Collective."""
-        flags = _on_device(self._flags(set(absent), self.used_locally), device)
+    def used_anywhere(self, group: dist.ProcessGroup, device: torch.device) -> list[bool]:
+        """Return whether any rank used each parameter by now. Collective; the host waits."""
+        flags = _on_device(torch.tensor(self._used(self.used_locally), dtype=torch.int32, device="cpu"), device)
         collectives.all_reduce_now(flags, group)
         return [count > 0 for count in flags.tolist()]
 
@@ -107,12 +124,12 @@ class ParameterUsage:
         self.last_unused = set(self.unused)
         self.used_locally.clear()
         self.is_exchanged = self.follows_local = False
-        if self.promised is not None:
-            self.anywhere = self.promised
+        if self.promise is not None:
+            self.anywhere = self.promise.used
 
     def forget_agreements(self) -> None:
         """Forget what ranks have exchanged and what the last iteration used; not what awaits its first reduction."""
-        self.anywhere = self.promised = None
+        self.anywhere = self.promise = None
         self._num_users = [0] * self._num_parameters
         self.last_unused = None
         self.unused.clear()
@@ -125,11 +142,14 @@ class ParameterUsage:
             counts[:num_parameters], counts[num_parameters : num_parameters + 2]
         )  # fmt: skip
         if learnt := counts[num_parameters + 2 :]:
-            self.promised = [count > 0 for count in learnt]
+            using, times, squares = (learnt[first * num_parameters :][:num_parameters] for first in range(3))
+            self.promise = Promise(
+                used=[count > 0 for count in using],
+                alike=[num * num == self._num_ranks * square for num, square in zip(times, squares, strict=True)],
+            )
 
-    def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
-        used = (index not in unused or index in used_before for index in range(self._num_parameters))
-        return torch.tensor(list(used), dtype=torch.int32)
+    def _used(self, used_before: Collection[int] = ()) -> list[bool]:
+        return [index not in self.unused or index in used_before for index in range(self._num_parameters)]
 
 
 def _on_device(flags: Tensor, device: torch.device) -> Tensor:

@@ -16,12 +16,16 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import torch.distributed as dist
 
 from ddp_impl import messages
+from ddp_impl.errors import CommunicationError, ReductionError, ReplicaMismatchError
 from ddp_impl.groups import rank_in, size_of
+from ddp_impl.logs import log
+from ddp_impl.slow_waits import SlowWaits
 from ddp_impl.torch_internals import Store
 
 #: How long the others' words are waited for.
@@ -61,10 +65,35 @@ class Peers:
         """Count the wrappers of `group`. A copy, which one rank may make alone, is not counted."""
         self.group = group
         self.step = 0  # the reducer counts them
+        self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
+        # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
+        self._is_past = False
+        for other in () if is_copy else _living:
+            other._is_past = other._is_past or other.group is group
         _living.add(self)
+
+    def lost_by_another(self) -> str:
+        """Return why no collective of this wrapper may follow: one of another wrapper of the group has failed here.
+
+        The same where a backward of the other broke off on this rank and not on all: those wait for it, and would take
+        what comes next in the group for an answer.
+        """
+        for other in [other for other in _living if other is not self and other.group is self.group]:
+            if other._is_past:
+                continue
+            if not other.lost and other.broke_off and len(other.words() or ()) < size_of(self.group) - 1:
+                other.lost = messages.broke_off_here(rank_in(self.group))
+            if other.lost:
+                return messages.lost_by_another(other.lost)
+        return ""
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a backward of this wrapper raised when gradients had come."""
+        return self._told is not None and self._told.unfinished
 
     @contextlib.contextmanager
     def telling(self, phase: str) -> Iterator[None]:
@@ -77,9 +106,15 @@ class Peers:
 
     @contextlib.contextmanager
     def awaiting(self, phase: str, what: str) -> Iterator[None]:
-        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here."""
+        """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
+
+        No block is entered after one that failed, as with `communicating`.
+        """
         try:
-            yield
+            with self._in_step(phase, what):
+                yield
+        except (ReductionError, ReplicaMismatchError):  # of our own, which say themselves what is wrong
+            raise
         except Exception as error:
             self.tell(messages.waited(error, what, phase, self.step), waited=True)
             words = self.words(until_cause=True)
@@ -91,6 +126,54 @@ class Peers:
                 )
             )  # fmt: skip
             raise
+
+    @contextlib.contextmanager
+    def communicating(self, phase: str, what: str) -> Iterator[None]:
+        """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
+        try:
+            with self._in_step(phase, what):
+                yield
+        except Exception as error:
+            error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
+            raise
+
+    @contextlib.contextmanager
+    def _in_step(self, phase: str, what: str) -> Iterator[None]:
+        """Keep the ranks' collectives in step: after a block that raised, none is entered, and `lost` says why.
+
+        Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`.
+        """
+        if self.lost:
+            raise CommunicationError(self.lost)
+        if size_of(self.group) > 1:
+            _slow_waits.begin(self, partial(self._speak_of_slow_wait, phase, what, self.step))
+        try:
+            yield
+        except BaseException:
+            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
+            raise
+        finally:
+            _slow_waits.end(self)
+
+    def _speak_of_slow_wait(self, phase: str, what: str, step: int, seconds: float) -> None:
+        """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
+
+        The same word serves others that look later: it is no reason of a failure.
+        """
+        rank, store = rank_in(self.group), self._store()
+        log.warning(messages.waits_long(rank, what, phase, step, seconds))
+        if store is None:
+            return
+        with contextlib.suppress(Exception):  # a store that fails says nothing of the wait
+            store.set(f"{self._key(rank)}/waits", json.dumps([step, f"{what} in {phase}"]))
+            others = [other for other in range(size_of(self.group)) if other != rank]
+            told = {
+                other: json.loads(store.get(f"{self._key(other)}/waits"))
+                for other in others
+                if store.check([f"{self._key(other)}/waits"])
+            }
+            waiting = {other: where for other, (at, where) in told.items() if at >= step}
+            log.warning(messages.others_wait(rank, waiting, [other for other in others if other not in waiting]))
 
     def raised(
         self, phase: str, error: BaseException | None, traceback: TracebackType | None, *, unfinished: bool = False
@@ -182,6 +265,7 @@ def _count(group: dist.ProcessGroup) -> int:
 
 _num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
+_slow_waits = SlowWaits()
 
 
 @atexit.register

@@ -4,18 +4,40 @@ A parameter's hook runs once per gradient and is the hot path: it counts down (`
 bucket is an event of the state machine, which returns the actions to perform. The reducer hands out the averages in a
 callback that autograd runs when the backward is over, so that gradients are final when `backward()` returns.
 
-The reducer finds gradients that do not come in two ways. Before the backward, a walk from the outputs of all forwards
-since the last reduction (`unused_parameters`) finds what they cannot reach; those parameters hold up no bucket. After
-the backward, whatever still has not come was left out of the loss. The first way is only an optimisation of the
-second, so several forwards before one backward, opaque outputs and partial losses need no rules of their own.
+Theory of operation. A DDP is not alone in its group: other wrappers and the user's own collectives share it, before,
+within and after the backward. *Which collective comes next in a group is a function of what all its ranks know*, never
+of when this rank's gradients came, of what this rank uses, or of what it remembers.
+
+==========================  ======================================================  =================================
+moment                      what every rank knows                                   what is sent then
+==========================  ======================================================  =================================
+forward                     all ranks run it: it is collective                      buffers; rank 0's order, once
+backward reaches an output  all ranks run this backward                             with `find_unused_parameters`,
+                                                                                    which gradients are sure to come
+                                                                                    (`forecast`), by all wrappers
+                                                                                    whose backward it is (`backwards`)
+a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
+                            iteration brings; with it: the forecast                 same gradients of it, and all
+                                                                                    such before it have left
+the backward is over        nothing else will come                                  the late buckets, in index order,
+                                                                                    and what was used; wrappers in the
+                                                                                    order of their construction
+==========================  ======================================================  =================================
+
+A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
+when all wrappers of the backward have sent everything, so that what a bucket collects is what the backward brought.
+
+Gradients that do not come are found when the backward is over. That alone makes the values right; the forecast only
+lets buckets leave earlier. So several forwards before one backward, opaque outputs, partial losses and functions that
+hide a backward of their own need no further rules.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
@@ -24,16 +46,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_impl import collectives, messages
+from ddp_impl import backwards, collectives, messages
 from ddp_impl.anchor import Anchor
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.backwards import next_construction
 from ddp_impl.bucket import ManagedParameter, allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.device_times import DeviceTimes
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
+from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
@@ -43,12 +67,14 @@ from ddp_impl.telemetry import NEVER, Moment
 from ddp_impl.torch_internals import (
     DebugLevel,
     WhenBackwardEnds,
+    brought_by_backward,
+    current_backward,
     current_distributed_context_id,
     get_debug_level,
     in_backward,
     in_compiled_backward,
 )
-from ddp_impl.unused_parameters import Reach
+from ddp_impl.unused_parameters import GraphSearch
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -85,7 +111,8 @@ class Reducer(BucketReduction):
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
         super().__init__(members, group, device, options, peers)
-        self.reach = Reach([member.parameter for member in self.members])
+        self.construction = next_construction()
+        self.search = GraphSearch([member.parameter for member in self.members])
         self.caps = options.caps
         self.has_rebuilt_buckets = False
         has_threads = len({member.parameter.device for member in self.members}) > 1
@@ -94,7 +121,10 @@ class Reducer(BucketReduction):
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
-        self._num_watched = 0
+        self._watched = -1  # the number of the last backward whose end was to be reported
+        self._forecast: Forecast | None = None
+        self._has_forecast = False  # the ranks have told each other what this iteration will bring, or are about to
+        self._is_announced = False  # the backward will report when it comes to an output
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
         # the exception; `_is_over` is set when they have.
         self._drops_late = device.type != "cpu" or has_threads
@@ -109,14 +139,9 @@ class Reducer(BucketReduction):
         )
         self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
+        backwards.watch_for(self)
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
-
-    def check_local_forward(self) -> None:
-        """Before a forward under `no_sync`, whose backward could not go on either: raise if the last one raised."""
-        self._await_backward()
-        if self._raised_early or self.state.phase is Phase.BROKEN:
-            self.check_finished()
 
     def prepare_for_forward(self) -> None:
         """Before a synchronised forward: check that the last reduction is complete, rebuild buckets if it is time.
@@ -137,7 +162,7 @@ class Reducer(BucketReduction):
         every parameter frozen (a discriminator, while its generator trains) a forward is not part of the training.
         """
         is_alone = size_of(self.group) == 1
-        if is_alone or not self._missing_is_unused() or self.reach.walk.uses_any(tensors):
+        if is_alone or not self._missing_is_unused() or self.search.uses_any(tensors):
             return output
         is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
@@ -146,20 +171,19 @@ class Reducer(BucketReduction):
         return self._anchor.tie(output)
 
     def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
-        """After a synchronised forward: expect gradients of everything that `outputs` can reach."""
+        """After a synchronised forward: expect gradients when a backward comes to `outputs`."""
         outputs = list(outputs)
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
-        reached = self.reach.of(tensors)
-        self._handle(Event.FORWARD, reached)
+        self._handle(Event.FORWARD)
         self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
         self._early_moves.movable = self._context_id is None
         if self._hooks.captures:
-            self._hooks.listen_to_nodes(self.reach.walk.nodes)
-        if self._hooks.on_backward(tensors, partial(self._begin_backward, reached)):
-            self.reach.is_announced = True
+            self._hooks.listen_to_nodes(self.search.nodes)
+        if self._hooks.on_backward(tensors, self._begin_backward):
+            self._is_announced = True
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -174,6 +198,8 @@ class Reducer(BucketReduction):
         go on, and this one would wait for it.
         """
         self._await_backward()
+        if lost := self.peers.lost or self.peers.lost_by_another():
+            raise self._error(lost)
         rank = self.state.rank
         if not self.state.is_unfinished:
             if self.state.phase in (Phase.IDLE, Phase.ARMED) and self.usage.refused_before():
@@ -201,6 +227,17 @@ class Reducer(BucketReduction):
             + self.peers.exchange(messages.lacks([name for _, name in missing], self.peers.step))
         )
 
+    @contextmanager
+    def between_backwards(self, what: str) -> Iterator[None]:
+        """Let the block wait for `what` of other ranks; all communication outside of backward goes here.
+
+        Raises `ReductionError` where the last reduction is not complete: ranks that wait for it would meet the block's
+        collectives instead.
+        """
+        self.check_finished()
+        with self.peers.awaiting("forward", what):
+            yield
+
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
@@ -223,6 +260,7 @@ class Reducer(BucketReduction):
         self.divisor = size_of(group)
         self.state.rank = rank_in(group)
         self.usage.forget_agreements()
+        self.post_backward_futures.clear()
         # New storage, too: an abandoned collective may still be writing into the old one.
         self._begin_to_learn()
 
@@ -234,16 +272,22 @@ class Reducer(BucketReduction):
         (`ZeroRedundancyOptimizer`) steps its shard here too.
         """
         self._handle(Event.SHADOW)
+        self.all_have_sent()
+        self.all_have_handed_out()
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
 
     def _get_local_used_map(self) -> Tensor:
         """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
-        return torch.tensor(self.usage.num_users(), dtype=torch.int32)
+        return torch.tensor(self.usage.num_users(), dtype=torch.int32, device="cpu")
 
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
+
+    def shared(self) -> Collection[int]:
+        """Return the indices of the parameters whose gradients another wrapper averages, too."""
+        return self._hooks.shared()
 
     @property
     def order(self) -> list[int]:
@@ -264,10 +308,10 @@ class Reducer(BucketReduction):
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
-        with self.peers.awaiting("forward", "rank 0's order of gradients"):
+        with self.between_backwards("rank 0's order of gradients"):
             order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
-        if self.options.caps.measured:
-            self.caps = self._choose_caps()
+            if self.options.caps.measured:
+                self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
         self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
@@ -289,7 +333,7 @@ class Reducer(BucketReduction):
 
     def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
         """Wait for what a join context was told of this forward."""
-        work.wait()
+        collectives.finished(work, "all_reduce")
 
     def _choose_caps(self) -> BucketCaps:
         """Return the caps that rank 0's measurements recommend. All ranks must call it."""
@@ -308,7 +352,6 @@ class Reducer(BucketReduction):
         # A static graph is learnt in its first iteration; the next one counts on it.
         measures = self.options.caps.measured and not self.options.static_graph
         self.arrivals.forget(NUM_PROFILED if measures else 1)
-        self.reach.is_walked = False
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
         self._adopt(plan_for_unknown_order(self.specs))
@@ -327,18 +370,16 @@ class Reducer(BucketReduction):
     # -- events -------------------------------------------------------------------------------------------------------
 
     @_one_thread_at_a_time
-    def _handle(self, event: Event, reached: set[int] | None = None, bucket: int | None = None) -> None:
-        """Enter `event` into the state machine and perform its actions; a forward's outputs can reach `reached`."""
+    def _handle(self, event: Event, bucket: int | None = None) -> None:
+        """Enter `event` into the state machine and perform its actions."""
         for action in self.state.handle(event, bucket=bucket):
             match action:
                 case Action.ARM:
-                    self._arm(reached)
-                case Action.WIDEN:
-                    self.reach.widen(reached)
+                    self._arm()
                 case Action.WATCH:
                     self._watch_backward()
-                case Action.EXCLUDE:
-                    self._mark_unused()
+                case Action.FORECAST:
+                    self._expect()
                 case Action.LAUNCH:
                     self._launch_full_buckets()
                 case Action.ASK:
@@ -354,14 +395,29 @@ class Reducer(BucketReduction):
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
-    def _begin_backward(self, reached: set[int] | None) -> None:
-        """Take the report that a backward has come to an output of the forward that can reach `reached`."""
+    def _begin_backward(self) -> None:
+        """Take the report that a backward has come to an output of forward."""
+        backwards.begin(self)
+
+    def begins_with_others(self) -> bool:
+        """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
+
+        A forward under `no_sync` may await its own, which is none.
+        """
+        if not self._will_exchange_usage or self.state.phase is not Phase.ARMED:
+            return False
+        if self.usage.follows_local or self._context_id is not None:
+            return False
+        return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
+
+    def backward_begins(self) -> None:
+        """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
         self.before_backward()
         self._refuse_compiled_backward()
         if self.state.phase is Phase.BROKEN:
             self.check_finished()
         came, self._came_locally = self._came_locally or [], None
-        self._handle(Event.BACKWARD, reached)
+        self._handle(Event.BACKWARD)
         for index in came:  # this backward runs through both: it averages everything
             self._take_reported_gradient(index)
 
@@ -406,7 +462,7 @@ class Reducer(BucketReduction):
             self.usage.unused.discard(index)
         if due <= 0:
             if phase is Phase.ARMED and not self._waits_for_outputs:
-                self._begin_backward(None)
+                self._begin_backward()
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
         ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
@@ -421,22 +477,30 @@ class Reducer(BucketReduction):
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
     @torch.no_grad()
-    def _backward_ended(self) -> None:
+    def backward_ends(self) -> None:
+        """Send all that has not been sent."""
         self._told_missing = False
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
-    def _backward_raised(self, watch: int, error: BaseException | None, traceback: TracebackType | None) -> None:
-        is_latest = watch == self._num_watched  # autograd's threads may drop a backward after the next one has begun
+    @torch.no_grad()
+    def all_have_sent(self) -> None:
+        """Wait for every bucket and hand out the averages, if they are due."""
+        self._handle(Event.ALL_SENT)
+
+    def all_have_handed_out(self) -> None:
+        """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
+        while self._to_step:
+            self._step(self._to_step.pop())
+
+    def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Take note that the backward with this number raised."""
+        is_latest = number == self._watched  # autograd's threads may drop a backward after the next one has begun
         if is_latest:
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
-        if is_latest and self._raised_early and self._skipped is None:
-            # Ranks whose first gradient came wait for this one to say what it will not use. What they agree on is of no
-            # use here: either all refuse the next forward, or it begins anew.
-            self._agree_on_skipped(range(len(self.members)))
 
     def _refuse_compiled_backward(self) -> None:
         if in_compiled_backward():  # which drops the callback that reports its end
@@ -444,11 +508,8 @@ class Reducer(BucketReduction):
 
     @property
     def _waits_for_outputs(self) -> bool:
-        """Whether full buckets wait until the backward reaches an output: unused parameters are not known before."""
-        if not self._will_exchange_usage:
-            return False
-        skips = self.options.skip_all_reduce_unused_params
-        return self.reach.is_announced and (self.reach.reached is not None or skips)
+        """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
+        return self._will_exchange_usage and self._is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -456,7 +517,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and not self._skips(bucket)
+            and bucket not in self._skipped
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -468,14 +529,18 @@ class Reducer(BucketReduction):
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _arm(self, reached: set[int] | None) -> None:
-        self.reach.begin(reached)
+    def _arm(self) -> None:
+        self._forecast, self._has_forecast, self._is_announced = None, False, False
         self.usage.unused.clear()
-        self._skipped = None
+        self._skipped = set()
         self._in_flight.clear()
         self._refusal = None
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
+        if self.usage.promise is not None:
+            self._hold_back(self.usage.promise.alike)
+            if not self.usage.follows_local:
+                self._skip_unused(self.usage.promise.used)
         self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
@@ -499,8 +564,12 @@ class Reducer(BucketReduction):
             self._is_over.wait(_DROPPED_WITHIN_S)
 
     def _watch_backward(self) -> None:
-        self._num_watched += 1
-        self._call_at_end(self._backward_ended, partial(self._backward_raised, self._num_watched))
+        self._watched = current_backward()
+        if self._drops_late:
+            self._is_over = over = threading.Event()
+            backwards.take_part(self, over.set)
+        else:
+            backwards.take_part(self, lambda: None)
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
@@ -508,18 +577,41 @@ class Reducer(BucketReduction):
             if self._device_times is not None and self._learns_order:
                 self._device_times.begin()
 
-    def _mark_unused(self) -> None:
-        """Take as ready what this iteration will not use, as far as that is known."""
+    def _expect(self) -> None:
+        """Take as unused what all ranks know that it is; tell them what this backward is sure to bring, if they ask."""
         absent: list[int] = []
         if self.options.static_graph:
             absent = self.arrivals.never_used
-        elif self.options.find_unused_parameters and self.reach.reached is not None:
-            absent = [i for i, left in enumerate(self.arrivals.due) if left and i not in self.reach.reached]
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
+        elif not self._has_forecast:
+            coming = self.search.coming()
+            if self._hooks.are_removed or not (any(coming) or self._anchor.is_coming()):
+                return  # torch.autograd.grad, perhaps on this rank alone
+            self._tell_others(coming)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
+
+    def _tell_others(self, coming: Sequence[bool]) -> None:
+        """Start the exchange of which gradients are sure to come.
+
+        None is sure not to: a function that begins a backward of its own may hide it.
+        """
+        with self._awaiting_usage():
+            self._forecast = Forecast(coming, len(self.members), self.group, self.device)
+        self._has_forecast = True
+
+    def _read_forecast(self) -> None:
+        """Wait until it is known which buckets leave within the backward, if that is not known."""
+        if not self._will_exchange_usage:
+            return
+        if not self._has_forecast:
+            self._tell_others(self.search.coming())
+        forecast, self._forecast = self._forecast, None
+        if forecast is not None:
+            with self._awaiting_usage():
+                self._hold_back(forecast.result())
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -539,27 +631,34 @@ class Reducer(BucketReduction):
 
     @torch.no_grad()
     def _launch_full_buckets(self) -> None:
-        if self._skipped is None:  # not before a gradient has come: torch.autograd.grad need not run on every rank
-            self._skipped = self._agree_on_skipped(self.usage.unused)
-        launchable = self.state.take_launchable()
-        for index in launchable:
-            self._launch(self.buckets[index])
-            if self.steps_optimizers:
-                self._hand_out_before(index)
-        if launchable and self.state.num_launched == len(self.buckets):
+        if BucketPhase.FULL not in self.state.buckets:
+            return
+        self._read_forecast()
+        num_launched = self.state.num_launched
+        self._launch_next()
+        if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
+            self._agree_on_skipped()
+            self.state.release()
+            self._launch_next()
+        if num_launched < self.state.num_launched == len(self.buckets):
             self.telemetry.current.last_launch = Moment.now()
             self._handle(Event.LAST_LAUNCHED)
+
+    def _launch_next(self) -> None:
+        for index in self.state.take_launchable():
+            self._launch(self.buckets[index])
+            if self.steps_optimizers:
+                self._hand_out_all_but_the_last()
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
-        with self.peers.awaiting("backward", messages.usage([member.name for member in self.members])):
+        with self._awaiting_usage():
             self.usage.end_agreeing()
         refused = self.usage.num_refusing > 0
         if not refused:
             self._hand_out_averages()
-        self.reach.is_walked = self.options.walks_graphs and bool(self.usage.unused)
         self.usage.end_iteration()
         self._context_id = None
         self.telemetry.end()

@@ -2,7 +2,12 @@
 
 An iteration without surprises runs IDLE -> ARMED (a synchronised forward ended) -> RUNNING (autograd reached one of its
 outputs) -> REDUCING (the first gradient arrived; the reducer launches full buckets in index order) -> REDUCED (the
-reducer launched the last one) -> IDLE (the backward ended, and the reducer hands out the averages).
+reducer launched the last one) -> SENT (the backward ended, and nothing more will be sent) -> IDLE (all wrappers of the
+backward have sent their buckets, and the reducer hands out the averages).
+
+Which collective comes next in the group is a function of what all its ranks know. So a bucket leaves within the
+backward only if every rank knows that it leaves there on all of them; the others are *late* (`hold_back`). Those leave
+when the backward is over, in index order behind the rest. What the ranks know, and when: `forecast`.
 
 Every event enters through `ReducerState.handle`, which validates first, changes second, and returns the actions that
 the reducer performs. Of a backward's gradients only the first is an event, unless the reducer learns from the
@@ -11,6 +16,7 @@ iteration: all others cost a counter (`arrivals`), and the table is entered when
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 
 from ddp_impl.errors import IllegalEventError
@@ -36,6 +42,8 @@ class Phase(Enum):
     REDUCING = "reducing"
     #: The reducer launched all buckets; the backward goes on.
     REDUCED = "reduced"
+    #: The backward ended and the reducer sent all that it had to; other wrappers of the backward may not have.
+    SENT = "sent"
     #: The backward ended, and gradients are missing.
     INCOMPLETE = "incomplete"
     #: A backward raised when gradients had arrived, and some ranks may have launched more than others; or a rank
@@ -62,6 +70,7 @@ class Event(Enum):
     BUCKET_FULL = "bucket is full"
     LAST_LAUNCHED = "last bucket launched"
     BACKWARD_END = "backward ended"
+    ALL_SENT = "every wrapper of the backward has sent its buckets"
     BACKWARD_RAISED = "backward raised"
     REFUSED = "a rank refused"
     SHADOW = "joined rank shadows an iteration"
@@ -74,9 +83,8 @@ class Action(Enum):
     __hash__ = object.__hash__
 
     ARM = "expect every gradient"
-    WIDEN = "expect the gradients of this forward as well"
     WATCH = "have autograd report the end of the backward"
-    EXCLUDE = "take as unused what the outputs cannot reach"
+    FORECAST = "tell ranks which gradients this one expects"
     LAUNCH = "launch full buckets in order"
     ASK = "ask which parameters any rank used"
     SETTLE = "take as unused what has not come, if that is allowed"
@@ -90,15 +98,15 @@ class Action(Enum):
 TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (Phase.IDLE, Event.FORWARD): (Phase.ARMED, (Action.ARM,)),
     # Several forwards before one backward: the user sums their losses, and each gradient arrives once.
-    (Phase.ARMED, Event.FORWARD): (Phase.ARMED, (Action.WIDEN,)),
+    (Phase.ARMED, Event.FORWARD): (Phase.ARMED, ()),
     # The backward runs a forward itself.
-    (Phase.RUNNING, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
-    (Phase.PROBED, Event.FORWARD): (Phase.PROBED, (Action.WIDEN,)),
+    (Phase.RUNNING, Event.FORWARD): (Phase.PROBED, ()),
+    (Phase.PROBED, Event.FORWARD): (Phase.PROBED, ()),
     # The same outputs once more (retain_graph=True): gradients accumulate on the averages and are averaged again.
-    (Phase.IDLE, Event.BACKWARD): (Phase.RUNNING, (Action.ARM, Action.WATCH, Action.EXCLUDE)),
-    (Phase.ARMED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH, Action.EXCLUDE)),
-    (Phase.EARLY, Event.BACKWARD): (Phase.REDUCING, (Action.EXCLUDE, Action.LAUNCH)),
-    (Phase.PROBED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH,)),
+    (Phase.IDLE, Event.BACKWARD): (Phase.RUNNING, (Action.ARM, Action.WATCH, Action.FORECAST)),
+    (Phase.ARMED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH, Action.FORECAST)),
+    (Phase.EARLY, Event.BACKWARD): (Phase.REDUCING, (Action.FORECAST, Action.LAUNCH)),
+    (Phase.PROBED, Event.BACKWARD): (Phase.RUNNING, (Action.WATCH, Action.FORECAST)),
     # Every output reports; the first one counts.
     (Phase.RUNNING, Event.BACKWARD): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BACKWARD): (Phase.REDUCING, ()),
@@ -115,13 +123,19 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     # Every parameter of the bucket is unused; it waits for a gradient, which torch.autograd.grad will not bring.
     (Phase.RUNNING, Event.BUCKET_FULL): (Phase.RUNNING, ()),
     (Phase.REDUCING, Event.BUCKET_FULL): (Phase.REDUCING, (Action.LAUNCH,)),
-    (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, (Action.LAUNCH,)),
+    (Phase.INCOMPLETE, Event.BUCKET_FULL): (Phase.INCOMPLETE, ()),
     (Phase.REDUCING, Event.LAST_LAUNCHED): (Phase.REDUCED, ()),
-    (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
+    (Phase.INCOMPLETE, Event.LAST_LAUNCHED): (Phase.SENT, (Action.ASK,)),
     (Phase.RUNNING, Event.BACKWARD_END): (Phase.PROBED, ()),
-    (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE,)),
+    (Phase.REDUCING, Event.BACKWARD_END): (Phase.INCOMPLETE, (Action.SETTLE, Action.LAUNCH)),
     # Asked no earlier, because ranks also tell of gradients that came too late.
-    (Phase.REDUCED, Event.BACKWARD_END): (Phase.IDLE, (Action.ASK, Action.FINALIZE)),
+    (Phase.REDUCED, Event.BACKWARD_END): (Phase.SENT, (Action.ASK,)),
+    (Phase.SENT, Event.ALL_SENT): (Phase.IDLE, (Action.FINALIZE,)),
+    # A wrapper that took part had nothing to send, or gradients of it are missing, or the user reset it in a hook.
+    **{
+        (phase, Event.ALL_SENT): (phase, ())
+        for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED, Phase.INCOMPLETE, Phase.BROKEN)
+    },
     # Autograd reports the end more than once where a backward ran a forward, or where a user reset the reducer in it.
     (Phase.IDLE, Event.BACKWARD_END): (Phase.IDLE, ()),
     (Phase.ARMED, Event.BACKWARD_END): (Phase.ARMED, ()),
@@ -130,7 +144,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     # The user may catch the exception and go on under `no_sync`; a synchronised forward is refused.
     **{
         (phase, Event.BACKWARD_RAISED): (Phase.BROKEN, (Action.LET_GO,))
-        for phase in (Phase.EARLY, Phase.REDUCING, Phase.REDUCED)
+        for phase in (Phase.EARLY, Phase.REDUCING, Phase.REDUCED, Phase.SENT)
     },
     (Phase.RUNNING, Event.BACKWARD_RAISED): (Phase.PROBED, ()),
     **{
@@ -140,7 +154,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     **{(phase, Event.REFUSED): (Phase.BROKEN, (Action.LET_GO,)) for phase in (Phase.IDLE, Phase.ARMED)},
     # The rank ran out of data, perhaps after a forward that no backward followed.
     **{
-        (phase, Event.SHADOW): (Phase.IDLE, (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK, Action.FINALIZE))
+        (phase, Event.SHADOW): (Phase.SENT, (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK))
         for phase in (Phase.IDLE, Phase.ARMED, Phase.PROBED)
     },
     (Phase.IDLE, Event.RESET): (Phase.IDLE, ()),
@@ -148,14 +162,19 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     **{
         (phase, Event.RESET): (Phase.IDLE, (Action.ABANDON,))
         for phase in (
-            Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.REDUCING, Phase.REDUCED, Phase.INCOMPLETE, Phase.BROKEN,
+            Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.REDUCING, Phase.REDUCED, Phase.SENT, Phase.INCOMPLETE,
+            Phase.BROKEN,
         )
     },
 }  # fmt: skip
 
 
 class ReducerState:
-    """The present phase of the iteration and of each bucket; `handle`, `take_launchable` and `replan` change it."""
+    """The present phase of the iteration and of each bucket.
+
+    `launch_order`: the indices of all buckets in the order in which they leave; the last `num_late` are held back.
+    `handle`, `hold_back`, `release`, `take_launchable` and `replan` change it.
+    """
 
     def __init__(self, rank: int, num_buckets: int = 0) -> None:
         """Start idle with `num_buckets` buckets."""
@@ -164,6 +183,8 @@ class ReducerState:
         self.num_iterations = 0
         self.buckets = [BucketPhase.FILLING] * num_buckets
         self.num_launched = 0
+        self.launch_order = list(range(num_buckets))
+        self.num_late = 0
         self.is_repeated = False  # no forward opened the iteration, but a backward from outputs of an earlier one
 
     @property
@@ -196,35 +217,51 @@ class ReducerState:
             self._empty_buckets()
         return actions
 
+    def hold_back(self, late: Collection[int]) -> None:
+        """Let the buckets with these indices leave behind all others, when the backward is over."""
+        assert self.num_launched == 0, "a bucket has been launched in another order"
+        order = range(len(self.buckets))
+        self.launch_order = [index for index in order if index not in late] + sorted(late)
+        self.num_late = len(late)
+
+    def release(self) -> None:
+        """Let the late buckets leave; the backward is over."""
+        assert self.phase is Phase.INCOMPLETE, "the backward may bring more gradients"
+        self.num_late = 0
+
     def take_launchable(self) -> list[int]:
-        """Return the full buckets that are next in order, marking them launched."""
-        first = self.num_launched
-        while self.num_launched < len(self.buckets) and self.buckets[self.num_launched] is BucketPhase.FULL:
-            self.buckets[self.num_launched] = BucketPhase.LAUNCHED
-            self.num_launched += 1
-        return list(range(first, self.num_launched))
+        """Return the full buckets that are next in order and not held back, marking them launched."""
+        first = last = self.num_launched
+        while last < len(self.buckets) - self.num_late and self.buckets[self.launch_order[last]] is BucketPhase.FULL:
+            self.buckets[self.launch_order[last]] = BucketPhase.LAUNCHED
+            last += 1
+        self.num_launched = last
+        return self.launch_order[first:last]
 
     def replan(self, num_buckets: int) -> None:
         """Take a new set of buckets; only between iterations."""
         if self.phase is not Phase.IDLE:
             raise self._illegal(Event.RESET, "buckets cannot be rebuilt while gradients are expected")
         self.buckets = [BucketPhase.FILLING] * num_buckets
-        self.num_launched = 0
+        self._empty_buckets()
 
     def check_invariants(self) -> None:
         """Assert what holds after every event."""
-        launched = [phase is BucketPhase.LAUNCHED for phase in self.buckets]
-        assert launched == [index < self.num_launched for index in range(len(self.buckets))], "launched out of order"
+        launched = [self.buckets[index] is BucketPhase.LAUNCHED for index in self.launch_order]
+        assert launched == [place < self.num_launched for place in range(len(self.buckets))], "launched out of order"
         if self.phase in (Phase.IDLE, Phase.ARMED):
             assert all(phase is BucketPhase.FILLING for phase in self.buckets), "a bucket outlived its iteration"
         if self.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED):
             assert self.num_launched == 0, "a bucket was launched before a gradient came, or before it could be"
+        if self.phase in (Phase.REDUCING, Phase.REDUCED):
+            assert self.num_launched <= len(self.buckets) - self.num_late, "a late bucket left within the backward"
         if self.phase is Phase.REDUCED:
             assert self.num_launched == len(self.buckets), "reduced, but not everything was launched"
 
     def _empty_buckets(self) -> None:
         self.buckets = [BucketPhase.FILLING] * len(self.buckets)
-        self.num_launched = 0
+        self.num_launched = self.num_late = 0
+        self.launch_order = list(range(len(self.buckets)))
 
     def _illegal(self, event: Event, about: str = "") -> IllegalEventError:
         subject = f" ({about})" if about else ""

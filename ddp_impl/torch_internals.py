@@ -7,10 +7,13 @@ torch 2.13.0+cpu (2026-11), the only version that this repository pins and has r
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import (
     BuiltinCommHookType,
     DebugLevel,
@@ -29,13 +33,16 @@ from torch._C._distributed_c10d import (
 )
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import AotAutograd, aot_autograd
+from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
 from torch._dynamo.decorators import skip
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import Unsupported
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import Variable
+from torch.autograd.graph import Node
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -47,15 +54,17 @@ if TYPE_CHECKING:
 __all__ = [
     "AotAutograd",
     "BuiltinCommHookType",
+    "CatchErrorsWrapper",
     "DebugLevel",
     "FakeTensor",
     "FakeTensorMode",
     "GradBucket",
-    "OptimizedModule",
+    "GroupBackend",
     "Store",
     "TracingContext",
     "Unsupported",
     "aot_autograd",
+    "default_partition",
     "detect_fake_mode",
     "getArtifactLogger",
     "get_debug_level",
@@ -133,17 +142,23 @@ def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, Traceb
 
     C++ holds the exception, but the garbage collector knows it like any object. Its traceback begins right below
     `frame`, or below none in a thread of torch's own. Before Python 3.12 exception and traceback are still apart: the
-    exception is then the one that no Python object refers to; and one that C code raised (1 / 0) is no object yet.
+    exception is then the one that nobody but C++ refers to; and one that C code raised (1 / 0) is no object yet. The
+    collector is asked for young objects only: of all that a process holds there may be millions, and the user waits.
     """
-    begins = [item for item in gc.get_objects() if type(item) is TracebackType and item.tb_frame.f_back is frame]
+    young = gc.get_objects(0) + gc.get_objects(1)
+    begins = [item for item in young if type(item) is TracebackType and item.tb_frame.f_back is frame]
     if not begins:
         return None, None
-    errors = [item for item in gc.get_objects() if issubclass(type(item), BaseException)]
-    caught_before = [error for error in errors if any(error.__traceback__ is part for part in _parts(begins[-1]))]
-    apart = [error for error in errors if error.__traceback__ is None]
-    found = caught_before or [
-        error for error in apart if all(one is errors or one is apart for one in gc.get_referrers(error))
-    ]
+    parts = list(_parts(begins[-1]))
+    errors = [item for item in young if issubclass(type(item), BaseException)]
+    found = [error for error in errors if any(error.__traceback__ is part for part in parts)]
+    if not found:
+        apart = [error for error in errors if error.__traceback__ is None]
+        young.clear()
+        errors.clear()
+        apart.append(BaseException())  # which nobody else refers to
+        *num_references, of_this_list = map(sys.getrefcount, apart)
+        found = [error for error, num in zip(apart, num_references, strict=False) if num == of_this_list + 1]
     return found[0] if len(found) == 1 else None, begins[-1]
 
 
@@ -155,20 +170,31 @@ def _parts(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 def in_backward() -> bool:
     """Whether this thread runs a backward; torch has no public way to ask."""
-    return torch._C._current_graph_task_id() != -1
+    return current_backward() != -1
+
+
+def current_backward() -> int:
+    """Return the number of the backward that this thread runs, -1 outside of any; one within another has its own."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
+    """Return which of these nodes, which accumulate gradients, the backward that runs now will come to.
+
+    The engine has found its way before it began, so the answer costs a look into a set for each node. It knows nothing
+    of a backward that a node of this one will begin, as a reentrant checkpoint does. `torch.autograd.grad` accumulates
+    nothing, nor does a backward of torch.distributed.autograd: both come to none.
+    """
+    try:
+        return list(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # the engine is asked for a leaf whose gradient it captures
+        return [False] * len(nodes)
 
 
 def in_compiled_backward() -> bool:
     """Whether compiled autograd has captured the backward that runs now, or is being compiled."""
     return compiled_autograd.in_compiled_autograd_region
-
-
-def function_of(node_type: type) -> type | None:
-    """Return the `torch.autograd.Function` that nodes of this type are the backward of; None for torch's own kernels.
-
-    Public attributes of a node tell its name, but not what it runs.
-    """
-    return getattr(node_type, "_forward_cls", None)
 
 
 def current_distributed_context_id() -> int | None:
@@ -208,6 +234,15 @@ def num_stored(sparse: Tensor) -> int:
 
 #: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
 _OWN_USES = 2
+
+
+def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Return a block whose changes to `tensors` in place autograd does not count; public `.data` is for single writes.
+
+    Tensors of inference mode have no versions.
+    """
+    counted = tuple([tensor for tensor in tensors if not tensor.is_inference()])
+    return torch.autograd._unsafe_preserve_version_counter(counted)  # type: ignore[attr-defined]
 
 
 def owns_its_memory(tensor: Tensor) -> bool:
@@ -350,20 +385,60 @@ GLOBAL_STATE = (
 _LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 
 
-def callback_of(module: OptimizedModule) -> Any:
-    """Return the callback with which `torch.compile` compiles this module."""
-    return getattr(module.dynamo_ctx, "callback", None)
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling `module` runs what `torch.compile` made of it, of its `forward`, or its `compile()`."""
+    call, forward = module._compiled_call_impl, getattr(module, "forward", None)
+    return isinstance(module, OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
-def dynamic_of(module: OptimizedModule) -> bool | None:
-    """Return what `torch.compile(dynamic=...)` was given."""
-    return getattr(module.dynamo_ctx, "_dynamic", None)
+_stance_of = torch._dynamo.eval_frame._callback_from_stance
+_exchanges = threading.local()
+_num_exchanging = 0
+_counting = threading.Lock()
 
 
-def original_of(module: OptimizedModule) -> nn.Module:
-    """Return the module that was compiled."""
-    original: nn.Module = module._orig_mod
-    return original
+@contextlib.contextmanager
+def exchanging_callbacks(exchange: Callable[[Any], Any]) -> Iterator[None]:
+    """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
+
+    Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
+    they all pass. While no thread is in such a block, torch is as it was.
+    """
+    before = getattr(_exchanges, "current", None)
+    _exchanges.current = exchange
+    _count_exchanging(1)
+    try:
+        yield
+    finally:
+        _count_exchanging(-1)
+        _exchanges.current = before
+
+
+def _count_exchanging(change: int) -> None:
+    global _num_exchanging
+    with _counting:
+        _num_exchanging += change
+        torch._dynamo.eval_frame._callback_from_stance = _exchanged if _num_exchanging else _stance_of
+
+
+def _exchanged(callback: Any) -> Any:
+    exchange = getattr(_exchanges, "current", None)
+    return _stance_of(callback if exchange is None else exchange(callback))
+
+
+def captures_frames(callback: Any) -> bool:
+    """Whether a callback has frames compiled: it may also forbid that, or export."""
+    return isinstance(callback, CatchErrorsWrapper) and not getattr(wrapped_callback(callback), "_export", False)
+
+
+def with_backend(callback: CatchErrorsWrapper, backend: Callable[..., Any], *, one_graph: bool) -> CatchErrorsWrapper:
+    """Return a callback that does what `callback` does with another backend; with `one_graph` for `fullgraph=True`."""
+    convert: Any = wrapped_callback(callback)
+    if one_graph:
+        clone: Any = convert_frame_assert(backend, one_graph=True, recompile_limit=convert._recompile_limit)
+    else:
+        clone = convert._clone_with_backend(backend)
+    return CatchErrorsWrapper(clone, callback.hooks)
 
 
 def wants_one_graph(callback: Any) -> bool:
@@ -372,8 +447,13 @@ def wants_one_graph(callback: Any) -> bool:
 
 
 def wrapped_callback(callback: Any) -> Any:
-    """Return what this layer is wrapped around; None if it is the user's backend."""
-    return next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+    """Return what this layer is wrapped around; None if it is the user's backend.
+
+    What `torch.compile` makes of a backend's name is one itself, with the name; and it may be given to `torch.compile`.
+    """
+    backend = getattr(callback, "compiler_fn", None)
+    found = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+    return backend if found is None and hasattr(backend, "compiler_name") else found
 
 
 def optimize_ddp() -> Any:
@@ -388,11 +468,32 @@ def fusion_passes() -> list[str]:
     return [str(each) for each in inductor._fuse_ddp_communication_passes]
 
 
-def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return Inductor's compiler of captured graphs, and the one that it uses for graphs of forward and backward."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+    """Return Inductor's compiler of captured graphs, and what makes settings of a function that partitions them.
 
-    return compile_fx, compile_fx_inner
+    The function is given the partitioner of the settings so far, and its arguments; a text says what it depends on.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        def __init__(self, function: Callable[..., Any], identity: str) -> None:
+            self._function, self._identity = function, identity
+
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
+            return self._function(gm, joint_inputs, **options)
+
+        def uuid(self) -> str:
+            return self._identity
+
+    def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
+        before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
+        name = "" if before is None else f" {before.uuid()}"
+        partition = partial(function, before or min_cut_rematerialization_partition)
+        return {"custom_partitioner_fn": Partitioner(partition, identity + name)}
+
+    return compile_fx, partitioned_by
 
 
 def without_autograd_cache() -> AbstractContextManager[Any]:

@@ -177,30 +177,73 @@ class TorchSurface:
         """Whether parameters may lack a gradient."""
         return self._options.find_unused_parameters
 
+    @find_unused_parameters.setter
+    def find_unused_parameters(self, value: bool) -> None:
+        self._set_option("find_unused_parameters", value)
+
     @property
     def static_graph(self) -> bool:
         """Whether every iteration uses the same parameters in the same way."""
         return self._options.static_graph
+
+    @static_graph.setter
+    def static_graph(self, value: bool) -> None:
+        self._set_option("static_graph", value)
 
     @property
     def gradient_as_bucket_view(self) -> bool:
         """Whether gradients live in the communication buckets."""
         return self._options.gradient_as_bucket_view
 
+    @gradient_as_bucket_view.setter
+    def gradient_as_bucket_view(self, value: bool) -> None:
+        self._set_option("gradient_as_bucket_view", value)
+
     @property
     def skip_all_reduce_unused_params(self) -> bool:
         """Whether buckets that no rank used are not communicated."""
         return self._options.skip_all_reduce_unused_params
+
+    @skip_all_reduce_unused_params.setter
+    def skip_all_reduce_unused_params(self, value: bool) -> None:
+        self._set_option("skip_all_reduce_unused_params", value)
 
     @property
     def bucket_bytes_cap(self) -> int:
         """Bytes of gradients per all-reduce."""
         return self._options.caps.cap_bytes
 
+    @bucket_bytes_cap.setter
+    def bucket_bytes_cap(self, value: int) -> None:
+        self._set_option("bucket_bytes_cap", value)
+
     @property
     def bucket_bytes_cap_list(self) -> list[int]:
         """Bytes of gradients of the first, second, ... all-reduce; empty if one cap serves all."""
         return list(self._options.caps.per_bucket_bytes)
+
+    @bucket_bytes_cap_list.setter
+    def bucket_bytes_cap_list(self, value: list[int]) -> None:
+        self._set_option("bucket_bytes_cap_list", value)
+
+    def _set_option(self, name: str, value: Any) -> None:
+        """Change an option before the first forward, as every rank must; later it only takes the value that it has.
+
+        torch's class lets users set any of them at any time, and its reducer goes on with those of construction. Raises
+        `AttributeError`.
+        """
+        if value == getattr(self, name):
+            return
+        is_changeable = hasattr(self._options, name) and name != "gradient_as_bucket_view"
+        if not is_changeable or self.reducer.telemetry.num_iterations:
+            when = "once training has begun" if is_changeable else "after construction"
+            raise AttributeError(
+                f"[rank {rank_in(self.process_group)}] {name} is {getattr(self, name)} and cannot be changed {when}: "
+                "every rank relies on it. Wrap the module anew on every rank, with argument "
+                f"{name.replace('bytes_cap', 'cap_mb')}"
+            )
+        changed: Any = {name: bool(value)}
+        self._options = self.reducer.options = dataclasses.replace(self._options, **changed)
 
     # -- the reducer --------------------------------------------------------------------------------------------------
 
@@ -212,7 +255,7 @@ class TorchSurface:
         if self.reducer.telemetry.num_iterations:
             error = "_set_static_graph() should be called before training loop starts, not after iterations"
             raise self.reducer.telemetry.logged(RuntimeError(error))
-        self._options = self.reducer.options = dataclasses.replace(self._options, static_graph=True)
+        self.static_graph = True
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Average times over every `sample_rate`-th iteration (the first ten always); raises `ValueError` below 1."""

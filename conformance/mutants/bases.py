@@ -39,7 +39,7 @@ class Reducing(DistributedDataParallel):
 
 
 class NothingToWaitFor:
-    """Stands for the work of a collective."""
+    """Stands for the work of a collective: there is nothing to wait for, and no future."""
 
     def wait(self) -> None:
         """Return at once."""

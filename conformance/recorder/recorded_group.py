@@ -132,12 +132,16 @@ class RecordedWork(dist.Work):
         return future
 
     def is_success(self) -> bool:
-        """Ask the real work."""
-        return self._inner is None or self._inner.is_success()
+        """Ask the real work, if its class answers for itself: of torch's own the question is deprecated."""
+        return not self._answers("is_success") or present(self._inner).is_success()
 
     def exception(self) -> Any:
-        """Ask the real work."""
-        return None if self._inner is None else self._inner.exception()
+        """Ask the real work, if its class answers for itself."""
+        return present(self._inner).exception() if self._answers("exception") else None
+
+    def _answers(self, question: str) -> bool:
+        own = getattr(type(self._inner), question, None)
+        return own not in (None, getattr(dist.Work, question))
 
     def result(self) -> list[Tensor]:
         """Ask the real work."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -15,12 +15,13 @@ from torch.futures import Future
 
 from ddp_impl import collectives
 from ddp_impl.bucket import GradBucket
+from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import size_of
-from ddp_impl.torch_internals import BuiltinCommHookType
+from ddp_impl.torch_internals import BuiltinCommHookType, keeping_versions
 from ddp_impl.torch_internals import GradBucket as TorchGradBucket
 
-#: What the reducer calls for each full bucket.
-BoundHook = Callable[[GradBucket], Future[Tensor]]
+#: What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
+BoundHook = Callable[[GradBucket], Any]
 
 
 class BufferHookLocation(Enum):
@@ -41,6 +42,15 @@ class BufferHook:
     hook: Callable[[Any, Mapping[str, Tensor]], Any]
     state: Any
     location: BufferHookLocation
+
+    def run(self, buffers: Mapping[str, Tensor]) -> Iterable[Any]:
+        """Call the hook and return its futures.
+
+        A backward may have saved the buffers for itself, and the user wants it to use the new values, as it does where
+        buffers are broadcast: what the hook changes while it runs is no change to autograd.
+        """
+        with torch.no_grad(), keeping_versions(buffers.values()):
+            return self.hook(self.state, buffers) or ()
 
 
 def bind_hook(state: Any, hook: Any) -> BoundHook:
@@ -71,16 +81,19 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
     return lambda bucket: hook(state, bucket)
 
 
-def builtin_hook(kind: Any, group: dist.ProcessGroup) -> BoundHook | None:
-    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means."""
+def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:
+    """Return the hook for a `dist.BuiltinCommHookType`; None where the default all-reduce is what it means.
+
+    `group` tells, in each call of the hook, over which group to reduce: a wrapper may be given another one.
+    """
     if kind == BuiltinCommHookType.ALLREDUCE:
         return None
     if kind == BuiltinCommHookType.FP16_COMPRESS:
-        return lambda bucket: _average_in(torch.float16, bucket, group)
+        return lambda bucket: Compressed(torch.float16, bucket.buffer(), group())
     raise ValueError(f"unknown built-in comm hook {kind!r}; known: ALLREDUCE, FP16_COMPRESS")
 
 
-def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Future[Tensor]:
+def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Any:
     """Let `hook` reduce `bucket`; raises `RuntimeError`, beginning with `here`, if it returns no future."""
     future = hook(bucket)
     if not hasattr(future, "wait"):
@@ -91,30 +104,46 @@ def call_hook(hook: BoundHook, bucket: GradBucket, here: str) -> Future[Tensor]:
     return future
 
 
-def tensor_in(result: Any, here: str) -> Tensor:
+def tensor_in(result: Any, buffer: Tensor, here: str) -> Tensor:
     """Return the tensor that a hook's future held, alone or in a list of one as ready-made hooks leave it.
 
-    Raises `RuntimeError`, beginning with `here`, for anything else.
+    It is to take the place of `buffer`. Raises `CommunicationError`, beginning with `here`, for what cannot: no tensor,
+    one of another size or, if sparse, another shape, or of a dtype that cannot be cast.
     """
     if isinstance(result, (list, tuple)) and len(result) == 1:
         result = result[0]
     if not isinstance(result, Tensor):
-        raise RuntimeError(
+        raise CommunicationError(
             f"{here} a comm hook's future must hold the reduced tensor, but it held {type(result).__name__}"
+        )
+    fits = result.shape == buffer.shape if buffer.is_sparse else result.numel() == buffer.numel()
+    if not fits or result.is_sparse != buffer.is_sparse or not torch.can_cast(result.dtype, buffer.dtype):
+        raise CommunicationError(
+            f"{here} a comm hook's future must hold the reduced tensor, which is {_described(buffer)}, but it held "
+            f"{_described(result)}"
         )
     return result
 
 
-def _average_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:
-    buffer = bucket.buffer()
-    # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
-    compressed = buffer.to(dtype).div_(size_of(group))
-    work = collectives.all_reduce_sum(compressed, group)
+class Compressed:
+    """A sum over `group` of `buffer` divided by its size, on its way in `dtype`."""
 
-    def decompress(_: Any) -> Tensor:
-        return buffer.copy_(compressed)
+    def __init__(self, dtype: torch.dtype, buffer: Tensor, group: dist.ProcessGroup) -> None:
+        """Start it."""
+        self._buffer = buffer
+        # Divided before it is summed: the sum of finite gradients must not overflow (pytorch/pytorch#59522).
+        self._compressed = buffer.to(dtype).div_(size_of(group))
+        self._work = collectives.all_reduce_sum(self._compressed, group)
 
-    return work.get_future().then(decompress)
+    def wait(self) -> Tensor:
+        """Return the buffer, which holds the average now; raises what `collectives.finished` raises."""
+        collectives.finished(self._work, "all_reduce", [self._compressed])
+        return self._buffer.copy_(self._compressed)
+
+
+def _described(tensor: Tensor) -> str:
+    layout = "sparse" if tensor.is_sparse else "dense"
+    return f"{layout}, of shape {list(tensor.shape)} and {tensor.dtype}"
 
 
 def _says(annotation: Any, *allowed: Any) -> bool:

@@ -12,17 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ddp_impl.torch_internals import (
-    OptimizedModule,
-    callback_of,
-    dynamic_of,
-    original_of,
-    skip,
-    wants_one_graph,
-    wrapped_callback,
-)
+from ddp_impl.torch_internals import skip, wants_one_graph, wrapped_callback
 
 _Function = Callable[..., Any]
 
@@ -38,27 +28,13 @@ def runs_outside_graphs(function: _Function) -> _Function:
 
 @dataclass(frozen=True, slots=True)
 class ActiveCompiler:
-    """The arguments that the user gave `torch.compile`: a backend, one graph or several, static or dynamic shapes.
+    """The arguments that the user gave `torch.compile`: a backend, and whether there must be one graph.
 
-    `backend` is None while Dynamo may only run what is compiled already. `dynamic` is None where the surrounding
-    compilation decides.
+    `backend` is None while Dynamo may only run what is compiled already.
     """
 
     backend: Callable[..., Any] | None
     fullgraph: bool = False
-    dynamic: bool | None = None
-
-
-def compiler_of(module: torch.nn.Module) -> tuple[ActiveCompiler, torch.nn.Module] | None:
-    """Return, for a module that `torch.compile` returned, how it is compiled and the original module; else None."""
-    if not isinstance(module, OptimizedModule):
-        return None
-    callback = callback_of(module)
-    if not callable(callback):
-        return None
-    described = compiler_behind(callback)
-    compiler = ActiveCompiler(described.backend, described.fullgraph, dynamic_of(module))
-    return compiler, original_of(module)
 
 
 def compiler_behind(callback: Any) -> ActiveCompiler:

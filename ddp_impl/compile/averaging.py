@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_impl.compile.checked_group import checked
 from ddp_impl.tensor_parallel import is_distributed, with_shard
 from ddp_impl.torch_internals import functional_collectives, register_group_name, unregister_group_name
 
@@ -32,17 +33,19 @@ class GroupAlias:
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Register `group` under a new name. Names are equal on all ranks that wrap modules in the same order."""
         self.name = f"ddp_impl.{next(_serial_numbers)}"
-        self._group = group
-        register_group_name(self.name, group)
+        self._refer_to(group)
 
     def refer_to(self, group: dist.ProcessGroup) -> bool:
         """Let the name stand for `group` from now on; return whether it stood for another one."""
         if group is self._group:
             return False
         unregister_group_name(self.name)
-        register_group_name(self.name, group)
-        self._group = group
+        self._refer_to(group)
         return True
+
+    def _refer_to(self, group: dist.ProcessGroup) -> None:
+        self._group, self._registered = group, checked(group)  # the register keeps neither alive
+        register_group_name(self.name, self._registered)
 
     def forget(self) -> None:
         """Give the name up; graphs that use it fail from now on."""

@@ -1,64 +1,111 @@
-"""Through what the wrapper calls its module while `torch.compile` is at work."""
+"""Through what the wrapper calls its module while `torch.compile` is at work, around the module or inside of it.
+
+Whatever is compiled while a forward of the wrapper runs is compiled by our backend around its own, however it came to
+be compiled: the wrapper, the module, its `forward`, parts of it, or functions that it calls. Our backend depends on who
+averages the gradients of that forward (`who_averages`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_of
+from ddp_impl import messages
+from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind
 from ddp_impl.compile.fusion import FusedBucket, Fusion
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.graph_split import SplitBackend, SplitPlan
 from ddp_impl.compile.in_graph import InGraphBackend, InGraphReducer
 from ddp_impl.compile.own_graphs import OwnGraphs
 from ddp_impl.compile.who_averages import InGraph, Reduction, reduction_of, wanted_reduction
+from ddp_impl.logs import log
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
 from ddp_impl.tensor_parallel import is_distributed
-from ddp_impl.torch_internals import Unsupported, fusion_passes
+from ddp_impl.torch_internals import (
+    Unsupported,
+    captures_frames,
+    exchanging_callbacks,
+    fusion_passes,
+    is_compiled,
+    with_backend,
+)
 
 
 class CompiledCalls:
-    """The compiled forms of one wrapped module, one per backend that it is compiled with.
+    """The compiled forms of one wrapped module, and the backends that compile them: one around each of the user's.
 
-    Each is the product of an ordinary `torch.compile` with our backend around the user's, so guards, recompilation,
-    stances and `torch.compiler.reset` work as for any module, and other modules that are compiled with the same
-    backend are not affected.
+    Guards, recompilation, stances and `torch.compiler.reset` work as for any module, and other modules that are
+    compiled with the same backend are not affected. What is compiled outside of the wrapper's forwards is compiled by
+    the user's backend alone, also if it is the same function.
     """
 
-    def __init__(self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps) -> None:
-        """Take what DDP averages, the names it ignores, and the caps of its buckets."""
+    def __init__(
+        self, averaged: AveragedParameters, ignored: frozenset[str], caps: BucketCaps, agree: Callable[[bool], bool]
+    ) -> None:
+        """Take what DDP averages, the names it ignores, the caps of its buckets, and how ranks agree.
+
+        `agree(mine)` is collective: whether `mine` holds on every rank.
+        """
         self._reduction: Reduction | None = None
         self._fusion: Fusion | None = None
         self.averaged = averaged
         self._ignored = ignored
         self._caps = caps
-        self._compiled: list[tuple[_Key, Any, Callable[..., Any]]] = []
-        self._current: Callable[..., Any] | None = None
-        self.averages_in_graph = False
+        self._agree = agree
+        self._calls: list[tuple[ActiveCompiler, Callable[..., Any]]] = []
+        self._backends: list[tuple[_Key, Any, Any]] = []  # ours, and what Dynamo is given of it
+        self._callbacks: WeakKeyDictionary[Any, dict[_Aim, Any]] = WeakKeyDictionary()
         self._reducers: dict[tuple[Fusion, torch.dtype | None], InGraphReducer] = {}
+        self._forward: _Forward | None = None
+        self._told: set[str] = set()
+        self._answered: tuple[dist.ProcessGroup, bool] | None = None  # whether all ranks of a group average in graph
+        self.averages_in_graph = False
 
     @contextlib.contextmanager
     def for_one_forward(
         self, module: nn.Module, compiler: ActiveCompiler | None, averages: Callable[[], InGraph | None]
     ) -> Iterator[None]:
-        """Choose what `current` returns while the block runs; `averages` tells how a compiled backward averages."""
-        answer = None if compiler is None else averages()
-        self._current = self.callable_for(module, compiler, answer)
-        self.averages_in_graph = answer is not None
+        """Compile for this forward what is compiled while the block runs, and choose what `current` returns.
+
+        `compiler` is what `torch.compile` is doing to the wrapper; None if nothing. `averages` tells how a compiled
+        backward averages: it is asked if something is compiled. Must be entered with Dynamo disabled.
+        """
+        self._forward = _Forward(module, compiler, averages)
+        self.averages_in_graph = False
         try:
-            yield
+            with exchanging_callbacks(self._exchanged):
+                yield
         finally:
-            self._current, self.averages_in_graph = None, False
+            self._forward = None
 
     def current(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what this forward calls in place of `module`: itself, if nobody has chosen."""
-        return module if self._current is None else self._current
+        """Return what this forward calls in place of `module`.
+
+        Raises `RuntimeError` when the module has trainable parameters that are unknown to the wrapper.
+        """
+        forward = self._forward
+        if forward is None or not self.is_whole:
+            return module
+        call = module if forward.compiler is None else self._callable_for(module, forward.compiler)
+        self._find_aim(forward)
+        if forward.in_graph is None:
+            return call
+        return functools.partial(self._call_as_one_graph, forward, forward.in_graph.group, call)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this forward calls a module that is compiled as a whole, not parts of it or nothing at all."""
+        forward = self._forward
+        return forward is not None and (forward.compiler is not None or is_compiled(forward.module))
 
     @property
     def reduction(self) -> Reduction:
@@ -92,69 +139,76 @@ class CompiledCalls:
     def splits(self) -> list[SplitPlan]:
         """The plans of all graphs that were compiled in parts, in that order per backend."""
         return [
-            plan for _, backend, _ in self._compiled if isinstance(backend, SplitBackend) for plan in backend.splits
+            plan for _, backend, _ in self._backends if isinstance(backend, SplitBackend) for plan in backend.splits
         ]
 
     @property
     def fused(self) -> list[tuple[FusedBucket, ...]]:
         """The buckets of all backward graphs that average in graph, in the order of compilation per backend."""
         return [
-            fused for _, backend, _ in self._compiled if isinstance(backend, InGraphBackend) for fused in backend.fused
+            fused for _, backend, _ in self._backends if isinstance(backend, InGraphBackend) for fused in backend.fused
         ]
 
-    def callable_for(
-        self, module: nn.Module, compiler: ActiveCompiler | None, in_graph: InGraph | None = None
-    ) -> Callable[..., Any]:
-        """Return what forward calls in place of `module`; must be called with Dynamo disabled.
-
-        `compiler` is what `torch.compile` is doing to the wrapper; None if nothing, and then a `module` that was
-        compiled before it was wrapped is given its cuts all the same. With `in_graph`, the backward of what is
-        returned averages; otherwise the reducer has to. Raises `RuntimeError` when the module has trainable parameters
-        that are unknown to the wrapper.
-        """
-        inner = compiler_of(module)
-        if inner is not None:
-            compiler, module = (compiler or inner[0]), inner[1]
-        if compiler is None:
-            return module
-        reduction = reduction_of(self.reduction, in_graph)
-        fusion = Fusion.NONE if in_graph is None else self.fusion
-        key = _Key(compiler, reduction, fusion, None if in_graph is None else in_graph.wire_dtype)
-        if in_graph is not None:
-            self._reducer_for(in_graph)  # the group may be another one than when it was compiled
-        for known, _, call in self._compiled:
-            if known.serves(key):
+    def _callable_for(self, module: nn.Module, compiler: ActiveCompiler) -> Callable[..., Any]:
+        """Return `module` as compiled by `compiler`, itself if that may compile nothing and has not."""
+        for known, call in self._calls:
+            if compiler.backend is None or known == compiler:
                 return call
         if compiler.backend is None:
             return module
-        self._check_unchanged(module)
-        backend, call = self._compile(module, compiler, compiler.backend, reduction, in_graph)
-        self._compiled.append((key, backend, call))
+        call = torch.compile(module, backend=compiler.backend, fullgraph=compiler.fullgraph)
+        self._calls.append((compiler, call))
         return call
 
-    def _compile(
-        self,
-        module: nn.Module,
-        compiler: ActiveCompiler,
-        compile_graph: Callable[..., Any],
-        reduction: Reduction,
-        in_graph: InGraph | None,
-    ) -> tuple[Any, Callable[..., Any]]:
-        backend: Any
-        if in_graph is not None:
-            backend = InGraphBackend(compile_graph, self._reducer_for(in_graph))
-        elif reduction is Reduction.WHOLE:
-            backend = compile_graph
-        else:
-            backend = SplitBackend(compile_graph, self.averaged, self._caps)
-        is_sharded = any(map(is_distributed, module.parameters()))
-        call = torch.compile(
-            module,
-            dynamic=compiler.dynamic,
-            backend=OwnGraphs(backend) if is_sharded else backend,
-            fullgraph=in_graph is not None or compiler.fullgraph,
-        )
-        return backend, _explaining(call) if in_graph is not None else call
+    def _exchanged(self, callback: Any) -> Any:
+        """Return the callback with which a function that is called in this forward has its frames compiled."""
+        forward = self._forward
+        if forward is None or not captures_frames(callback):
+            return callback
+        aim = self._find_aim(forward)
+        known = self._callbacks.setdefault(callback, {})
+        if aim not in known:
+            backend = compiler_behind(callback).backend
+            ours = self._backend_for(backend, aim, forward.module)
+            one_graph = aim.reduction is Reduction.IN_GRAPH
+            known[aim] = callback if ours is backend else with_backend(callback, ours, one_graph=one_graph)
+        return known[aim]
+
+    def _find_aim(self, forward: _Forward) -> _Aim:
+        """Return what is compiled for in this forward."""
+        if forward.aim is None:
+            answer = forward.averages()
+            if answer is not None and not self.is_whole:
+                self._tell_once(messages.IN_GRAPH_NEEDS_THE_WHOLE)
+                answer = None
+            if answer is not None and self._answered == (answer.group, False):
+                answer = None
+            if answer is not None:
+                self._reducer_for(answer)  # the group may be another one than when it was compiled
+            forward.in_graph = answer
+            fusion = Fusion.NONE if answer is None else self.fusion
+            wire_dtype = None if answer is None else answer.wire_dtype
+            forward.aim = _Aim(reduction_of(self.reduction, answer), fusion, wire_dtype)
+        return forward.aim
+
+    def _backend_for(self, backend: Any, aim: _Aim, module: nn.Module) -> Any:
+        """Return our backend around the user's: the same one if that is all there is to do, or is one of ours."""
+        if any(given is backend for _, _, given in self._backends):
+            return backend
+        key = _Key(backend, aim)
+        for known, _, given in self._backends:
+            if known == key:
+                return given
+        self._check_unchanged(module)
+        ours = backend
+        if aim.reduction is Reduction.IN_GRAPH:
+            ours = InGraphBackend(backend, self._reducers[aim.fusion, aim.wire_dtype], self._begin_in_graph)
+        elif aim.reduction is Reduction.SPLIT:
+            ours = SplitBackend(backend, self.averaged, self._caps)
+        given = OwnGraphs(ours) if any(map(is_distributed, module.parameters())) else ours
+        if given is not backend:
+            self._backends.append((key, ours, given))
+        return given
 
     def _reducer_for(self, in_graph: InGraph) -> InGraphReducer:
         key = (self.fusion, in_graph.wire_dtype)
@@ -173,34 +227,71 @@ class CompiledCalls:
                 "the module after changing it."
             )
 
+    # -- one graph, if all ranks have one -----------------------------------------------------------------------------
+
+    def _call_as_one_graph(
+        self, forward: _Forward, group: dist.ProcessGroup, call: Callable[..., Any], *inputs: Any, **kwargs: Any
+    ) -> Any:
+        """Run a forward that averages in its graph, or split graphs if a rank cannot capture it as one.
+
+        Nothing of the module has run when that turns out. The ranks agree on it once for each process group.
+        """
+        try:
+            return call(*inputs, **kwargs)
+        except Unsupported as error:
+            if self._answered == (group, True):
+                error.add_note(messages.IN_GRAPH_NO_MORE)
+                raise
+            self._agree(False)
+            self._tell_once(messages.in_graph_breaks(str(error).partition("\n")[0]))
+        except _OthersSplitError:
+            self._tell_once(messages.IN_GRAPH_BREAKS_ELSEWHERE)
+        self._answered = (group, False)
+        forward.aim = forward.in_graph = None
+        return call(*inputs, **kwargs)
+
+    def _begin_in_graph(self) -> None:
+        """Take note that a graph runs whose backward averages, when all ranks have one."""
+        if self._forward is None or self._forward.in_graph is None:
+            return
+        group = self._forward.in_graph.group
+        if self._answered != (group, True):
+            if not self._agree(True):
+                raise _OthersSplitError
+            self._answered = (group, True)
+        self.averages_in_graph = True
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message)
+
+
+class _OthersSplitError(Exception):
+    """Another rank cannot capture its forward as one graph."""
+
+
+@dataclass(slots=True)
+class _Forward:
+    """A forward that runs; `aim` and `in_graph` (how its graph averages, None if not at all) are found when needed."""
+
+    module: nn.Module
+    compiler: ActiveCompiler | None
+    averages: Callable[[], InGraph | None]
+    aim: _Aim | None = None
+    in_graph: InGraph | None = None
+
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    compiler: ActiveCompiler
+class _Aim:
+    """What graphs are compiled for."""
+
     reduction: Reduction
     fusion: Fusion
     wire_dtype: torch.dtype | None
 
-    def serves(self, wanted: _Key) -> bool:
-        """Whether what was compiled under this key does what is wanted: any compiler does if none may be used."""
-        if self.reduction is not wanted.reduction:
-            return False
-        fusion = (self.fusion, self.wire_dtype)
-        if self.reduction is Reduction.IN_GRAPH and fusion != (wanted.fusion, wanted.wire_dtype):
-            return False
-        return wanted.compiler.backend is None or self.compiler == wanted.compiler
 
-
-def _explaining(call: Callable[..., Any]) -> Callable[..., Any]:
-    def call_as_one_graph(*inputs: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*inputs, **kwargs)
-        except Unsupported as error:
-            error.add_note(
-                "DistributedDataParallel averages gradients in the compiled backward only if the module is captured as "
-                "one graph. Without changing the module: leave the reduction to the reducer "
-                "(torch._dynamo.config.optimize_ddp = True)."
-            )
-            raise
-
-    return call_as_one_graph
+@dataclass(frozen=True, slots=True)
+class _Key:
+    backend: Any
+    aim: _Aim

@@ -54,7 +54,7 @@ class AveragedParameters:
         return [
             name
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and id(parameter) not in self._spec_of and name not in left_out
+            if parameter.requires_grad and self.find(parameter) is None and name not in left_out
         ]
 
 

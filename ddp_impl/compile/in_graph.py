@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ from ddp_impl.torch_internals import (
     FakeTensor,
     aot_autograd,
     aot_eager_arguments,
-    inductor_compilers,
+    default_partition,
+    inductor_compiler,
     set_source,
+    without_autograd_cache,
 )
 
 
@@ -54,7 +57,7 @@ class InGraphReducer:
         """Take the averaged parameters, the caps of their buckets, and whose ranks to average over."""
         self.averaged = averaged
         self.rules = FusionRules(averaged.specs, caps, fusion, wire_dtype)
-        self.divisor = torch.tensor(float(size_of(group)))
+        self.divisor = torch.tensor(float(size_of(group)), device="cpu")
         self.group = GroupAlias(group)
         weakref.finalize(self, self.group.forget)
 
@@ -71,20 +74,30 @@ class InGraphBackend:
     in its backward.
     """
 
-    def __init__(self, backend: CompilerBackend, reducer: InGraphReducer) -> None:
-        """Take the user's backend (a callable) and the model's reducer."""
+    def __init__(
+        self, backend: CompilerBackend, reducer: InGraphReducer, begins: Callable[[], None] = lambda: None
+    ) -> None:
+        """Take the user's backend (a callable), the model's reducer, and what to call before a forward graph runs."""
         self.backend = backend
+        self._begins = begins
         self.reducer = reducer
         self.fused: list[tuple[FusedBucket, ...]] = []
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile `gm`. Raises `RuntimeError`, naming parameters, if it does not use all averaged ones."""
+        """Compile `gm`; as it is, if it uses no averaged parameter, as the graph of a hook.
+
+        Raises `RuntimeError`, naming parameters, if it uses some and not all.
+        """
+        if not parameter_inputs(gm, example_inputs, self.reducer.averaged):
+            return self.backend(gm, example_inputs, **options)
         gm = copied(gm)
         self._insert_averages(gm, example_inputs)
         divisor = self.reducer.divisor
-        compiled = with_graph_pass(self.backend, self._fuse)(gm, [*example_inputs, divisor], **options)
+        backend = with_backward_pass(self.backend, self._fuse, repr(self.reducer.rules))
+        compiled = backend(gm, [*example_inputs, divisor], **options)
 
         def run(*inputs: Any) -> Any:
+            self._begins()
             return compiled(*inputs, divisor)
 
         return run
@@ -131,15 +144,19 @@ class InGraphBackend:
             gm.recompile()
 
 
-def with_graph_pass(backend: CompilerBackend, graph_pass: Callable[[fx.GraphModule], None]) -> CompilerBackend:
-    """Return `backend`, with `graph_pass` changing every forward and backward graph before code is generated for it.
+def with_backward_pass(
+    backend: CompilerBackend, graph_pass: Callable[[fx.GraphModule], None], identity: str
+) -> CompilerBackend:
+    """Return `backend`, with `graph_pass` changing every backward graph as soon as it is told apart from the forward.
 
-    A backend that is not known to have a place for this is returned as it is.
+    So compiled autograd, which captures backward graphs once more instead of running them, gets them changed. What the
+    pass does must depend on the graph and on `identity` alone. A backend that is not known to have a place for this is
+    returned as it is.
     """
     name = getattr(backend, "compiler_name", None)
     function = getattr(backend, "compiler_fn", backend)
     if name == "inductor" and hasattr(backend, "config"):
-        return _inductor_with(graph_pass, backend.config)
+        return _inductor_with(graph_pass, identity, backend.config)
     if name == "aot_eager":
         return _aot_with(graph_pass, aot_eager_arguments())
     if isinstance(function, AotAutograd):
@@ -147,37 +164,33 @@ def with_graph_pass(backend: CompilerBackend, graph_pass: Callable[[fx.GraphModu
     return backend
 
 
-def _inductor_with(graph_pass: Callable[[fx.GraphModule], None], config: dict[str, Any]) -> CompilerBackend:
-    compile_fx, compile_fx_inner = inductor_compilers()
-
-    def inner(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
-        graph_pass(gm)
-        return compile_fx_inner(gm, example_inputs, *args, **options)
+def _inductor_with(
+    graph_pass: Callable[[fx.GraphModule], None], identity: str, config: dict[str, Any]
+) -> CompilerBackend:
+    compile_fx, partitioned_by = inductor_compiler()
 
     def compile_with_pass(
         gm: fx.GraphModule, example_inputs: Sequence[Any], config_patches: dict[str, Any] | None = None
     ) -> Callable[..., Any]:
         patches = {**config, **(config_patches or {})}
-        return compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches)  # type: ignore[no-any-return]
+        patches.update(partitioned_by(partial(_partition, graph_pass), identity, patches))
+        with without_autograd_cache():  # it knows graphs before they are partitioned
+            return compile_fx(gm, list(example_inputs), config_patches=patches)  # type: ignore[no-any-return]
 
     return compile_with_pass
 
 
 def _aot_with(graph_pass: Callable[[fx.GraphModule], None], arguments: dict[str, Any]) -> CompilerBackend:
-    arguments = dict(arguments)
-    for place in ("fw_compiler", "bw_compiler", "inference_compiler"):
-        compiler = arguments.get(place)
-        if compiler is not None:
-            arguments[place] = _after_pass(graph_pass, compiler)
-    return aot_autograd(**arguments)
+    partition = arguments.get("partition_fn", default_partition)
+    return aot_autograd(**{**arguments, "partition_fn": partial(_partition, graph_pass, partition)})
 
 
-def _after_pass(graph_pass: Callable[[fx.GraphModule], None], compiler: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_after_pass(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        graph_pass(gm)
-        return compiler(gm, example_inputs)
-
-    return compile_after_pass
+def _partition(
+    graph_pass: Callable[[fx.GraphModule], None], partition: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    forward, backward = partition(*args, **options)
+    graph_pass(backward)
+    return forward, backward
 
 
 def _fake_like(inputs: dict[fx.Node, Any], tensor: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
-from ddp_impl.tests.ranks import run_ranks
+from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 DTYPES = (
     torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bits8,
@@ -41,3 +42,19 @@ def test_buffers_travel_as_bytes_where_no_backend_knows_their_dtype(tmp_path: Pa
     scalars = [list(range(dtype.itemsize)) for dtype in DTYPES]
     assert first == second
     assert sorted(first) == sorted([*everything, *scalars])
+
+
+def test_a_sparse_buffer_is_refused_by_name_unless_it_need_not_be_copied() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("graph", torch.eye(2).to_sparse())
+    with group_of_one():
+        with pytest.raises(RuntimeError, match=r"buffer 'graph' has layout torch\.sparse_coo.*to_dense"):
+            DistributedDataParallel(module)
+        with pytest.warns(FutureWarning):
+            ddp = DistributedDataParallel(module, broadcast_buffers=False)
+        ddp(torch.ones(1, 2)).sum().backward()
+        late = DistributedDataParallel(nn.Linear(2, 2))
+        late.module.register_buffer("graph", torch.eye(2).to_sparse())
+        late._has_buffers = True
+        with pytest.raises(RuntimeError, match="buffer 'graph'"):
+            late(torch.ones(1, 2))

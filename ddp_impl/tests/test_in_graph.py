@@ -235,16 +235,53 @@ def test_an_unused_parameter_is_named(recorder: CollectiveRecorder) -> None:
         call(torch.ones(2, WIDTH))
 
 
-def test_a_graph_break_is_an_error_that_says_what_to_do(recorder: CollectiveRecorder) -> None:
+def test_after_a_graph_break_the_reducer_averages_and_says_so_once(
+    recorder: CollectiveRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
     def body(module: Calls, x: Tensor) -> Any:
         x = module.b(module.a(x))
         torch._dynamo.graph_break()
         return module.c(x)
 
+    model = Calls(body)
+    twin = copy.deepcopy(model)
+    ddp = wrap(model)
+    call = torch.compile(ddp, backend="aot_eager")
+    x = torch.ones(2, WIDTH)
+    for _ in range(2):
+        assert_same(gradients(model, call, x), gradients(twin, twin, x))
+    assert ddp._compiled_calls.fused == []
+    assert [plan.num_parts for plan in ddp._compiled_calls.splits] == [2, 1]
+    (warning,) = [record.message for record in caplog.records if "not one graph" in record.message]
+    assert "Remove the graph break" in warning
+
+
+def test_a_graph_that_breaks_after_all_ranks_had_one_is_an_error(recorder: CollectiveRecorder) -> None:
+    def body(module: Calls, x: Tensor) -> Any:
+        if x.shape[0] == 3:
+            torch._dynamo.graph_break()
+        return module.c(module.b(module.a(x)))
+
     call = torch.compile(wrap(Calls(body)), backend="aot_eager")
+    call(torch.ones(2, WIDTH)).sum().backward()
     with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
-        call(torch.ones(2, WIDTH))
+        call(torch.ones(3, WIDTH))
     assert "optimize_ddp = True" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("fusion", [Fusion.CONCAT, Fusion.COALESCED])
+def test_what_compiled_autograd_captures_is_fused(recorder: CollectiveRecorder, fusion: Fusion) -> None:
+    model = layers(4)
+    twin = copy.deepcopy(model)
+    call = torch.compile(wrap(model, fusion, bucket_cap_mb=2 * LAYER_BYTES / 2**20), backend="aot_eager")
+    x = torch.randn(2, WIDTH)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        recorder.start()
+        backward(recorder, call(x))
+    operation = "all_reduce_coalesced" if fusion is Fusion.COALESCED else "all_reduce"
+    assert issued(recorder) == [(operation, "float32")] * 2
+    twin(x).sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
 
 
 def test_local_gradients_are_averaged_with_those_of_the_next_forward(recorder: CollectiveRecorder) -> None:

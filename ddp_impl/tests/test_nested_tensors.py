@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddp_impl import DistributedDataParallel, distributed
 from ddp_impl.nested_tensors import cast, find_tensors
+from ddp_impl.tests.ranks import group_of_one
 
 
 class Attributes(dict[str, Any]):
@@ -90,3 +93,53 @@ def test_a_container_keeps_its_type_and_all_but_its_tensors(value: Any) -> None:
     assert getattr(replaced, "name", None) == getattr(value, "name", None)
     if isinstance(value, defaultdict):
         assert replaced["new"] == []
+
+
+class Slotted:
+    """An object without a dictionary, one of whose attributes is missing."""
+
+    __slots__ = ("missing", "values")
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
+class Holder:
+    """An object of the user's, which may hold itself."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values, self.me = values, self
+
+
+def test_tensors_are_found_once_wherever_they_are() -> None:
+    wanted = [torch.full((1,), float(number)) for number in range(6)]
+    shared = [wanted[0]]
+    rows = [Slotted(wanted[1]), Holder(wanted[2], Holder(wanted[3])), Record(wanted[4], "mine"), {1: (wanted[5],)}]
+    found = find_tensors([shared, shared, rows, "text", None, torch.nn.Linear(2, 2), Holder, lambda: shared])
+    assert sorted(int(tensor) for tensor in found) == list(range(6))
+
+
+def test_rows_beside_tensors_cost_no_step_each() -> None:
+    rows = [[number, str(number), {"a": number}] for number in range(3000)]
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    try:
+        found = find_tensors((torch.ones(2), rows, list(range(100_000))))
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 1
+    assert calls["call"] < 3 * len(rows), "containers in Python are a step each at most, their elements none"
+
+
+def test_a_forward_looks_for_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Any] = []
+
+    def search(value: Any) -> list[Tensor]:
+        searched.append(value)
+        return find_tensors(value)
+
+    monkeypatch.setattr(distributed, "find_tensors", search)
+    with group_of_one():
+        ddp = DistributedDataParallel(torch.nn.Linear(2, 2), find_unused_parameters=True)
+        ddp(torch.ones(1, 2)).sum().backward()
+    assert len(searched) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -14,7 +16,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel, peers
+from ddp_impl.errors import ReplicaMismatchError
+from ddp_impl.logs import log
 from ddp_impl.peers import Peers
+from ddp_impl.slow_waits import SlowWaits
 from ddp_impl.tests.ranks import group_of_one, run_ranks
 
 
@@ -134,3 +139,66 @@ def test_an_exception_in_a_hook_is_told_by_its_name_and_place(tmp_path: Path) ->
     assert (name, own) == ("ArithmeticError", "no such gradient")
     assert "rank 1 raised ArithmeticError in backward of step 0" in waited
     assert "in refuse): no such gradient" in waited
+
+
+def test_an_exception_in_a_backward_is_looked_for_among_young_objects_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("no such gradient")
+
+    def young(generation: int) -> list[Any]:
+        assert generation < 2, "how many objects the process holds must not count"
+        return objects_of(generation)
+
+    objects_of = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", young)
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("went through all objects"))
+    with group_of_one():
+        layer = torch.nn.Linear(2, 2)
+        ddp = DistributedDataParallel(layer)
+        layer.weight.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            ddp(torch.ones(1, 2)).sum().backward()
+        told = ddp.reducer.peers._told
+    assert told is not None
+    assert "raised ArithmeticError in backward of step 0" in told.reason
+    assert "in fail): no such gradient" in told.reason
+
+
+def test_an_error_of_our_own_needs_no_word_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, _ = pair(dist.HashStore())  # type: ignore[attr-defined]
+    monkeypatch.setattr(Peers, "words", lambda *_, **__: pytest.fail("waited for words"))
+    with pytest.raises(ReplicaMismatchError) as caught, zero.awaiting("construction", "the other ranks' modules"):
+        raise ReplicaMismatchError("differs")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def rank_that_waits(rank: int) -> list[str]:
+    """Rank 1 comes to its backward only when rank 0 has said that it waits."""
+    peers._slow_waits = SlowWaits(slow_s=0.2)
+    store = dist.distributed_c10d._get_default_store()
+    layer = torch.nn.Linear(2, 2)
+    ddp = DistributedDataParallel(layer)
+    said: list[str] = []
+    handler = logging.Handler()
+
+    def note(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        if len(said) == 2:
+            store.set("rank 0 has spoken", "")
+
+    handler.emit = note  # type: ignore[method-assign]
+    log.addHandler(handler)
+    loss = ddp(torch.ones(1, 2)).sum()
+    if rank == 1:
+        store.wait(["rank 0 has spoken"], timedelta(seconds=60))
+    loss.backward()
+    return said
+
+
+def test_a_rank_that_waits_long_says_for_what_and_who_has_not_come(tmp_path: Path) -> None:
+    of_zero, _ = run_ranks(rank_that_waits, 2, tmp_path)
+    assert of_zero[0].startswith("[rank 0] has waited ")
+    assert "bucket 0 of 1" in of_zero[0]
+    assert "weight" in of_zero[0]
+    assert "in backward of step 0, and goes on waiting" in of_zero[0]
+    assert of_zero[1].startswith("[rank 0] meanwhile rank 1 has not come and does not say that it waits")

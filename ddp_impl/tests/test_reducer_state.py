@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ddp_impl
 from ddp_impl.errors import IllegalEventError
@@ -18,7 +18,8 @@ from ddp_impl.reducer_state import TRANSITIONS, Action, BucketPhase, Event, Phas
 NUM_BUCKETS = 3
 #: Events that the outside world sends as it likes; the others follow from what the reducer does.
 FROM_OUTSIDE = (
-    Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END, Event.BACKWARD_RAISED, Event.SHADOW, Event.RESET,
+    Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END, Event.ALL_SENT, Event.BACKWARD_RAISED,
+    Event.SHADOW, Event.RESET,
 )  # fmt: skip
 
 
@@ -32,6 +33,11 @@ class Iterations(RuleBasedStateMachine):
         self.launched: list[int] = []
         self.is_open = False  # an iteration was armed, and neither finalized nor abandoned
         self.is_watched = False
+        self.late: set[int] = set()
+
+    @initialize(late=st.sets(st.integers(0, NUM_BUCKETS - 1)))
+    def some_buckets_are_late(self, late: set[int]) -> None:
+        self.late = late
 
     def send(self, event: Event, bucket: int = 0) -> None:
         before = copy.deepcopy(vars(self.state))
@@ -49,12 +55,12 @@ class Iterations(RuleBasedStateMachine):
     def perform_all(self, event: Event, actions: tuple[Action, ...]) -> None:
         if event in (Event.BACKWARD_END, Event.BACKWARD_RAISED, Event.FORWARD, Event.SHADOW):
             self.is_watched = False  # a forward: the backward before it may have raised
-        assert event is not Event.FORWARD or actions in ((Action.ARM,), (Action.WIDEN,)), "a forward is not counted"
+        assert event is not Event.FORWARD or actions in ((Action.ARM,), ()), "a forward is not counted"
         for action in actions:
             self.perform(action, event)
         if event is Event.SHADOW:
             assert actions[0] is Action.ARM, "counts of the iteration before would be used"
-            assert {Action.CONTRIBUTE_ZEROS, Action.FINALIZE} <= set(actions), "the other ranks would wait"
+            assert {Action.CONTRIBUTE_ZEROS, Action.ASK} <= set(actions), "the other ranks would wait"
         if event is Event.RESET:
             self.is_open = self.is_watched = False
 
@@ -62,13 +68,13 @@ class Iterations(RuleBasedStateMachine):
         if action is Action.ARM:
             assert not self.is_open or event is Event.SHADOW, "armed twice"
             self.is_open, self.done, self.launched = True, [], []
-        if action is Action.EXCLUDE:
-            assert Action.EXCLUDE not in self.done, "ranks would agree twice on what is skipped"
+        if action is Action.FORECAST:
+            assert not self.launched, "ranks would tell each other what is known"
         if action is Action.WATCH:
             assert not self.is_watched, "one backward is watched twice"
             self.is_watched = True
         if action is Action.LAUNCH:
-            assert Action.EXCLUDE in self.done, "a bucket left before unused parameters were known"
+            assert Action.FORECAST in self.done, "a bucket left before unused parameters were known"
             self.launch()
         if action is Action.ASK:
             assert Action.ASK not in self.done
@@ -76,14 +82,21 @@ class Iterations(RuleBasedStateMachine):
         if action is Action.FINALIZE:
             assert Action.ASK in [*self.done, action], "averages were handed out before usage was known"
             assert self.is_open, "averages were handed out twice"
-            assert len(self.launched) == NUM_BUCKETS or event is Event.SHADOW, "a bucket was left out"
+            left_all = len(self.launched) == NUM_BUCKETS or Action.CONTRIBUTE_ZEROS in self.done
+            assert left_all, "a bucket was left out"
             self.is_open = False
         self.done.append(action)
 
     def launch(self) -> None:
+        if not self.launched and BucketPhase.FULL in self.state.buckets:
+            self.state.hold_back(self.late)
         launched = self.state.take_launchable()
+        if self.state.phase is Phase.INCOMPLETE:
+            self.state.release()
+            launched += self.state.take_launchable()
         self.launched += launched
-        assert self.launched == list(range(len(self.launched))), "buckets left in another order"
+        order = sorted(range(NUM_BUCKETS), key=lambda index: (index in self.late, index))
+        assert self.launched == order[: len(self.launched)], "buckets left in another order"
         if launched and len(self.launched) == NUM_BUCKETS:
             self.done.append(Action.LAUNCH)
             self.send(Event.LAST_LAUNCHED)
@@ -116,8 +129,8 @@ class Iterations(RuleBasedStateMachine):
     @invariant()
     def full_buckets_leave_as_soon_as_it_is_their_turn(self) -> None:
         waits = self.state.phase in (Phase.EARLY, Phase.RUNNING, Phase.PROBED, Phase.BROKEN)
-        if not waits and self.state.num_launched < NUM_BUCKETS:
-            assert self.state.buckets[self.state.num_launched] is BucketPhase.FILLING
+        if not waits and self.state.num_launched < NUM_BUCKETS - self.state.num_late:
+            assert self.state.buckets[self.state.launch_order[self.state.num_launched]] is BucketPhase.FILLING
 
     @invariant()
     def an_iteration_is_open_unless_idle(self) -> None:
@@ -126,80 +139,85 @@ class Iterations(RuleBasedStateMachine):
 
 TestIterations = Iterations.TestCase
 
-F, B, G, E = Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END
+F, B, G, E, A = Event.FORWARD, Event.BACKWARD, Event.GRADIENT, Event.BACKWARD_END, Event.ALL_SENT
 LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
     "one bucket after the other": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (1, "reducing", (Action.LAUNCH,)),
         (0, "reduced", (Action.LAUNCH,)),
         (B, "reduced", ()),
-        (E, "idle", (Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.ASK,)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "the loss uses a parameter outside of forward": [
         (F, "armed", (Action.ARM,)),
         (G, "early", (Action.WATCH,)),
         (0, "early", ()),
-        (B, "reducing", (Action.EXCLUDE, Action.LAUNCH)),
+        (B, "reducing", (Action.FORECAST, Action.LAUNCH)),
         (1, "reduced", (Action.LAUNCH,)),
-        (E, "idle", (Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.ASK,)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "this rank uses no parameter": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),  # that of the anchor
-        (E, "incomplete", (Action.SETTLE,)),
-        (0, "incomplete", (Action.LAUNCH,)),
-        (1, "idle", (Action.LAUNCH, Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.SETTLE, Action.LAUNCH, Action.ASK)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "torch.autograd.grad where a whole bucket is unused": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (0, "running", ()),
         (E, "probed", ()),
-        (F, "probed", (Action.WIDEN,)),
-        (B, "running", (Action.WATCH,)),
+        (F, "probed", ()),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (1, "reduced", (Action.LAUNCH,)),
-        (E, "idle", (Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.ASK,)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "gradients are missing, and no other backward brings them": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
-        (E, "incomplete", (Action.SETTLE,)),
-        (1, "idle", (Action.LAUNCH, Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.SETTLE, Action.LAUNCH, Action.ASK)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "two backwards share the parameters": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
-        (E, "incomplete", (Action.SETTLE,)),
+        (E, "incomplete", (Action.SETTLE, Action.LAUNCH)),
+        (A, "incomplete", ()),
         (B, "reducing", (Action.WATCH,)),
         (G, "reducing", ()),
         (1, "reduced", (Action.LAUNCH,)),
-        (E, "idle", (Action.ASK, Action.FINALIZE)),
+        (E, "sent", (Action.ASK,)),
+        (A, "idle", (Action.FINALIZE,)),
     ],
     "torch.autograd.grad before backward, then the same outputs again": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (E, "probed", ()),
-        (F, "probed", (Action.WIDEN,)),
-        (B, "running", (Action.WATCH,)),
+        (F, "probed", ()),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
         (1, "reduced", (Action.LAUNCH,)),
-        (E, "idle", (Action.ASK, Action.FINALIZE)),
-        (B, "running", (Action.ARM, Action.WATCH, Action.EXCLUDE)),
+        (E, "sent", (Action.ASK,)),
+        (A, "idle", (Action.FINALIZE,)),
+        (B, "running", (Action.ARM, Action.WATCH, Action.FORECAST)),
     ],
     "the user's code fails in backward": [
         (F, "armed", (Action.ARM,)),
-        (B, "running", (Action.WATCH, Action.EXCLUDE)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (Event.BACKWARD_RAISED, "probed", ()),
-        (B, "running", (Action.WATCH,)),
+        (B, "running", (Action.WATCH, Action.FORECAST)),
         (G, "reducing", (Action.LAUNCH,)),
         (0, "reducing", (Action.LAUNCH,)),
         (Event.BACKWARD_RAISED, "broken", (Action.LET_GO,)),
@@ -207,13 +225,18 @@ LIVES: dict[str, list[tuple[Event | int, str, tuple[Action, ...]]]] = {
     ],
     "a rank without data, and another group": [
         (F, "armed", (Action.ARM,)),
-        (Event.SHADOW, "idle", (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK, Action.FINALIZE)),
+        (Event.SHADOW, "sent", (Action.ARM, Action.CONTRIBUTE_ZEROS, Action.ASK)),
+        (A, "idle", (Action.FINALIZE,)),
         (Event.RESET, "idle", ()),
         (F, "armed", (Action.ARM,)),
         (G, "early", (Action.WATCH,)),
         (Event.RESET, "idle", (Action.ABANDON,)),
     ],
 }
+
+
+#: Those in which another backward may bring what is missing.
+INCOMPLETE = {"two backwards share the parameters"}
 
 
 @pytest.mark.parametrize("life", list(LIVES))
@@ -226,6 +249,10 @@ def test_life_of_an_iteration(life: str) -> None:
         asked = list(state.handle(Event.BUCKET_FULL, bucket=event) if isinstance(event, int) else state.handle(event))
         while asked:
             done.append(asked.pop(0))
+            if done[-1] is Action.SETTLE and life not in INCOMPLETE:
+                for bucket, now in enumerate(state.buckets):
+                    if now is BucketPhase.FILLING:
+                        state.handle(Event.BUCKET_FULL, bucket=bucket)
             if done[-1] is Action.LAUNCH and state.take_launchable() and state.num_launched == 2:
                 asked += state.handle(Event.LAST_LAUNCHED)
         assert (state.phase.value, tuple(done)) == (phase, expected), f"after {event} (full bucket: {full})"
@@ -265,17 +292,24 @@ def test_error_says_what_where_and_when() -> None:
     )
 
 
-@given(st.permutations(range(4)))
-def test_launch_order_is_index_order_whatever_fills_first(filling: list[int]) -> None:
+@given(st.permutations(range(4)), st.sets(st.integers(0, 3)))
+def test_launch_order_is_index_order_whatever_fills_first_and_late_buckets_wait(
+    filling: list[int], late: set[int]
+) -> None:
     state = ReducerState(rank=0, num_buckets=4)
     for event in (Event.FORWARD, Event.BACKWARD, Event.GRADIENT):
         state.handle(event)
+    state.hold_back(late)
     launched: list[int] = []
     for bucket in filling:
         state.handle(Event.BUCKET_FULL, bucket=bucket)
         launched += state.take_launchable()
         state.check_invariants()
-    assert launched == [0, 1, 2, 3]
+    assert launched == sorted(set(range(4)) - late)
+    state.handle(Event.BACKWARD_END)
+    state.release()
+    launched += state.take_launchable()
+    assert launched == sorted(set(range(4)) - late) + sorted(late)
     assert set(state.buckets) == {BucketPhase.LAUNCHED}
 
 

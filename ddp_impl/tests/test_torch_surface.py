@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddp_impl import DistributedDataParallel
@@ -43,3 +45,61 @@ def test_names_of_other_parameters_are_refused_and_the_error_is_logged(ddp: Dist
     with pytest.raises(ValueError, match=r"Expected param to name mapping .* places \[2\]"):
         ddp._build_debug_param_to_name_mapping([*parameters, nn.Parameter(torch.ones(1))])
     assert "places [2]" in str(ddp._get_ddp_logging_data()["error"])
+
+
+class Half(nn.Module):
+    """Two layers, of which forward uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.used(inputs)
+        return output
+
+
+@pytest.mark.parametrize("name", ["find_unused_parameters", "static_graph"])
+def test_an_option_that_is_set_before_the_first_forward_counts(name: str) -> None:
+    with group_of_one():
+        ddp = DistributedDataParallel(Half())
+        setattr(ddp, name, True)
+        assert getattr(ddp, name) is True
+        for _ in range(3):
+            ddp(torch.ones(1, 2)).sum().backward()
+        setattr(ddp, name, True)
+        with pytest.raises(AttributeError, match=f"{name} is True .* once training has begun.*Wrap the module anew"):
+            setattr(ddp, name, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gradient_as_bucket_view", True), ("bucket_bytes_cap", 5), ("bucket_bytes_cap_list", [1, 2])],
+)
+def test_what_construction_decides_is_refused_with_what_to_do(name: str, value: object) -> None:
+    with group_of_one():
+        ddp = DistributedDataParallel(Half())
+        setattr(ddp, name, getattr(ddp, name))
+        with pytest.raises(AttributeError, match=f"{name} is .* cannot be changed after construction"):
+            setattr(ddp, name, value)
+
+
+def test_every_attribute_of_torchs_that_is_a_property_here_can_be_set_or_says_why_not() -> None:
+    with group_of_one():
+        torchs = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        plain = {name for name, value in vars(torchs).items() if isinstance(value, (bool, int)) and name[0] != "_"}
+        settable = {name for name in plain if isinstance(getattr(DistributedDataParallel, name, None), property)}
+    assert {"find_unused_parameters", "static_graph", "bucket_bytes_cap"} <= settable
+    assert [name for name in settable if getattr(DistributedDataParallel, name).fset is None] == []
+
+
+def test_a_group_that_is_none_is_refused_at_construction() -> None:
+    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)  # type: ignore[attr-defined, call-arg]
+    cases: tuple[tuple[Any, type[Exception], str], ...] = (
+        (backend, TypeError, "got ProcessGroupGloo, which is the backend of one"),
+        ("gloo", TypeError, "got str"),
+        (dist.GroupMember.NON_GROUP_MEMBER, ValueError, "this rank is not in the group"),
+    )
+    for group, error, words in cases:
+        with group_of_one(), pytest.raises(error, match=words):
+            DistributedDataParallel(nn.Linear(2, 2), process_group=group)

@@ -118,9 +118,9 @@ class ForgetsEarlierUse(Reducing):
     class OwnUsage(ParameterUsage):
         """Counts the last backward alone."""
 
-        def _flags(self, unused: set[int], used_before: Collection[int] = ()) -> Tensor:
+        def _used(self, used_before: Collection[int] = ()) -> list[bool]:
             self.used_locally.clear()
-            return super()._flags(unused, ())
+            return super()._used(())
 
 
 class InnerNoSyncEndsOuter(TorchDDP):

@@ -7,11 +7,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+
+import ddp_impl
+from ddp_impl.torch_internals import keeping_versions
 
 Hook = Callable[[Any, Any], Any]
 
@@ -224,3 +228,27 @@ class BufferHookOnCopies(DistributedDataParallel):
                 buffer.copy_(copies[name])
 
         super()._register_buffer_comm_hook(state, outer, *args, **kwargs)
+
+
+class TellsAutogradOfBufferHooks(ddp_impl.DistributedDataParallel):
+    """BUG: what a buffer hook changes in place counts as a change of the buffers, which invalidates what saved them."""
+
+    def _sync_buffers(self, authoritative: bool = True) -> None:
+        if self._buffer_hook is None:
+            super()._sync_buffers(authoritative)
+            return
+        with torch.no_grad():
+            futures = self._buffer_hook.hook(self._buffer_hook.state, self.named_module_buffers)
+        self.reducer.post_backward_futures.extend(futures or ())
+
+
+class RecordsBufferHooks(ddp_impl.DistributedDataParallel):
+    """BUG: a buffer hook that is called in training records gradients of what it does."""
+
+    def _sync_buffers(self, authoritative: bool = True) -> None:
+        if self._buffer_hook is None:
+            super()._sync_buffers(authoritative)
+            return
+        with keeping_versions(self.modules_buffers):
+            futures = self._buffer_hook.hook(self._buffer_hook.state, self.named_module_buffers)
+        self.reducer.post_backward_futures.extend(futures or ())

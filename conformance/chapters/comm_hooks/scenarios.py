@@ -224,6 +224,29 @@ def _buffer_hooks() -> Iterator[Scenario]:
         yield _buffers("HOOK-33", f"{name}-static", 2, location, options=_STATIC)
     for world_size in (1, 2):
         yield _scenario("HOOK-36", "text", "buffer_hook_misuse", world_size)
+    for location in ("PRE_FORWARD", "POST_FORWARD"):
+        yield from _saved_buffers(location.lower().replace("_", "-"), {"location": location})
+
+
+def _saved_buffers(slug: str, where: dict[str, Any]) -> Iterator[Scenario]:
+    for forwards in (1, 2):
+        arguments = {**where, "forwards": forwards}
+        for world_size in (2, 3):
+            name = f"{slug}-{forwards}-forwards"
+            yield _scenario("HOOK-38", name, "hooked_saved_buffer", world_size, arguments=arguments)
+        yield _scenario("HOOK-38", f"norm-{name}", "hooked_norm", 2, arguments=arguments)
+        for suffix, options in (("view", _VIEW), ("static", _STATIC)):
+            yield _scenario(
+                "HOOK-38", f"{name}-{suffix}", "hooked_saved_buffer", 2, options=options, arguments=arguments
+            )
+        for dtype in ("float64", "int64", "complex64"):
+            kind = {**arguments, "dtype": dtype}
+            yield _scenario("HOOK-38", f"{name}-{dtype}", "hooked_saved_buffer", 2, arguments=kind).replace(
+                needs=("comm_hook", *(("complex64",) if dtype == "complex64" else ()))
+            )
+    joined = {**where, "join": True}
+    joining = _scenario("HOOK-38", f"{slug}-join", "hooked_saved_buffer", 2, arguments=joined)
+    yield joining.replace(needs=("comm_hook", "join"))
 
 
 def _buffers(requirement: str, slug: str, world_size: int, location: str, **rest: Any) -> Scenario:

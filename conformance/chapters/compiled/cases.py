@@ -90,6 +90,13 @@ def _graph_break(module: Three, inputs: Tensor) -> Any:
     return module.c(hidden) @ module.weight
 
 
+def _breaks_on_one_rank(module: Three, inputs: Tensor) -> Any:
+    hidden = module.b(module.a(inputs))
+    if torch.compiler.is_compiling() and torch.distributed.get_rank() == 0:
+        torch._dynamo.graph_break()
+    return module.c(hidden) @ module.weight
+
+
 def _begins_without_parameters(module: Three, inputs: Tensor) -> Any:
     hidden = inputs * 2 + 1
     torch._dynamo.graph_break()
@@ -136,6 +143,7 @@ CASES: Mapping[str, Callable[[Three, Tensor], Any]] = {
     "checkpoint": _checkpoint,
     "cond": _cond,
     "graph_break": _graph_break,
+    "breaks_on_one_rank": _breaks_on_one_rank,
     "begins_without_parameters": _begins_without_parameters,
     "external": _external,
     "shared": _shared,

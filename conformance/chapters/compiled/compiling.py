@@ -162,16 +162,16 @@ class CompilingContext(RankContext):
             return super().wrap(self.compile(module), **options)
         wrapped = super().wrap(module, **options)
         if way == "in_place":
-            wrapped.compile(**self._keywords())
+            wrapped.compile(**self.keywords())
         elif way == "inner":
-            wrapped.module.compile(**self._keywords())  # type: ignore[union-attr]
+            wrapped.module.compile(**self.keywords())  # type: ignore[union-attr]
         elif way == "function":
             return _CompiledFunction(wrapped, self.compile)
         return self.compile(wrapped) if way == "wrapper" else wrapped
 
     def compile(self, call: Any) -> Any:
         """Return `call` compiled as the order says."""
-        return torch.compile(call, **self._keywords())
+        return torch.compile(call, **self.keywords())
 
     @contextlib.contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
@@ -185,7 +185,8 @@ class CompilingContext(RankContext):
         compiler = torch.compile(backend=self._watch.backend(self._order.backend), fullgraph=self._order.whole_backward)
         return torch._dynamo.compiled_autograd._enable(compiler)
 
-    def _keywords(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments of `torch.compile`, or of a module's `compile()`, that the order asks for."""
         order = self._order
         return {"backend": self._watch.backend(order.backend), "fullgraph": order.fullgraph, "dynamic": order.dynamic}
 

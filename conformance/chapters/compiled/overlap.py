@@ -6,7 +6,8 @@ The gradients of a layer are computed behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ _listeners: list[Callable[[int], None]] = []
 
 
 @torch.library.custom_op("ddp_conformance::mark", mutates_args=())
-def _mark(hidden: Tensor, place: int) -> Tensor:
+def mark(hidden: Tensor, place: int) -> Tensor:
+    """Return `hidden`; when its gradient comes, the listeners hear of `place`."""
     return hidden.clone()
 
 
@@ -43,7 +45,7 @@ def _mark_backward(gradient: Tensor, place: int) -> Tensor:
     return gradient.clone()
 
 
-@_mark.register_fake
+@mark.register_fake
 @_mark_backward.register_fake
 def _like(tensor: Tensor, place: int) -> Tensor:
     return torch.empty_like(tensor)
@@ -53,7 +55,17 @@ def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.place = inputs[1]
 
 
-_mark.register_autograd(lambda ctx, gradient: (_mark_backward(gradient, ctx.place), None), setup_context=_keep_place)
+mark.register_autograd(lambda ctx, gradient: (_mark_backward(gradient, ctx.place), None), setup_context=_keep_place)
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[int], None]) -> Iterator[None]:
+    """Call `listener` with the place of every mark that a backward comes to while the block runs."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 class Marked(nn.Module):
@@ -66,7 +78,7 @@ class Marked(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return rows of `_WIDTH`."""
         for place, layer in enumerate(self.layers):
-            hidden = _mark(layer(hidden), place)
+            hidden = mark(layer(hidden), place)
         return hidden
 
 
@@ -98,12 +110,8 @@ def compiled_overlap(ctx: RankContext) -> None:
         before = len(ctx.collectives())
         _step(model, turn)
 
-    _listeners.append(listen)
-    try:
-        with compiling(ctx) as (inside, _):
-            observe_run(inside, lambda: run_steps(inside, module, inside.wrap(module), step, _NUM_STEPS))
-    finally:
-        _listeners.remove(listen)
+    with listening(listen), compiling(ctx) as (inside, _):
+        observe_run(inside, lambda: run_steps(inside, module, inside.wrap(module), step, _NUM_STEPS))
     ctx.observe("begun", begun[-1])
 
 

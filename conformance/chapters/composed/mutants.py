@@ -60,22 +60,22 @@ class AsksNoPeerAfterAnException(Reducing):
 class LetsLocalForwardsPass(Reducing):
     """BUG: after a backward that raised, a forward under `no_sync` is let through, where only some ranks can go on."""
 
-    class OwnReducer(Reducer):
-        """Looks at synchronised forwards alone."""
-
-        def check_local_forward(self) -> None:
-            """Do nothing."""
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.require_backward_grad_sync:
+            return super()._pre_forward(*inputs, **kwargs)
+        with mock.patch.object(self.reducer, "check_finished"):
+            return super()._pre_forward(*inputs, **kwargs)
 
 
 class LeavesOthersWaiting(Reducing):
-    """BUG: a rank whose backward raised before its first gradient does not say what it will not use."""
+    """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
 
     class OwnReducer(Reducer):
-        """Says so only where a gradient came."""
+        """Says nothing when the backward begins."""
 
-        def _backward_raised(self, *arguments: Any) -> None:
-            with mock.patch.object(self, "_agree_on_skipped", return_value=None):
-                super()._backward_raised(*arguments)
+        def _expect(self) -> None:
+            if not self._will_exchange_usage:
+                super()._expect()
 
 
 class SkipsAfterAnException(Reducing):
@@ -84,8 +84,9 @@ class SkipsAfterAnException(Reducing):
     class OwnReducer(Reducer):
         """Believes what was said before."""
 
-        def _backward_raised(self, *arguments: Any) -> None:
-            super()._backward_raised(*arguments)
+        def backward_raised(self, *arguments: Any) -> None:
+            """Take note, and skip everything."""
+            super().backward_raised(*arguments)
             if self._raised_early:
                 self._skipped = set(range(len(self.buckets)))
 
@@ -208,10 +209,11 @@ class AgreesInAutogradGrad(Reducing):
     class OwnReducer(Reducer):
         """Does not wait for a gradient."""
 
-        def _mark_unused(self) -> None:
+        def _expect(self) -> None:
             """Exchange it at once."""
-            super()._mark_unused()
-            self._skipped = self._agree_on_skipped(self.usage.unused)
+            if self._will_exchange_usage and not self._has_forecast:
+                self._tell_others(self.search.coming())
+            super()._expect()
 
 
 class SendsNothingForFrozen(Reducing):

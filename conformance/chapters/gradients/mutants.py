@@ -81,9 +81,9 @@ class OneBackwardPerForward(Reducing):
     class OwnReducer(Reducer):
         """Begins with a forward only."""
 
-        def _begin_backward(self, reachable: set[int] | None) -> None:
+        def _begin_backward(self) -> None:
             if self.state.phase is not Phase.IDLE:
-                super()._begin_backward(reachable)
+                super()._begin_backward()
 
 
 class AnyBackwardCounts(Reducing):
@@ -92,11 +92,12 @@ class AnyBackwardCounts(Reducing):
     class OwnReducer(OneBackwardPerForward.OwnReducer):
         """Ends with every backward."""
 
-        def _backward_ended(self) -> None:
+        def backward_ends(self) -> None:
+            """Forget the iteration."""
             if self.state.phase is Phase.RUNNING:
                 self.state.handle(Event.RESET)
                 self.arrivals.disarm()
-            super()._backward_ended()
+            super().backward_ends()
 
 
 class GivesFrozenGradients(DistributedDataParallel):
@@ -231,8 +232,8 @@ class CountsOldGradientsTwice(Reducing):
     class OwnReducer(Reducer):
         """Adds what was there."""
 
-        def _arm(self, reachable: set[int] | None) -> None:
-            super()._arm(reachable)
+        def _arm(self) -> None:
+            super()._arm()
             self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
         def _finalize(self) -> None:

@@ -2,11 +2,12 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
@@ -30,13 +31,15 @@ _TIMEOUT = timedelta(seconds=4)
 
 
 class Branching(nn.Module):
-    """Two layers beside each other and one after them; it fails where `place` says."""
+    """Two layers beside each other and one after them; it fails where `place` says. It may have a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, buffer: bool = False) -> None:
         super().__init__()
         self.left = nn.Linear(3, 3)
         self.right = nn.Linear(3, 3)
         self.last = nn.Linear(3, 2)
+        if buffer:
+            self.register_buffer("statistics", torch.zeros(2))
         self.place = ""
 
     def forward(self, inputs: Tensor, uses: str) -> Tensor:
@@ -99,6 +102,95 @@ def _summing(state: tuple[dist.ProcessGroup, Branching], bucket: GradBucket) -> 
         raise ArithmeticError("the hook does not like this bucket")
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+
+#: What may follow a backward, by name: a block, which gets the wrapper, around the next call of the wrapper.
+_WAYS_ON: Mapping[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "synchronised": lambda model: nullcontext(),
+    "no_sync": lambda model: model.no_sync(),
+    "no_grad": lambda model: torch.no_grad(),
+    "inference": lambda model: torch.inference_mode(),
+    "join": lambda model: model.join(),
+}
+WAYS_ON = (*_WAYS_ON, "evaluation", "end_of_join", "buffers")
+
+
+@program("ways_on", invariants=("leaves_no_trace",))
+def ways_on(ctx: RankContext) -> None:
+    """Leave a layer out on the last rank alone, and go on there as argument `way` says, while the others wait for it.
+
+    Ways: a forward as it is (`synchronised`), under `no_sync`, under `no_grad`, in inference mode (`inference`), of an
+    `evaluation` in eval mode, inside a `join`; the end of a join in which the layer was left out (`end_of_join`);
+    copying `buffers` by hand. Observes `raised`, and on the last rank `issued`, the collectives that it issued behind
+    that backward. All ranks run it.
+    """
+    way, fails = ctx.arguments["way"], ctx.rank == ctx.world_size - 1
+    with _impatient_group(ctx) as group:
+        module: Any = with_integer_weights(Branching(buffer=True), ctx.scenario.seed).to(ctx.device)
+        model: Any = ctx.wrap(module, process_group=group)
+        inputs, uses = rank_step(ctx, 0).inputs(4, 3), "left" if fails else "left right"
+        before = len(ctx.collectives())
+        with ctx.catching("raised"), model.join() if way == "end_of_join" else nullcontext():
+            model(inputs, uses).sum().backward()
+            before = len(ctx.collectives())
+            model.train(way != "evaluation")
+            if way == "buffers":
+                model._sync_buffers()
+            elif way != "end_of_join":
+                with _WAYS_ON["no_grad" if way == "evaluation" else way](model):
+                    model(inputs, uses)
+        if fails:
+            ctx.observe("issued", len(ctx.collectives()) - before)
+
+
+@ways_on.expects
+def _expected_of_ways(scenario: Scenario) -> Mapping[int, Facts]:
+    last = scenario.world_size - 1
+    missing = ("right.weight", "right.bias")
+    facts: dict[int, Facts] = {
+        rank: {"raised": Raises(("RuntimeError",), (*missing, f"rank {last}"))} for rank in range(last)
+    }
+    return {**facts, last: {"raised": Raises(("RuntimeError",), missing), "issued": 0}}
+
+
+@program("prompt_exception", invariants=("leaves_no_trace",))
+def prompt_exception(ctx: RankContext) -> None:
+    """Raise on every rank in a backward: on the others only when the last rank has caught its exception.
+
+    Argument `behind`: how many of its gradients the last rank has by then, `none` or `some`; the others have none.
+    Observes `raised`. All ranks run it.
+    """
+    group = instance(dist.new_group(), dist.ProcessGroup)
+    fails = ctx.rank == ctx.world_size - 1
+    module: Any = with_integer_weights(Branching(), ctx.scenario.seed).to(ctx.device)
+    model: Any = ctx.wrap(module, process_group=group)
+    turn = rank_step(ctx, 0)
+
+    def wait_for_last(gradient: Tensor) -> Tensor:
+        dist.barrier(group=ctx.process_group)
+        raise ArithmeticError("the last rank has caught its exception")
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise ArithmeticError("no such gradient")
+
+    if fails and ctx.arguments["behind"] == "none":
+        module.place = "backward"
+    loss = turn.loss(turn.forward(model, turn.inputs(4, 3), "left right"))
+    if not fails:
+        loss.register_hook(wait_for_last)
+    elif ctx.arguments["behind"] == "some":
+        module.left.weight.register_hook(fail)
+    with ctx.catching("raised"):
+        turn.backward(loss)
+    if fails:
+        dist.barrier(group=ctx.process_group)
+    dist.barrier(group=ctx.process_group)
+    dist.destroy_process_group(group)
+
+
+@prompt_exception.expects
+def _expected_of_prompt(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"raised": Raises(("ArithmeticError",))} for rank in range(scenario.world_size)}
 
 
 @failing_peer.expects

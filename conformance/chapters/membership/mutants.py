@@ -194,3 +194,41 @@ class KnowsItsOwnBranchOnly(_Talking):
             """Leave the reason."""
             self.tell(reason)
             return ""
+
+
+class AsksSynchronisedForwardsOnly(Reducing):
+    """BUG: whether the last reduction is complete is asked before synchronised forwards, and nowhere else."""
+
+    class OwnReducer(Reducer):
+        """Communicates without asking."""
+
+        is_local = False
+
+        def check_finished(self) -> None:
+            """Ask outside of `no_sync`."""
+            if not self.is_local:
+                super().check_finished()
+
+        @contextlib.contextmanager
+        def between_backwards(self, what: str) -> Iterator[None]:
+            """Wait for other ranks."""
+            with self.peers.awaiting("forward", what):
+                yield
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        reducer: Any = self.reducer
+        reducer.is_local = not self.require_backward_grad_sync
+        return super()._pre_forward(*inputs, **kwargs)
+
+
+class HoldsExceptionsBack(Reducing):
+    """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
+
+    class OwnReducer(Reducer):
+        """Meets them."""
+
+        def backward_raised(self, *arguments: Any) -> None:
+            """Take note, and wait."""
+            super().backward_raised(*arguments)
+            if self._raised_early:
+                collectives.all_reduce_now(torch.zeros(1), self.group)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.membership.failing_peers import WAYS_ON
 from conformance.scenario import Scenario
 
 _of_chapter = in_chapter("membership")
@@ -176,6 +177,22 @@ def _peers() -> Iterator[Scenario]:
     for suffix, options in (("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE)):
         for world_size in (2, 3):
             yield _failing("MEMBER-16", f"branches{suffix}", world_size, "branches", options)
+    skipping = ("-skipping", {**_FIND, "skip_all_reduce_unused_params": True})
+    # With that option ranks agree before the first bucket leaves: who has a gradient waits for the others in backward.
+    for behind, variants in (("none", (*_VARIANTS, skipping)), ("some", _VARIANTS)):
+        for suffix, options in variants:
+            for world_size in (2, 3):
+                needs = ("skip_all_reduce_unused_params",) if suffix == "-skipping" else ()
+                yield _of_chapter(
+                    "MEMBER-18", f"{behind}{suffix}", "prompt_exception", world_size, options=options,
+                    arguments={"behind": behind}, deadline_s=8.0, needs=needs,
+                )  # fmt: skip
+    for way in WAYS_ON:
+        for world_size in (2, 3):
+            yield _of_chapter(
+                "MEMBER-17", way.replace("_", "-"), "ways_on", world_size, arguments={"way": way}, deadline_s=15.0,
+                needs=("no_sync",) if way == "no_sync" else ("join",) if "join" in way else (),
+            )  # fmt: skip
 
 
 def _failing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -37,8 +37,8 @@ class TellsTheUseOfSixtyFour(Reducing):
     class OwnUsage(ParameterUsage):
         """Exchanges one word."""
 
-        def _flags(self, unused: set[int], used_before: Iterable[int] = ()) -> Tensor:
-            return super()._flags({index for index in unused if index < 64}, set(used_before))
+        def _used(self, used_before: Collection[int] = ()) -> list[bool]:
+            return [used or index >= 64 for index, used in enumerate(super()._used(used_before))]
 
 
 class CountsBucketsInAByte(Reducing):

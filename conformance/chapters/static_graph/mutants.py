@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import Reducing, summed
-from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.parameter_usage import ParameterUsage, Promise
 
 
 class IgnoresStaticGraph(DistributedDataParallel):
@@ -109,10 +109,10 @@ class PromisesWhatWasLocal(Reducing):
 
         def end_agreeing(self) -> None:
             """Take what was used anywhere for what was promised."""
-            knew = self.promised is not None
+            knew = self.promise is not None
             super().end_agreeing()
-            if not knew and self.promised is not None:
-                self.promised = self.anywhere
+            if not knew and self.promise is not None and self.anywhere is not None:
+                self.promise = Promise(self.anywhere, self.promise.alike)
 
 
 class KeepsLocalToItself(Reducing):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import ActsAfterBackward, Reducing
-from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event
-from ddp_impl.unused_parameters import GraphWalk
 
 
 class ZeroesUnusedGradients(DistributedDataParallel):
@@ -42,22 +42,34 @@ def _at_end_of_backward(callback: Any, gradient: Tensor) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
+class _Excluding(Reducer):
+    """Takes for unused, before the backward brings anything, what it does not believe to come."""
+
+    believed: Sequence[bool] = ()
+
+    def _expect(self) -> None:
+        super()._expect()
+        if self.options.find_unused_parameters and any(self.believed):
+            absent = [index for index, comes in enumerate(self.believed) if not comes]
+            self.usage.unused.update(absent)
+            for bucket in self.arrivals.exclude(absent):
+                self._bucket_full(bucket)
+
+    def _is_welcome_late(self, index: int) -> bool:
+        return False
+
+
 class LastForwardCounts(Reducing):
     """BUG: of several forwards before one backward only the last one's parameters count as used."""
 
-    class OwnReducer(Reducer):
+    class OwnReducer(_Excluding):
         """Remembers one forward."""
 
         def prepare_for_backward(self, outputs: Any) -> None:
             """Forget the forwards before."""
-            self.reach.is_walked = True
-            tensors = [tensor for tensor in outputs if tensor.requires_grad]
+            tensors = list(outputs)
+            self.believed = _reachable(tensors, self.search.nodes)
             super().prepare_for_backward(tensors)
-            if self.options.find_unused_parameters:
-                self.reach.reached = self.reach.walk.reachable(tensors)
-
-        def _is_welcome_late(self, index: int) -> bool:
-            return False
 
 
 class RefusesUnusedSparse(Reducing):
@@ -105,9 +117,9 @@ class AsksNobody(Reducing):
 
         def end_agreeing(self) -> None:
             """Wait, and take one's own answer."""
-            own = self._flags(self.unused, self.used_locally).tolist()
+            own = self._used(self.used_locally)
             super().end_agreeing()
-            self.anywhere = [bool(used) for used in own]
+            self.anywhere = own
 
 
 class UsedOnceIsUsed(Reducing):
@@ -150,8 +162,8 @@ class NeverSkips(Reducing):
     class OwnReducer(Reducer):
         """Sends everything."""
 
-        def _agree_on_skipped(self, absent: Collection[int]) -> set[int]:
-            return set()
+        def _agree_on_skipped(self) -> None:
+            pass
 
 
 class ForgivesMissingGradients(Reducing):
@@ -171,17 +183,15 @@ class ForgivesMissingGradients(Reducing):
 class FirstOutputOnly(Reducing):
     """BUG: backward is noticed through the first tensor of the output only."""
 
-    class OwnReducer(Reducer):
+    class OwnReducer(_Excluding):
         """Looks at one output."""
 
         def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
             """Forget all outputs but the first."""
-            self.reach.is_walked = True
-            super().prepare_for_backward(list(outputs)[:1])
-            self.reach.is_announced = False
-
-        def _is_welcome_late(self, index: int) -> bool:
-            return False
+            first = list(outputs)[:1]
+            self.believed = _reachable(first, self.search.nodes)
+            super().prepare_for_backward(first)
+            self._is_announced = False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):
@@ -201,15 +211,13 @@ class CountsEarlyGradientsAgain(Reducing):
     """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
 
     class OwnReducer(Reducer):
-        """Counts what has come already among the parameters that the outputs cannot reach."""
+        """Counts what has come already among the parameters that the backward will not bring."""
 
-        def _mark_unused(self) -> None:
-            reached = self.reach.reached
-            if self.options.find_unused_parameters and reached is not None:
-                for index, left in enumerate(self.arrivals.due):
-                    if not left and index not in reached:
-                        self.arrivals.pending[self.arrivals.bucket_of[index]] -= 1
-            super()._mark_unused()
+        def _expect(self) -> None:
+            for index, left in enumerate(self.arrivals.due):
+                if not left and self.options.find_unused_parameters:
+                    self.arrivals.pending[self.arrivals.bucket_of[index]] -= 1
+            super()._expect()
 
 
 class ForgetsIdleRanks(Reducing):
@@ -226,11 +234,20 @@ class ForgetsIdleRanks(Reducing):
 class BelievesItsSearch(Reducing):
     """BUG: what the search did not find counts as unused, also behind functions that hide their graph."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.reach.walk.__class__ = _Believing
+    class OwnReducer(_Excluding):
+        """Is sure of what it cannot see."""
+
+        def _expect(self) -> None:
+            self.believed = self.search.coming()
+            super()._expect()
 
 
-class _Believing(GraphWalk):
-    def reachable(self, outputs: Iterable[Tensor]) -> set[int] | None:
-        return self._walk(outputs, enough=self._num_parameters)[0]
+def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
+    """Return which of these nodes a backward from `outputs` comes to."""
+    stack = [get_gradient_edge(tensor).node for tensor in outputs if tensor.requires_grad]
+    seen = set[Node](stack)
+    while stack:
+        following = {node for node, _ in stack.pop().next_functions if node is not None} - seen
+        seen |= following
+        stack += following
+    return [node in seen for node in nodes]

@@ -22,6 +22,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _counted()
     yield from _pairs()
     yield from _compressed()
+    yield from _captured()
 
 
 def _count(requirement: str, slug: str, fusion: str, *also: str, world_size: int = 2, **rest: Any) -> Scenario:
@@ -68,6 +69,15 @@ def _pair(groups: tuple[int, int], dtypes: list[str], world_size: int, order: di
     scenario = _make.written(requirements[-1], name, "compiled_pair", world_size, compile_=order,
                              groups=list(groups), dtypes=dtypes)  # fmt: skip
     return scenario.replace(requirements=tuple(requirements))
+
+
+def _captured() -> Iterator[Scenario]:
+    """Yield backwards that compiled autograd captures once more."""
+    for fusion in _FUSIONS:
+        for slug, dtypes in (("captured", ["float32"]), ("captured-dtypes", _TWO_DTYPES)):
+            yield _make.written("FUSE-11", f"{slug}-{fusion}", "compiled_collectives",
+                                compile_={"fusion": fusion, "compiled_autograd": True}, sizes=[10] * 6, dtypes=dtypes,
+                                options={"bucket_cap_mb": 120 / 2**20})  # fmt: skip
 
 
 def _compressed() -> Iterator[Scenario]:

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from conformance.chapters.compiled.compiled_scenarios import EACH_ALONE, FIND, ONE_MIB, STATIC, VIEW, CompiledScenarios
+from conformance.chapters.compiled.ways import INSIDE
 from conformance.scenario import Scenario, Step
 
 _make = CompiledScenarios("graph_split", "split", "callable")
 _AOT: dict[str, Any] = {"backend": "watched"}
 #: A vector of so many float32 is 1 MiB.
 _MIB = 2**18
+#: How many graphs each way to compile inside of a wrapper ends in, where the layers of a module fill a bucket each.
+INSIDE_GRAPHS = {
+    "module": 4, "forward": 4, "parts": 4, "one_part": 2, "nested": 4, "function": 4, "training_step": 4,
+    "replaced_parts": 4, "warm": 5,
+}  # fmt: skip
 _SMALL: dict[str, Any] = {"bucket_cap_mb": 0.0005}
 
 
@@ -25,6 +31,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _mistakes()
     yield from _overlap()
     yield from _meshes()
+    yield from _ways()
     for suffix, options in (("", {}), ("-each-alone", EACH_ALONE), ("-unused", FIND), ("-static", STATIC)):
         yield _make.written("SPLIT-32", f"step{suffix}", "compiled_step", options=options)
 
@@ -44,7 +51,7 @@ def _training() -> Iterator[Scenario]:
         slug = way.replace("_", "-")
         yield _make.case("SPLIT-02", "plain", slug, compile_={"way": way}, num_captured=[4, 4])
     yield _make.case("SPLIT-02", "plain", "default-caps", num_captured=[2, 2], options={})
-    yield _make.case("SPLIT-02", "plain", "inner", compile_={"way": "inner"}, num_captured=[1, 1])
+    yield _make.case("SPLIT-02", "plain", "inner", compile_={"way": "inner"}, num_captured=[4, 4])
     for backend in ("eager", "aot_eager", "callable", "watched"):
         slug = backend.replace("_", "-")
         yield _make.case("SPLIT-03", "plain", slug, compile_={"backend": backend}, options=VIEW).replace(
@@ -170,6 +177,31 @@ def _overlap() -> Iterator[Scenario]:
     for backend in ("watched", "inductor"):
         yield _make.written("SPLIT-09", f"marked-{backend}", "compiled_overlap", compile_={"backend": backend},
                             options=one_layer)  # fmt: skip
+
+
+def _way(slug: str, num_graphs: int | None = None, *also: str, compile_: Any = None, **arguments: Any) -> Scenario:
+    """Return a training whose module, or what is inside of it, is compiled in one of many ways."""
+    pinned = {} if num_graphs is None else {"num_graphs": num_graphs}
+    scenario = _make.written("SPLIT-34", slug.replace("_", "-"), "compiled_ways", options=ONE_MIB,
+                             compile_={**_AOT, **(compile_ or {})}, **pinned, **arguments)  # fmt: skip
+    return scenario.replace(requirements=("SPLIT-34", "SPLIT-35", *also))
+
+
+def _ways() -> Iterator[Scenario]:
+    for way in ("wrapper", "in_place", "before", "inner", "function"):
+        yield _way(f"way-{way}", 4, compile_={"way": way})
+    for inside, num_graphs in INSIDE_GRAPHS.items():
+        # Only the second half of "one_part" is compiled; autograd runs the first one layer by layer.
+        yield _way(inside, num_graphs, inside=inside)
+        if inside in INSIDE:
+            yield _way(f"{inside}-after", num_graphs, inside=inside, when="after")
+    yield _way("module-breaks", 2, inside="module", breaks=True)
+    yield _way("module-full", 4, inside="module", compile_={"fullgraph": True})
+    for slug, dynamic, num_graphs in (("dynamic", True, 4), ("sizes", None, 8)):
+        yield _way(f"module-{slug}", num_graphs, inside="module", compile_={"dynamic": dynamic}, batches=[4, 2, 7])
+    yield _way("module-view", 4, inside="module").replace(options={**ONE_MIB, **VIEW})
+    for inside, backend in (("module", "aot_eager"), ("module", "inductor"), ("parts", "inductor")):
+        yield _way(f"{inside}-{backend}", inside=inside, compile_={"backend": backend})
 
 
 def _meshes() -> Iterator[Scenario]:

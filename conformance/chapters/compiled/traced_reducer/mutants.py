@@ -15,6 +15,7 @@ from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile import fusion
+from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
@@ -60,6 +61,28 @@ class WaitsForTheEndOfCompiledBackwards(DistributedDataParallel):
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)
         self._local_gradients.__class__ = self.OwnGradients
+
+
+class FallsBackAlone(DistributedDataParallel):
+    """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
+
+    def _agree(self, mine: bool) -> bool:
+        return mine
+
+
+class LeavesTheInsideToTheReducer(DistributedDataParallel):
+    """BUG: only a wrapper that is compiled itself averages in the graph, or has its graphs cut."""
+
+    class OwnCalls(CompiledCalls):
+        """Leaves what is compiled inside to its own backend."""
+
+        def _exchanged(self, callback: Any) -> Any:
+            forward = self._forward
+            return callback if forward is None or forward.compiler is None else super()._exchanged(callback)
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._compiled_calls.__class__ = self.OwnCalls
 
 
 class AveragesTheMeshInGraphs(DistributedDataParallel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.compiled.compiled_scenarios import EACH_ALONE, FIND, STATIC, VIEW, CompiledScenarios
+from conformance.chapters.compiled.compiled_scenarios import EACH_ALONE, FIND, ONE_MIB, STATIC, VIEW, CompiledScenarios
 from conformance.scenario import Scenario, Step
 
 _make = CompiledScenarios("traced_reducer", "in_graph", "watched")
@@ -73,6 +73,11 @@ def _others() -> Iterator[Scenario]:
     yield _make.written("TRACE-16", "bare", "compiled_neighbours", bare=True)
     for mistake in ("unused_parameter", "many_graphs", "local_too_late"):
         yield _make.written("TRACE-17", mistake.replace("_", "-"), "compiled_mistake", mistake=mistake)
+    for case in ("graph_break", "breaks_on_one_rank", "begins_without_parameters"):
+        yield _make.case("TRACE-22", case)
+    for inside, num_graphs in (("module", 1), ("forward", 1), ("parts", 4)):
+        yield _make.written("TRACE-23", inside, "compiled_ways", options=ONE_MIB, inside=inside,
+                            num_graphs=num_graphs)  # fmt: skip
     for slug, whole in (("", True), ("with-breaks", False)):
         order = {"compiled_autograd": True, "whole_backward": whole}
         yield _make.case("TRACE-19", "plain", slug, compile_=order, options={}, num_steps=3)

@@ -1,0 +1,247 @@
+"""Program `compiled_ways`: what is compiled is the wrapper, or lies inside: the module, parts of it, a function.
+
+The module is a row of layers that fill a bucket each, in two halves. Each layer is followed by a mark, at which a
+backward tells how many reductions have been issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import ge
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.chapters.compiled.compiling import PRELOAD, CompilingContext, compiling
+from conformance.chapters.compiled.overlap import listening, mark
+from conformance.checkers.protocol import is_gradient
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Facts
+from conformance.oracles.expected import Satisfies
+from conformance.oracles.steps import simulate_steps
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.scenario import Scenario
+
+_WIDTH = 3
+_NUM_LAYERS = 4
+#: More than torch compiles a function anew for, so that a way that compiles in every step is found out.
+_NUM_STEPS = 20
+#: How many steps are compared with the truth. After them nothing may be compiled any more: buckets are as they stay,
+#: and batches have had two sizes.
+_NUM_FIRST = 3
+
+
+class Heavy(nn.Module):
+    """A layer with one parameter of 1 MiB, the least that every DDP makes a bucket of; little of it takes part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2**18))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return rows of `_WIDTH`."""
+        return hidden * self.weight[:_WIDTH]
+
+
+class Half(nn.Module):
+    """Some layers, each followed by a mark; with `breaks`, and by a graph break."""
+
+    def __init__(self, places: range, breaks: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Heavy() for _ in places)
+        self._places = places
+        self._breaks = breaks
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return rows of `_WIDTH`."""
+        for place, layer in zip(self._places, self.layers, strict=True):
+            hidden = mark(layer(hidden), place)
+            if self._breaks:
+                torch._dynamo.graph_break()
+        return hidden
+
+
+class Row(nn.Module):
+    """Two halves of layers."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        middle = _NUM_LAYERS // 2
+        self.halves = nn.ModuleList(Half(places, breaks) for places in (range(middle), range(middle, _NUM_LAYERS)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return rows of `_WIDTH`."""
+        for half in self.halves:
+            hidden = half(hidden)
+        return hidden
+
+    def training_step(self, hidden: Tensor) -> Tensor:
+        """Do what `forward` does, under the name that Lightning gives it."""
+        return self.forward(hidden)
+
+
+class Around(nn.Module):
+    """What is wrapped where the module that is trained is called in another way than by its forward."""
+
+    def __init__(self, row: Row, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.row = row
+        self._call = call
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return rows of `_WIDTH`."""
+        return self._call(hidden)
+
+
+_Keywords = dict[str, Any]
+
+
+def _module(row: Row, keywords: _Keywords) -> None:
+    row.compile(**keywords)
+
+
+def _forward(row: Any, keywords: _Keywords) -> None:
+    row.forward = torch.compile(row.forward, **keywords)
+
+
+def _parts(row: Row, keywords: _Keywords) -> None:
+    for half in row.halves:
+        half.compile(**keywords)
+
+
+def _nested(row: Row, keywords: _Keywords) -> None:
+    for layer in row.halves[0].layers:  # type: ignore[union-attr]
+        layer.compile(**keywords)
+    _parts(row, keywords)
+    row.compile(**keywords)
+
+
+def _one_part(row: Row, keywords: _Keywords) -> None:
+    row.halves[1].compile(**keywords)
+
+
+#: Ways to compile inside of what is wrapped: called before the module is wrapped, or after.
+INSIDE: Mapping[str, Callable[[Row, _Keywords], None]] = {
+    "module": _module,
+    "forward": _forward,
+    "parts": _parts,
+    "one_part": _one_part,
+    "nested": _nested,
+}
+
+
+def _called_function(row: Row, keywords: _Keywords) -> nn.Module:
+    return Around(row, torch.compile(lambda hidden: row(hidden), **keywords))
+
+
+def _training_step(row: Any, keywords: _Keywords) -> nn.Module:
+    # As Lightning's Trainer: the wrapper's forward is redirected to a compiled method of the module.
+    row.training_step = torch.compile(row.training_step, **keywords)
+    return Around(row, lambda hidden: row.training_step(hidden))
+
+
+def _replaced_parts(row: Row, keywords: _Keywords) -> nn.Module:
+    # As accelerate's compile_regions: blocks are exchanged for what `torch.compile` returns.
+    parts = [torch.compile(half, **keywords) for half in row.halves]
+    return Around(row, lambda hidden: parts[1](parts[0](hidden)))
+
+
+def _warm(row: Row, keywords: _Keywords) -> nn.Module:
+    row.compile(**keywords)
+    row(torch.ones(4, _WIDTH, device=next(row.parameters()).device)).sum().backward()
+    row.zero_grad(set_to_none=True)
+    return row
+
+
+#: Ways that wrap something else, or have a past.
+_REPLACING: Mapping[str, Callable[[Any, _Keywords], nn.Module]] = {
+    "function": _called_function,
+    "training_step": _training_step,
+    "replaced_parts": _replaced_parts,
+    "warm": _warm,
+}
+
+
+def _wrap(inside: CompilingContext, row: Row, scenario: Scenario) -> Any:
+    """Return the wrapped row, compiled as arguments `inside` and `when` say, or else as the order's `way`."""
+    name = scenario.arguments.get("inside")
+    if name is None:
+        return inside.wrap(row)
+    wrap, keywords = inside.uncompiled.wrap, inside.keywords()
+    if name in _REPLACING:
+        return wrap(_REPLACING[name](row, keywords))
+    if scenario.arguments.get("when") != "after":
+        INSIDE[name](row, keywords)
+        return wrap(row)
+    model = wrap(row)
+    INSIDE[name](row, keywords)
+    return model
+
+
+def _build(scenario: Scenario) -> Row:
+    row = Row(bool(scenario.arguments.get("breaks")))
+    with_integer_weights(row, scenario.seed)
+    return row
+
+
+def _step(scenario: Scenario, model: Any, turn: RankStep) -> None:
+    sizes = scenario.arguments.get("batches", (4,))
+    inputs = turn.inputs(sizes[turn.step % len(sizes)], _WIDTH)
+    turn.backward(turn.loss(turn.forward(model, inputs)))
+
+
+@program("compiled_ways", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
+def compiled_ways(ctx: RankContext) -> None:
+    """Train a row of layers that fill a bucket each, for 20 steps.
+
+    Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
+    order's `way`; `breaks`, a graph break behind each layer; `batches`, numbers of rows by turns; `num_graphs`, how
+    many the compiler is to be given; `begun`, how many reductions the last step must have issued, at least, when its
+    backward comes to each layer, the last layer first. Observes gradients, `begun`, `num_issued`, how many reductions
+    the last step issued, and `num_graphs` after the first steps and after all. All ranks run it.
+    """
+    row = _build(ctx.scenario).to(ctx.device)
+    begun: list[int] = []
+    num_graphs: list[int] = []
+    before = 0
+
+    def issued() -> int:
+        return sum(map(is_gradient, ctx.collectives()[before:]))
+
+    def step(model: Any, turn: RankStep) -> None:
+        nonlocal before
+        begun.clear()
+        before = len(ctx.collectives())
+        _step(ctx.scenario, model, turn)
+
+    with listening(lambda _: begun.append(issued())), compiling(ctx) as (inside, watch):
+        model = _wrap(inside, row, ctx.scenario)
+        observe_run(inside, lambda: run_steps(inside, row, model, step, _NUM_FIRST))
+        num_graphs.append(watch.num_captured)
+        for index in range(_NUM_FIRST, _NUM_STEPS):
+            row.zero_grad(set_to_none=True)
+            step(model, rank_step(inside, index))
+        num_graphs.append(watch.num_captured)
+    ctx.observe("begun", begun)
+    ctx.observe("num_issued", issued())
+    ctx.observe("num_graphs", num_graphs)
+
+
+@compiled_ways.expects
+def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
+    replicas = [_build(scenario) for _ in range(scenario.world_size)]
+    truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
+    least = list(scenario.arguments.get("begun", range(_NUM_LAYERS)))
+    judged: dict[str, Any] = {
+        "begun": Satisfies(f"at least {least}", lambda got: len(got) == len(least) and all(map(ge, got, least))),
+        "num_issued": _NUM_LAYERS,
+    }
+    if "num_graphs" in scenario.arguments:
+        judged["num_graphs"] = [scenario.arguments["num_graphs"]] * 2
+    else:
+        judged["num_graphs"] = Satisfies("as many after all steps as after the first", lambda got: got[0] == got[1])
+    return {rank: {**facts, **judged} for rank, facts in truth.items()}

@@ -1,0 +1,1 @@
+"""Chapter failed_communication: Failed communication."""

@@ -1,0 +1,49 @@
+"""What every rank knows of the gradients that a backward will bring, before the first bucket leaves.
+
+With `find_unused_parameters` ranks use different parameters. A bucket that left with the last gradient that *this* rank
+awaits would leave at another moment on another rank, and between two of the user's own collectives, or another
+wrapper's, each rank would meet a different one (pytorch/pytorch#72843). So when their backward begins, ranks tell each
+other which gradients are sure to come, and a bucket leaves within it only if all of its own will on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+from ddp_impl import collectives
+
+
+class Forecast:
+    """An exchange of what is sure to come. Every rank of the group makes it between the same two collectives.
+
+    `coming[i]`: this backward is sure to bring parameter i a gradient. None of a rank that has no data and follows
+    whatever the others expect.
+
+    The host waits for the other ranks' hosts and not for the device, which is busy with the forward: on an accelerator
+    the exchange has a stream of its own.
+    """
+
+    def __init__(
+        self, coming: Sequence[bool] | None, num_parameters: int, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
+        """Start the exchange."""
+        told = [0] * (num_parameters + 1) if coming is None else [*coming, True]
+        flags = torch.tensor(told, dtype=torch.int32, device="cpu")
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        if self._stream is None:
+            self._flags, self._work = flags, collectives.all_reduce_sum(flags, group)
+        else:
+            with self._stream:
+                self._flags = flags.pin_memory().to(device, non_blocking=True)
+                self._work = collectives.all_reduce_sum(self._flags, group)
+
+    def result(self) -> list[bool]:
+        """Wait for all ranks; return for each parameter whether all of them are sure of its gradient."""
+        with self._stream or nullcontext():
+            collectives.finished(self._work, "all_reduce", [self._flags])
+            *counts, num_telling = self._flags.tolist()
+        return [count == num_telling for count in counts]
