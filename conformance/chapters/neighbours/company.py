@@ -249,7 +249,7 @@ class _Training:
         if plan.hook == "ready":
             wrapper.register_comm_hook(group, default_hooks.allreduce_hook)
         elif plan.hook == "talking":
-            wrapper.register_comm_hook(group, _talking)
+            wrapper.register_comm_hook(group, lambda state, bucket: _talking(state, bucket))  # torch reads annotations
         return instance(wrapper, nn.Module)
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:

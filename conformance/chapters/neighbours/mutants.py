@@ -1,0 +1,122 @@
+"""Mutants of chapter neighbours: DDPs with one bug each; `mutants.toml` names the requirements that detect it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from conformance.mutants.bases import Reducing
+from ddp_impl import DistributedDataParallel
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.reducer import Reducer
+from ddp_impl.reducer_state import Event
+
+
+class LeavesWithItsLastGradient(Reducing):
+    """BUG: a bucket leaves with the last gradient that this rank uses, whatever other ranks use."""
+
+    class OwnReducer(Reducer):
+        """Believes itself."""
+
+        def _expect(self) -> None:
+            super()._expect()
+            if self.options.find_unused_parameters:
+                absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
+                self.usage.unused.update(absent)
+                for bucket in self.arrivals.exclude(absent):
+                    self._bucket_full(bucket)
+
+        def _hold_back(self, sure: Sequence[bool]) -> None:
+            if not self.options.find_unused_parameters:
+                super()._hold_back(sure)
+
+        def _is_welcome_late(self, index: int) -> bool:
+            return False
+
+
+class TellsWithItsFirstBucket(Reducing):
+    """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
+
+    class OwnReducer(Reducer):
+        """Says nothing before."""
+
+        def _tell_others(self, coming: Sequence[bool]) -> None:
+            if self._is_asked:
+                super()._tell_others(coming)
+
+        def _read_forecast(self) -> None:
+            self._is_asked = True
+            super()._read_forecast()
+            self._is_asked = False
+
+        _is_asked = False
+
+
+class FullOnesEndFirst(Reducing):
+    """BUG: wrappers that miss no gradient end before those that do, whatever the order of their construction."""
+
+    class OwnReducer(Reducer):
+        """Ranks itself by what it misses."""
+
+        @property
+        def construction(self) -> Any:  # type: ignore[override]
+            """The place among the wrappers of a backward."""
+            return bool(self.arrivals.missing), self.__dict__["construction"]
+
+
+class HandsOutAtOnce(Reducing):
+    """BUG: a wrapper hands out its averages while another of the same backward has still to collect."""
+
+    class OwnReducer(Reducer):
+        """Waits for nobody."""
+
+        def backward_ends(self) -> None:
+            """Send, wait, and hand out."""
+            super().backward_ends()
+            self._handle(Event.ALL_SENT)
+
+        def all_have_sent(self) -> None:
+            """Do nothing more."""
+
+
+class AllAreLocalTogether(DistributedDataParallel):
+    """BUG: `no_sync` of one wrapper is that of all wrappers of the process."""
+
+    _all: weakref.WeakSet[AllAreLocalTogether] = weakref.WeakSet()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._all.add(self)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Make every wrapper local."""
+        with contextlib.ExitStack() as local:
+            for wrapper in list(self._all):
+                local.enter_context(super(AllAreLocalTogether, wrapper).no_sync())
+            yield
+
+
+class DividesByTheWorld(DistributedDataParallel):
+    """BUG: sums are divided by the number of all ranks, those of the wrapper's group or not."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.divisor = dist.get_world_size()
+
+
+class GivesUpHiddenGradients(Reducing):
+    """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
+
+    class OwnReducer(Reducer):
+        """Sends each bucket as soon as what it can see of it has come."""
+
+        def _hold_back(self, sure: Sequence[bool]) -> None:
+            absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
+            self.usage.unused.update(absent)
+            for bucket in self.arrivals.exclude(absent):
+                self._bucket_full(bucket)
