@@ -208,9 +208,12 @@ def _evaluate(training: Training) -> None:
 
 
 def _with_norm(ctx: RankContext, group: dist.ProcessGroup) -> nn.Module:
-    """Return a module with the synchronised normalisation of the package that the DDP comes from, else torch's."""
-    package = type(ctx.wrap(nn.Linear(1, 1).to(ctx.device))).__module__.partition(".")[0]
-    layer = getattr(importlib.import_module(package), "SyncBatchNorm", nn.SyncBatchNorm)
+    """Return a module with the synchronised normalisation of the package that the DDP is of: torch's needs a GPU."""
+    packages = [base.__module__.partition(".")[0] for base in type(ctx.wrap(nn.Linear(1, 1))).__mro__]
+    layers = [getattr(importlib.import_module(package), "SyncBatchNorm", None) for package in packages]
+    layer = next((each for each in layers if each is not None), None)
+    if layer is None:
+        ctx.unsupported("the DDP's package has no SyncBatchNorm of its own")
     return Paths(layer(2, process_group=group))
 
 
