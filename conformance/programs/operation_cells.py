@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
@@ -24,7 +25,7 @@ from conformance.programs.operations.hearsay import all_say, told
 from conformance.programs.operations.judging import Truth, wrong_values
 from conformance.programs.operations.lifetimes import complete
 from conformance.programs.operations.memory import Arena
-from conformance.programs.rank_context import RankContext
+from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
 
@@ -63,13 +64,17 @@ def operation_cells(ctx: RankContext) -> None:
             ctx.observe(cell.describe(), outcome.wrong)
             num_spoilt += outcome.spoilt
             continue
-        group, neighbour = groups.get(cell.group), groups.get("twin#2") if cell.neighbour != "none" else None
+        group = groups.get(cell.group)
+        beside = f"{'twin' if cell.group == 'world' else cell.group}#2"  # another group of the same members
+        neighbour = groups.get(beside) if cell.neighbour != "none" else None
         members = members_of(cell.group, ctx.rank, ctx.world_size)
         if ctx.rank not in members:
             continue
         with ctx.phase(cell.describe()):
             try:
                 wrong = _Trial(ctx, cell, groups, group, neighbour, changed).run()
+            except Unsupported:
+                raise
             except Exception as error:
                 if not all_say(f"raised in {cell.describe()}", ctx.rank, members):
                     raise
@@ -128,7 +133,7 @@ class _Trial:
     def __init__(
         self, ctx: RankContext, cell: Cell, groups: Groups, group: Any, neighbour: Any, changed: dict[str, str]
     ) -> None:
-        self._cell, self._group, self._neighbour = cell, group, neighbour
+        self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
         self._groups, self._device, self._changed = groups, ctx.device, changed
         size = group.size()
         self._place = Place(group.rank(), size, cell.root % size)
@@ -211,6 +216,8 @@ class _Trial:
 
     def _owner(self) -> Any:
         if self._cell.path == "detail":
+            if not isinstance(device_backend(self._group, self._device), c10d.Backend):
+                self._ctx.unsupported("torch wraps backends written in C++ only")
             return self._groups.wrapper(self._cell.group)
         return device_backend(self._group, self._device) if self._cell.path == "backend" else None
 

@@ -169,10 +169,4 @@ CASES: Mapping[str, tuple[Mistake, ...]] = {
                 lambda ctx: dist.new_group([0, ctx.world_size]), (("rank", "range"),)),
         Mistake("new_group that names a rank twice", lambda ctx: dist.new_group([0, 0]), ("duplicate",)),
     ),
-    "device": (
-        Mistake("all_reduce of a tensor on another device",
-                lambda ctx: dist.all_reduce(torch.ones(2, device="meta"), group=ctx.process_group)),
-        Mistake("broadcast of a tensor on another device",
-                lambda ctx: dist.broadcast(torch.ones(2, device="meta"), group_src=0, group=ctx.process_group)),
-    ),
 }  # fmt: skip

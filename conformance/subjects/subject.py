@@ -117,7 +117,7 @@ class Subject:
         return self.source or self.name
 
 
-#: The subject of ranks whose program wraps nothing: those that compute the truth, and those that try a backend by itself.
+#: The subject of ranks whose program wraps nothing: they compute the truth, or try a backend by itself.
 NO_DDP = Subject("none", "", frozenset())
 
 KNOWN = {

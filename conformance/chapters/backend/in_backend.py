@@ -49,8 +49,9 @@ class InChapter:
         def key(cell: Cell) -> tuple[str, tuple[str, ...]]:
             return str(getattr(cell, by)) or "copies", tuple(sorted(cell.needs))
 
-        possible = sorted(distinct(cells), key=key)
         for world_size in world_sizes:
+            alone = world_size == 1  # then there is nobody to send to
+            possible = sorted((one for one in distinct(cells) if not (alone and one.what.of_pairs)), key=key)
             names: dict[str, int] = {}
             for (value, needs), group in groupby(possible, key):
                 members = list(group)

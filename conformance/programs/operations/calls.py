@@ -14,8 +14,8 @@ from torch._C import _distributed_c10d as c10d
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import Place, uneven
 
-#: The factor of PREMUL_SUM: a power of two, so that it is exact.
-FACTOR = 0.5
+#: The factor of PREMUL_SUM: a power of two, so that it is exact, and no AVG.
+FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,12 @@ class Groups:
         if name == "world":
             return self.world
         if name not in self._made:
-            if name == "alone":
+            kind = name.partition("#")[0]
+            if kind == "alone":
                 made = [self._new([rank]) for rank in range(self.world_size)]
                 self._made[name] = made[self.rank]
             else:
-                ranks = members_of(name.partition("#")[0], self.rank, self.world_size)
+                ranks = members_of(kind, self.rank, self.world_size)
                 self._made[name] = self._new(list(reversed(ranks)))
         return self._made[name]
 

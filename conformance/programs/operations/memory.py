@@ -47,19 +47,16 @@ class Arena:
 
     def touched(self) -> str:
         """Return which bytes outside of the tensor have changed, as a clause; empty if none has."""
-        now = self.memory.clone()
-        # Whatever is in the tensor may change: the first state is put back there, in the copy.
         size = self.tensor.element_size()
-        elements = now.view(self.tensor.dtype)
-        first = self.before.view(self.tensor.dtype)
+        wrong = (self.memory != self.before).view(-1, size)
         place = (self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
-        if self.tensor.numel():
-            _raw(elements.as_strided(*place)).copy_(_raw(first.as_strided(*place)))
-        wrong = (now != self.before).nonzero().flatten()
-        if not len(wrong):
+        if self.tensor.numel():  # whatever is in the tensor may change
+            wrong[torch.arange(len(wrong), device=wrong.device).as_strided(*place).reshape(-1)] = False
+        found = wrong.view(-1).nonzero().flatten()
+        if not len(found):
             return ""
-        offset = int(wrong[0]) - self.tensor.storage_offset() * size
-        return f"{len(wrong)} byte(s) outside of it changed, the first at byte {offset} from its start"
+        offset = int(found[0]) - self.tensor.storage_offset() * size
+        return f"{len(found)} byte(s) outside of it changed, the first at byte {offset} from its start"
 
     def changed(self) -> str:
         """Return how many elements of the tensor are no longer what they were, as a clause; empty if all are."""
