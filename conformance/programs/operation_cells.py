@@ -25,6 +25,7 @@ from conformance.programs.operations.hearsay import all_say, told
 from conformance.programs.operations.judging import Truth, wrong_values
 from conformance.programs.operations.lifetimes import complete
 from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.neighbours import Neighbours
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -265,8 +266,6 @@ class _Trial:
         if self._cell.neighbour == "none":
             yield
             return
-        from conformance.programs.operations.neighbours import Neighbours
-
         number = _IN_FLIGHT if self._cell.neighbour == "in-flight" else _NUM_NEIGHBOURS
         group = self._group if self._cell.neighbour == "in-flight" else self._neighbour
         with Neighbours(group, self._device, number, in_thread=self._cell.neighbour == "thread"):

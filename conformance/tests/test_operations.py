@@ -167,7 +167,7 @@ def test_all_pairs_of_values_on_the_axes_are_tried() -> None:
     assert covered_pairs(cells) >= possible_pairs()
     assert len(cells) < 400
     assert len(possible_pairs()) > 2500
-    assert {name for name in AXES} == {axis for pair in possible_pairs() for axis, _ in pair}
+    assert set(AXES) == {axis for pair in possible_pairs() for axis, _ in pair}
 
 
 def test_only_what_is_possible_is_tried() -> None:

@@ -40,19 +40,17 @@ def complete(issued: Issued, lifetime: str, barrier: Callable[[], None]) -> str:
 
 
 def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...]) -> str:
-    """Return how what futures hold differs from the outputs in their order; nothing is as good."""
+    """Return how what futures hold differs from the outputs in their order, whole or in parts; nothing is as good."""
     held = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
-    if not held or [one.data_ptr() for one in held] == [one.data_ptr() for one in outputs]:
+    if not held or torch.equal(_joined(held), _joined(outputs)):
         return ""
-    if [one.dtype for one in held[:1]] == [one.dtype for one in outputs[:1]] and torch.equal(
-        *map(_joined, (held, outputs))
-    ):
-        return ""  # or copies, or parts of them
     return f"the future holds {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    """Return all elements; of complex numbers both parts, since torch's functions hand those on as real ones."""
+    real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    return torch.cat([tensor.reshape(-1) for tensor in real])
 
 
 def _wait(work: Any) -> str:
