@@ -19,45 +19,43 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 from conformance import plugins
 from conformance.errors import BackendError
 
-#: What a backend may declare, and scenarios may list under `needs`. Not listed is what every DDP needs: broadcast,
-#: all_reduce (SUM, MAX and MIN), all_gather, barrier, and new groups.
-CAPABILITIES = frozenset(
+#: What DDPs may need beyond what every DDP does: broadcast, all_reduce (SUM, MAX and MIN), all_gather, barrier, and new
+#: groups.
+FOR_DDPS = frozenset(
     {
-        "abort",
         "all_gather_into_tensor",
         "all_to_all",
-        "any_source",
         "avg",
         "bfloat16",
-        "bitwise",
-        "bool",
         "coalesced",
-        "complex128",
         "complex64",
         "float16",
-        "float8",
         "gather_scatter",
-        "single_coalesced",
-        "in_place",
-        "int16",
-        "int8",
-        "local_synchronization",
-        "monitored_barrier",
-        "premul_sum",
-        "product",
-        "reduce",
         "reduce_scatter",
-        "self_send",
         "send_recv",
-        "sequence_numbers",
         "sparse",
-        "split",
         "streams",
-        "tags",
-        "timeouts",
-        "uint8",
     }
 )
+#: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
+CAPABILITIES = FOR_DDPS | {
+    "any_source",
+    "bitwise",
+    "bool",
+    "complex128",
+    "float8",
+    "in_place",
+    "int16",
+    "int8",
+    "local_synchronization",
+    "premul_sum",
+    "product",
+    "reduce",
+    "single_coalesced",
+    "tags",
+    "timeouts",
+    "uint8",
+}
 
 BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",
