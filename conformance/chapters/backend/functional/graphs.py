@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,8 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
     def reduced(tensor: Tensor) -> Tensor:
         if ctx.rank == size - 1:
             time.sleep(0.05)
-        return functional.all_reduce(tensor, "sum", group)
+        result: Tensor = functional.all_reduce(tensor, "sum", group)
+        return result
 
     def first_use() -> str:
         given = mine(20_000)
@@ -77,7 +79,8 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
         return unlike("the result is", result.tolist(), [[float(ctx.rank * size)] * 3] * 2)
 
     def by_name() -> str:
-        result = functional.all_reduce(mine(3), "sum", dist.distributed_c10d._get_process_group_name(group)) + 0
+        name: Any = dist.distributed_c10d._get_process_group_name(group)
+        result = functional.all_reduce(mine(3), "sum", name) + 0
         return unlike("the sum is", result.tolist(), [total] * 3)
 
     return dict(zip(_NAMES, (first_use, twice, views, dropped, gathered, scattered, by_name), strict=True))

@@ -101,10 +101,10 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
         group = dist.new_group()
         works = [dist.all_reduce(torch.ones(1000, device=ctx.device), group=group, async_op=True) for _ in range(5)]
         for work in works:
-            work.wait()  # type: ignore[union-attr]
+            work.wait()
         held = works[-1]
         dist.destroy_process_group(group)
-        return first_wrong(unlike("is_completed() of a Work kept is", held.is_completed(), True),  # type: ignore[union-attr]
+        return first_wrong(unlike("is_completed() of a Work kept is", held.is_completed(), True),
                            sum_of(ctx.process_group))  # fmt: skip
 
     def twice() -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ def _check(ctx: RankContext, tensor: torch.Tensor, number: int, members: list[in
     )
 
 
+def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float]) -> str:
+    """Return what is wrong if each tensor does not hold its value everywhere."""
+    wrong = [tensor for tensor, value in zip(tensors, values, strict=True) if bool((tensor != value).any())]
+    return unlike(what, [float(tensor[-1]) for tensor in tensors], values) if wrong else ""
+
+
 _MANY = ("100 sums in flight", "several kinds in flight", "sums with random delays", "messages between sums")
 
 
@@ -62,23 +69,17 @@ def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
         for number in range(30):
             tensor = _mine(ctx, number)
             if number % 3 == 0:
-                work = dist.all_reduce(tensor, group=group, async_op=True)
-                begun.append((work, lambda tensor=tensor, number=number: _check(ctx, tensor, number)))
+                work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+                begun.append((work, partial(_check, ctx, tensor, number)))
             elif number % 3 == 1:
                 root = number % size
                 work = dist.broadcast(tensor, group_src=root, group=group, async_op=True)
-                wanted = [100.0 * number + root + 1] * _NUMEL
-                begun.append(
-                    (work, lambda tensor=tensor, wanted=wanted: unlike("broadcast gave", tensor.tolist(), wanted))
-                )
+                begun.append((work, partial(_unlike_tensors, "broadcast gave", [tensor], [100.0 * number + root + 1])))
             else:
                 slots = [torch.zeros_like(tensor) for _ in range(size)]
                 work = dist.all_gather(slots, tensor, group=group, async_op=True)
                 firsts = [100.0 * number + rank + 1 for rank in range(size)]
-                begun.append(
-                    (work, lambda slots=slots, firsts=firsts: unlike(
-                        "all_gather gave", [float(slot[0]) for slot in slots], firsts)),
-                )  # fmt: skip
+                begun.append((work, partial(_unlike_tensors, "all_gather gave", slots, firsts)))
         for work, _ in begun:
             work.wait()
         return first_wrong(*(check() for _, check in begun))
@@ -134,7 +135,7 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
                 begun.append((dist.all_reduce(tensor, group=groups[which], async_op=True), tensor, 2 * turn + which))
         clauses = []
         for work, tensor, number in begun:
-            work.wait()  # type: ignore[union-attr]
+            work.wait()
             clauses.append(_check(ctx, tensor, number))
         return first_wrong(*clauses)
 
@@ -150,7 +151,7 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
                 for tensor in [_mine(ctx, number + turn)]
             ]
             for work, tensor, number in begun:
-                work.wait()  # type: ignore[union-attr]
+                work.wait()
                 clauses.append(_check(ctx, tensor, number + turn, pairs[number]))
         return first_wrong(*clauses)
 

@@ -78,7 +78,7 @@ def roots_of_subgroups(ctx: RankContext) -> Mapping[str, Trial]:
         clauses = []
         for local, rank in enumerate(members if ctx.rank in members else []):
             tensor = torch.full((3,), float(ctx.rank), device=ctx.device)
-            root = {name: rank if name == "src" else local}
+            root: dict[str, Any] = {name: rank if name == "src" else local}
             dist.broadcast(tensor, group=group, **root)
             clauses.append(unlike(f"the broadcast from global rank {rank} gave", tensor.tolist(), [float(rank)] * 3))
         return first_wrong(*clauses)
