@@ -24,7 +24,7 @@ from conformance.run.runner import check, probe
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
-from conformance.spec.profile import in_profile
+from conformance.spec.profile import about_ddps, in_profile
 from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios, one_per_requirement
 from conformance.verdict import Verdict
@@ -48,6 +48,8 @@ def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
     try:
         if profile := config.getoption("--ddp-profile"):
             scenarios = in_profile(profile, scenarios, load_catalogue())
+        else:
+            scenarios = about_ddps(scenarios, load_catalogue())
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from error
     return one_per_requirement(scenarios) if config.getoption("--one-per-requirement") else scenarios

@@ -19,9 +19,9 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 from conformance import plugins
 from conformance.errors import BackendError
 
-#: What a backend may declare, and scenarios may list under `needs`. Not listed is what every DDP needs: broadcast,
-#: all_reduce (SUM, MAX and MIN), all_gather, barrier, and new groups.
-CAPABILITIES = frozenset(
+#: What DDPs may need beyond what every DDP does: broadcast, all_reduce (SUM, MAX and MIN), all_gather, barrier, and new
+#: groups.
+FOR_DDPS = frozenset(
     {
         "all_gather_into_tensor",
         "all_to_all",
@@ -37,6 +37,25 @@ CAPABILITIES = frozenset(
         "streams",
     }
 )
+#: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
+CAPABILITIES = FOR_DDPS | {
+    "any_source",
+    "bitwise",
+    "bool",
+    "complex128",
+    "float8",
+    "in_place",
+    "int16",
+    "int8",
+    "local_synchronization",
+    "premul_sum",
+    "product",
+    "reduce",
+    "single_coalesced",
+    "tags",
+    "timeouts",
+    "uint8",
+}
 
 BUILT_IN = {
     "gloo": "conformance.backends.gloo:GLOO",

@@ -41,7 +41,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 NCCL = Backend(
     name="nccl",
     device_type="cuda",
-    capabilities=CAPABILITIES - {"sparse"},
+    capabilities=CAPABILITIES - {"any_source", "bitwise", "int16", "sparse", "tags"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 from torch._C._distributed_c10d import ProcessGroup, Store
 
-from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.backends.backend import FOR_DDPS, Backend
 from conformance.backends.gloo import GLOO
 from conformance.errors import BackendError
 from conformance.own_mistake import instance
@@ -63,7 +63,7 @@ def _noticed() -> tuple[str, ...]:
 SIM = Backend(
     name="sim",
     device_type="sim",
-    capabilities=CAPABILITIES - {"sparse"},
+    capabilities=FOR_DDPS - {"sparse"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=_device,

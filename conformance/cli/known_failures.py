@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.errors import KnownFailureError
-from conformance.run.baseline import Baseline, check_baseline, is_baseline, read_baseline, shipped_baseline
+from conformance.run.baseline import ALONE, Baseline, check_baseline, is_baseline, read_baseline, shipped_baseline
 from conformance.run.known_failures import (
     Circumstances,
     Excuse,
@@ -20,6 +20,7 @@ from conformance.run.known_failures import (
 from conformance.run.outcome import NATIVE
 from conformance.run.report import Report
 from conformance.scenario import Scenario
+from conformance.subjects.subject import NO_DDP
 from conformance.verdict import Verdict
 
 
@@ -57,7 +58,7 @@ def excuses_from(path: Path, scenarios: Iterable[Scenario], circumstances: Circu
 
 def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
     """Return what `baseline` knows; raises `KnownFailureError` if the DDP under test is not torch's."""
-    if circumstances.subject != NATIVE:
+    if circumstances.subject not in (NATIVE, NO_DDP.name):
         raise KnownFailureError(
             f"a baseline says what torch's own DDP breaks; it goes with --ddp torch, got --ddp {circumstances.subject}."
             " For other DDPs write down what is known of them: docs/known_failures.md"
@@ -66,7 +67,12 @@ def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
 
 
 def shipped_excuses(circumstances: Circumstances) -> Excuses:
-    """Return what the shipped baselines know: that over gloo, and on a device that is no CPU also that over sim."""
+    """Return what the shipped baselines know: that over gloo, and on a device that is no CPU also that over sim.
+
+    Where a backend is tried by itself, what gloo breaks by itself.
+    """
+    if circumstances.subject == NO_DDP.name:
+        return excuses_of(shipped_baseline(circumstances.torch, ALONE), circumstances)
     excuses = [excuses_of(shipped_baseline(circumstances.torch), circumstances)]
     if circumstances.device != "cpu":
         excuses.append(excuses_of(shipped_baseline(circumstances.torch, "sim"), circumstances))

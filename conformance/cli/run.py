@@ -42,7 +42,7 @@ from conformance.run.report import Assignment
 from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
-from conformance.spec.profile import in_profile
+from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.suite import Selection, load_scenarios
 
 if TYPE_CHECKING:
@@ -70,7 +70,12 @@ if TYPE_CHECKING:
     "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="The order in which scenarios run."
 )
 @click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: random, printed]")
-@click.option("--profile", default="", metavar="LEVEL", help="Only scenarios of this level; full includes core.")
+@click.option(
+    "--profile",
+    default="",
+    metavar="LEVEL",
+    help="Only scenarios of this level; full includes core. Profile backend has no DDP.",
+)
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
@@ -129,6 +134,7 @@ def command(
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
+    ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
@@ -146,7 +152,8 @@ def command(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
         quiet, verbose, baseline,
     )  # fmt: skip
-    click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: reading the scenarios imports torch
+    tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
+    click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
 
@@ -257,8 +264,11 @@ def judge_attached(request: Request, ddp: str, backend_name: str, folder: Path) 
 def selected_by(request: Request) -> tuple[Scenario, ...]:
     """Return the scenarios of all shards of `request`."""
     catalogue, everything = load_catalogue(), load_scenarios()
-    of_profile = in_profile(request.profile, everything, catalogue) if request.profile else everything
-    return request.selection.apply(of_profile, catalogue)
+    if request.profile:
+        everything = in_profile(request.profile, everything, catalogue)
+    elif request.selection == Selection():
+        everything = about_ddps(everything, catalogue)
+    return request.selection.apply(everything, catalogue)
 
 
 def judge_selection(
@@ -292,11 +302,14 @@ def _judge(
         check_folder(folder)
 
     # From here on torch is needed; what was said wrongly so far is answered without waiting for its import.
+    from conformance.programs.registry import get_program
     from conformance.report.html import html_page
     from conformance.run import runner
+    from conformance.subjects.subject import NO_DDP
     from conformance.workers.finder import find_backend, find_subject
 
-    subject, backend = find_subject(ddp), find_backend(backend_name)
+    about_backend = all(get_program(one.program).without_ddp for one in scenarios)
+    subject, backend = NO_DDP if about_backend else find_subject(ddp), find_backend(backend_name)
     if controller is not None:
         num_ranks = controller.num_ranks
         backend = replace(backend, max_world_size=lambda: num_ranks)

@@ -13,9 +13,11 @@ from conformance.backends.gloo import GLOO
 from conformance.recorder.recorded_group import as_process_group
 
 _RELAYED = (
-    "allreduce", "allreduce_coalesced", "broadcast", "allgather", "_allgather_base", "all_gather_single", "gather",
-    "scatter", "_reduce_scatter_base", "reduce_scatter_single", "alltoall_base", "all_to_all_single", "send", "recv",
-    "barrier",
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "_allgather_base",
+    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "send", "recv",
+    "recv_anysource", "barrier", "monitored_barrier",
 )  # fmt: skip
 
 
@@ -25,10 +27,38 @@ class Relay(dist.ProcessGroup):
     def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self.inner = as_process_group(GLOO.create(store, rank, world_size, timeout), store)
+        self._name = self._description = ""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name by which torch asks."""
         return "relay"
+
+    # Without these torch can neither name a group in Python, as functional collectives ask for it, nor destroy it.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Keep the name that torch gives."""
+        self._name = name
+        self.inner._set_group_name(name)  # type: ignore[arg-type]
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name that torch gave."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Keep the description that torch gives."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description."""
+        return self._description
+
+    def get_group_store(self) -> Store:
+        """Return the store by which the ranks found each other."""
+        return self.inner.get_group_store()
+
+    def shutdown(self) -> None:
+        """Shut gloo's group down."""
+        self.inner.shutdown()
 
 
 def _relay(method: str) -> Callable[..., Any]:

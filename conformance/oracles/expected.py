@@ -153,7 +153,22 @@ class Satisfies:
         return self.name
 
 
-Matcher = Raises | Close | AnyOf | Anything | Satisfies
+@dataclass(frozen=True)
+class Right:
+    """A judgement that a rank came to itself: an empty text, where others are a clause that says what is wrong."""
+
+    def mismatch(self, got: Any) -> Difference | None:
+        """Return None if `got` is an empty text, else what it says."""
+        if got == "":
+            return None
+        return Difference(got if isinstance(got, str) else f"is {show(got)}, expected a judgement")
+
+    def __str__(self) -> str:
+        """Return what is expected, in words."""
+        return "nothing wrong"
+
+
+Matcher = Raises | Close | AnyOf | Anything | Satisfies | Right
 
 
 def _is_alike(choice: Any, got: Any) -> bool:

@@ -47,7 +47,8 @@ class Program:
 
     `preload` names modules that take long to import; the zygote imports them once, before it forks ranks. `speaks_for`
     maps patterns of fact names to requirements: a fact of that name speaks for the one that the scenario tests, or else
-    for the first, and for no other. All other facts speak for every requirement that the scenario tests.
+    for the first, and for no other. All other facts speak for every requirement that the scenario tests. A program
+    `without_ddp` wraps nothing: it is about the backend, whichever DDP is tested.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Program:
     native_facts: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     speaks_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    without_ddp: bool = False
     expectation: Expectation | None = field(default=None)
 
     def expects(self, expectation: Expectation) -> Expectation:
@@ -72,6 +74,7 @@ def program(
     native_facts: tuple[str, ...] = (),
     preload: tuple[str, ...] = (),
     speaks_for: Mapping[str, tuple[str, ...]] | None = None,
+    without_ddp: bool = False,
 ) -> Callable[[Body], Program]:
     """Register the decorated function as program `name`.
 
@@ -81,7 +84,7 @@ def program(
 
     def register(body: Body) -> Program:
         certain(name not in _PROGRAMS, f"two programs are called {name}")
-        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {})
+        _PROGRAMS[name] = Program(name, body, invariants, native_facts, preload, speaks_for or {}, without_ddp)
         return _PROGRAMS[name]
 
     return register

@@ -23,7 +23,7 @@ import msgspec
 
 from conformance.history import Collective
 
-_PHASE = struct.Struct("=q32s")  # step, phase
+_PHASE = struct.Struct("=q160s")  # step, phase
 _COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote
 _SLOT = struct.Struct("=H")  # length of the encoded collective
 _SLOT_BYTES = 512
@@ -36,7 +36,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _kinds = types.GenericAlias(tuple, tuple(typing.get_type_hints(Collective).values()))
 _decode = msgspec.msgpack.Decoder(_kinds).decode
 _COUNTS_AT = _PHASE.size
-_SLOTS_AT = 64
+_SLOTS_AT = 192
 _SIZE = _SLOTS_AT + NUM_SLOTS * _SLOT_BYTES
 
 

@@ -32,8 +32,11 @@ from conformance.run.outcome import NATIVE, Outcome, counts_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
+from conformance.subjects.subject import NO_DDP
 from conformance.verdict import ScenarioResult, Verdict
 
+#: What the baseline of gloo without a DDP is called.
+ALONE = "gloo-alone"
 FOLDER = Path(__file__).parent.parent / "baselines"
 _KEYS = {"id": str, "reason": str, "source": list, "scenarios": list}
 
@@ -191,7 +194,7 @@ def baseline_to_toml(baseline: Baseline) -> str:
 
 
 def _of_torch(report: Report, digests: Mapping[str, str]) -> dict[str, ScenarioResult]:
-    is_torch = report.subject.name == NATIVE
+    is_torch = report.subject.name in (NATIVE, NO_DDP.name)
     results = ((one, _seen(one) if is_torch else one.native) for one in report.scenarios)
     return {one.id: result for one, result in results if result is not None and digests.get(one.id) == one.sha256}
 

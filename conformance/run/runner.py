@@ -27,7 +27,7 @@ from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import Ranks, ScenarioRunner
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
-from conformance.subjects.subject import KNOWN, Subject
+from conformance.subjects.subject import KNOWN, NO_DDP, Subject
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
@@ -189,7 +189,8 @@ def _run(
         return most_hangs is None or nothing_but_hangs(outcomes.values()) < most_hangs
 
     try:
-        probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
+        if subject != NO_DDP:
+            probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
         for place, scenario in enumerate(scenarios):
             on_event(Progress(scenario, len(outcomes), len(scenarios)))
             waiting.append((place, runner.start(scenario)))

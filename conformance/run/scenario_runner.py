@@ -24,7 +24,7 @@ from conformance.run.patience import hangs_after, hurried
 from conformance.run.shortage import denials, shortage_since
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
-from conformance.subjects.subject import KNOWN, Subject, capabilities_of
+from conformance.subjects.subject import KNOWN, NO_DDP, Subject, capabilities_of
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
@@ -201,7 +201,9 @@ class ScenarioRunner:
         """
         self._started[scenario.id] = scenario
         program = get_program(scenario.program)
-        subjects = [self.subject] if self._native is None else [self.subject, self._native]
+        subjects = [self.subject]
+        if self._native is not None and not program.without_ddp:
+            subjects.append(self._native)
         runs = not all(self._why_unsupported(scenario, subject) for subject in subjects)
         wait_for_truth = Truth.begin(program, scenario, self._ranks) if runs else Truth
         waits: list[Callable[[float], Attempt | None]] = []
@@ -323,7 +325,8 @@ class ScenarioRunner:
 
         Where ranks compile, warming up takes longer than the scenario: there it is the first of each program.
         """
-        new = {program.name} if program.preload else set(scenario.requirements)
+        # Without a DDP nothing is constructed in a process that could be wrong the first time.
+        new = set() if program.without_ddp else {program.name} if program.preload else set(scenario.requirements)
         wants = scenario.kind_of_ranks in self._doubted or not new <= self._exercised
         self._exercised |= new
         self._doubted.discard(scenario.kind_of_ranks)
@@ -340,7 +343,8 @@ class ScenarioRunner:
             return lambda silence_s: Attempt(scenario, subject, unsupported=reason)
         before, started = denials(), time.perf_counter()
         try:
-            wait = self._ranks.start(scenario, subject, fresh=fresh)
+            wraps = not get_program(scenario.program).without_ddp
+            wait = self._ranks.start(scenario, subject if wraps else NO_DDP, fresh=fresh)
         except Exception:
             error = traceback.format_exc()
             return lambda silence_s: Attempt(scenario, subject, error=error)

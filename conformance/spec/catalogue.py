@@ -11,7 +11,7 @@ Unknown keys are errors, so that a typing mistake cannot lose a requirement. The
     [[requirement]]
     id = "GRAD-01"
     statement = "After a synchronised backward every rank MUST hold the mean of the ranks' local gradients."
-    level = "core"                 # core, full, compiled, parallel or gpu
+    level = "core"                 # core, full, compiled, parallel, gpu or backend
     source = ["torch DDP docs", "pytorch/pytorch#12345"]
     since = "0.1"                  # the release of ddp-conformance that first asked for it
     testable = true                # false needs a `note` that says why no scenario can show it
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHAPTERS_DIR = Path(__file__).parent.parent / "chapters"
 REQUIREMENTS = "requirements.toml"
-LEVELS = ("core", "full", "compiled", "parallel", "gpu")
+LEVELS = ("core", "full", "compiled", "parallel", "gpu", "backend")
 
 _ID = re.compile(r"^(?P<prefix>[A-Z][A-Z0-9]*)-(?P<number>[0-9]{2,3})$")
 _KEYWORD = re.compile(r"\b(MUST|MUST NOT|SHOULD|MAY)\b")

@@ -12,12 +12,21 @@ from conformance.spec.catalogue import LEVELS, Catalogue, hint
 def levels_of(profile: str) -> tuple[str, ...]:
     """Return the levels of the requirements that a profile holds.
 
-    Profile full includes core. The others (compiled, parallel, gpu) hold their own level alone, because many users of a
-    DDP do not need them. Raises `SpecificationError` for a profile that does not exist.
+    Profile full includes core. The others hold their own level alone: compiled, parallel and gpu, because many users of
+    a DDP do not need them, and backend, because it has no DDP. Raises `SpecificationError` for an unknown profile.
     """
     if profile not in LEVELS:
         raise SpecificationError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
     return ("core", "full") if profile == "full" else (profile,)
+
+
+#: The level of requirements that no DDP keeps or breaks, because they are about the backend below it.
+WITHOUT_DDP = "backend"
+
+
+def about_ddps(scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
+    """Return the scenarios that judge a DDP, in their order: what is meant where nothing is selected."""
+    return tuple(one for one in scenarios if catalogue.requirement(one.id.split("/")[1]).level != WITHOUT_DDP)
 
 
 def in_profile(profile: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:

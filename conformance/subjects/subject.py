@@ -117,7 +117,7 @@ class Subject:
         return self.source or self.name
 
 
-#: The subject of a rank that computes the truth; its program wraps nothing.
+#: The subject of ranks whose program wraps nothing: they compute the truth, or try a backend by itself.
 NO_DDP = Subject("none", "", frozenset())
 
 KNOWN = {
@@ -159,6 +159,8 @@ def named(text: str) -> Subject:
         SubjectError: `text` is no name of that form.
 
     """
+    if text == NO_DDP.name:
+        return NO_DDP
     known = {**KNOWN, **{subject.target: subject for subject in KNOWN.values()}}  # `module:Class` gives the same report
     if text in known:
         return known[text]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.backends.gloo import GLOO
-from conformance.backends.nccl import NCCL
+from conformance.backends.backend import CAPABILITIES as OF_BACKENDS
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, load_catalogue, read_catalogue
@@ -200,6 +199,6 @@ def test_every_testable_requirement_has_a_scenario() -> None:
 
 def test_scenarios_need_only_capabilities_that_somebody_can_declare() -> None:
     """A mistyped one would be UNSUPPORTED everywhere, and nobody would ever know."""
-    declarable = CAPABILITIES | GLOO.capabilities | NCCL.capabilities
+    declarable = CAPABILITIES | OF_BACKENDS
     needed = {need for scenario in load_scenarios() for need in scenario.needs}
     assert needed - declarable == set()

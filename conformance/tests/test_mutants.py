@@ -44,7 +44,7 @@ def pairs() -> list[Any]:
     ]
     of_every_push: dict[str, Mutant] = {}
     for mutant, _, requirement in firsts:
-        if requirement.level in ("core", "full") and mutant.name != LATE:
+        if requirement.level in ("core", "full", "backend") and mutant.name != LATE:
             of_every_push.setdefault(requirement.id if requirement.level == "core" else requirement.chapter, mutant)
     return [
         pytest.param(mutant, kill, marks=() if mutant in of_every_push.values() else pytest.mark.nightly)
@@ -74,8 +74,9 @@ EVERYWHERE = {"COMPOSED-02", "COMPAT-12", "DEV-13"}
 
 
 def is_noticed_everywhere(mutant: Mutant) -> bool:
-    """Whether every scenario notices it."""
-    return any(kill.requirement in EVERYWHERE for kill in mutant.kills)
+    """Whether every scenario notices it; a backend that is wrong may be unable to train at all."""
+    levels = {CATALOGUE.requirement(kill.requirement).level for kill in mutant.kills}
+    return "backend" in levels or any(kill.requirement in EVERYWHERE for kill in mutant.kills)
 
 
 @pytest.mark.nightly

@@ -21,7 +21,7 @@ from msgspec import Struct
 from conformance import plugins
 from conformance.backends.backend import BUILT_IN, Backend, get_backend
 from conformance.errors import BackendError, ConformanceError, SubjectError
-from conformance.subjects.subject import KNOWN, Subject, get_subject, named
+from conformance.subjects.subject import KNOWN, NO_DDP, Subject, get_subject, named
 from conformance.workers.autopsy import death
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.forked import die_with, end_process, lead_own_group, signal_group
@@ -67,7 +67,7 @@ def find_subject(text: str) -> Subject:
 
     """
     subject = named(text)
-    if subject in KNOWN.values():
+    if subject in (*KNOWN.values(), NO_DDP):
         return subject
     found = _ask(text, backend=False)
     if found.subject is None:

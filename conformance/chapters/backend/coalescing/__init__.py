@@ -1,0 +1,1 @@
+"""Chapter coalescing: what a backend owes by itself."""

@@ -1,0 +1,63 @@
+"""Mutants of chapter coalescing: backends that mind only some of what was put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.mutants.spoilt import SUM, WorkAround, gives, spoils, with_reduction
+
+
+@spoils("allreduce_coalesced")
+def reduces_the_first_only(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of a list of tensors the first one is reduced."""
+    return call(tensors[:1], *options)
+
+
+@spoils("all_gather_single_coalesced")
+def gathers_the_first_only(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: of several all_gathers in one call the first one is done."""
+    return call(outputs[:1], inputs[:1], *options)
+
+
+@spoils("reduce_scatter_single_coalesced")
+def swaps_the_last_two(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: of several reduce_scatters in one call all but the first are rounded away."""
+    work = call(outputs, inputs, *options)
+    work.wait()
+    for output in outputs[1:]:
+        output.zero_()
+    return work
+
+
+class _KeepsNoWork(WorkAround):
+    """BUG: the Work of a block waits for nothing."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+keeps_no_work = gives(_KeepsNoWork, "allreduce_coalesced")
+
+
+@spoils("allreduce_coalesced")
+def reduces_with_a_sum(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: coalesced reductions are sums."""
+    return call(tensors, *with_reduction(options, SUM))
+
+
+@spoils("allreduce_coalesced")
+def spoils_the_group_once_empty(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a coalesced call with a single tensor, as after an empty block, is refused."""
+    if len(tensors) == 1:
+        raise RuntimeError("nothing to coalesce")
+    return call(tensors, *options)
+
+
+@spoils("allreduce")
+def stays_in_the_block(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a sum of three elements, as after a block that was refused, is left out."""
+    if tensors[0].shape == torch.Size([3]):
+        return group.inner.barrier()
+    return call(tensors, *options)

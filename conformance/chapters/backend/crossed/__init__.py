@@ -1,0 +1,1 @@
+"""Chapter crossed: what a backend owes by itself, in circumstances that meet."""

@@ -1,0 +1,1 @@
+"""Chapter dtypes: what a backend owes by itself."""

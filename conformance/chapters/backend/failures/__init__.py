@@ -1,0 +1,1 @@
+"""Chapter failures: what a backend owes by itself."""

@@ -1,0 +1,1 @@
+"""Chapter functional: what a backend owes by itself."""

@@ -1,0 +1,53 @@
+"""Mutants of chapter functional: backends that are right when called one by one, and not from graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.mutants.spoilt import WorkAround, finished, gives, spoils
+
+
+class _LetsGraphsGoOn(WorkAround):
+    """BUG: the Work of a sum lets whoever waits go on at once."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+lets_graphs_go_on = gives(_LetsGraphsGoOn, "allreduce")
+
+
+@spoils("all_gather_single")
+def gathers_the_first_row(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
+    """BUG: of tensors with rows only the first row is gathered."""
+    work = finished(call(output, sent, *options))
+    if output.dim() == 2 and output.shape[1] == 3:
+        output[1::2] = 0
+    return work
+
+
+@spoils("reduce_scatter_single")
+def scatters_the_first_row(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
+    """BUG: of tensors with rows only the first row is scattered."""
+    work = finished(call(output, sent, *options))
+    if output.dim() == 2 and output.shape[1] == 3:
+        output[1:] = -1
+    return work
+
+
+@spoils("broadcast")
+def broadcasts_in_place_only(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a broadcast without asyncOp, as graphs ask for it, leaves the last element out."""
+    one, before = tensors[0], tensors[0].clone()
+    work = finished(call(tensors, *options))
+    if one.numel() > 100 and group.rank() != options[0].rootRank:
+        one.view(-1)[-1] = before.view(-1)[-1] if one.dtype != torch.bool else False
+    return work
+
+
+@spoils("allreduce_coalesced")
+def coalesces_all_but_one(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of a list of tensors the last one is not reduced."""
+    return call(tensors[:-1], *options)

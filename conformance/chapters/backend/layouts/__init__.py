@@ -1,0 +1,1 @@
+"""Chapter layouts: what a backend owes by itself."""

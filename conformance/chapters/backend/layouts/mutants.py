@@ -1,0 +1,155 @@
+"""Mutants of chapter layouts: backends that mind how long a tensor is, or how it lies in memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from conformance.mutants.spoilt import finished, spoils
+
+
+@spoils("allreduce")
+def is_wrong_at_one_mebibyte(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of exactly 1 MiB the last element is wrong."""
+    work = finished(call(tensors, *options))
+    if tensors[0].nbytes == 2**20:
+        tensors[0].view(-1)[-1] = 0
+    return work
+
+
+@spoils("allgather")
+def cuts_at_1024(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: what is behind element 1024 is not written."""
+    before = [each.reshape(-1)[1024:].clone() for each in outputs[0]]
+    work = finished(call(outputs, inputs, *options))
+    for each, old in zip(outputs[0], before, strict=True):
+        if each.numel() > 1024:
+            each.view(-1)[1024:] = old
+    return work
+
+
+@spoils("broadcast")
+def is_wrong_at_33(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of 33 elements the last one is zero."""
+    work = finished(call(tensors, *options))
+    if tensors[0].numel() == 33:
+        tensors[0].view(-1)[-1] = 0
+    return work
+
+
+@spoils("allgather", "gather")
+def divides_by_no_elements(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a tensor without elements makes it divide by zero."""
+    1 // inputs[0].numel()
+    return call(outputs, inputs, *options)
+
+
+@spoils("allreduce")
+def asks_for_a_dimension(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a tensor without dimensions is refused."""
+    tensors[0].shape[0]
+    return call(tensors, *options)
+
+
+@spoils("broadcast")
+def knows_four_dimensions(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a tensor of more than four dimensions is left as it was."""
+    before = tensors[0].clone()
+    work = finished(call(tensors, *options))
+    if tensors[0].dim() > 4:
+        tensors[0].copy_(before)
+    return work
+
+
+@spoils("allgather")
+def reads_memory_in_order(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: an input that is not contiguous is read in the order of memory."""
+    one = inputs[0]
+    if one.is_contiguous() or one.dim() != 2 or not all(each.is_contiguous() for each in outputs[0]):
+        return call(outputs, inputs, *options)
+    return call(outputs, [one.t().reshape(one.shape)], *options)
+
+
+@spoils("allgather")
+def writes_memory_in_order(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: outputs that are not contiguous are written in the order of memory."""
+    if all(each.is_contiguous() for each in outputs[0]) or not inputs[0].is_contiguous():
+        return call(outputs, inputs, *options)
+    slots = [torch.empty(each.shape, dtype=each.dtype) for each in outputs[0]]
+    work = finished(call([slots], inputs, *options))
+    for each, slot in zip(outputs[0], slots, strict=True):
+        each.as_strided((each.numel(),), (1,)).copy_(slot.reshape(-1))
+    return work
+
+
+@spoils("allreduce")
+def reduces_a_copy(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: of a tensor that is not contiguous a copy is reduced, and lost."""
+    return call([each.contiguous() if not each.is_sparse else each for each in tensors], *options)
+
+
+@spoils("broadcast")
+def begins_at_the_storage(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a view that does not begin with its storage is sent from a multiple of 16 elements."""
+    one = tensors[0]
+    if not one.storage_offset() % 16 or group.rank() != options[0].rootRank:
+        return call(tensors, *options)
+    start = one.storage_offset() // 16 * 16
+    return call([one.as_strided(one.shape, one.stride(), start).clone()], *options)
+
+
+@spoils("allgather", "all_gather_single")
+def clears_outputs_first(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: outputs are cleared before inputs are read, which are lost where they are one."""
+    for each in outputs[0] if isinstance(outputs, list) else [outputs]:
+        each.zero_()
+    return call(outputs, inputs, *options)
+
+
+@spoils("allgather")
+def spills_over_overlaps(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: where slots overlap, they are all cleared at the end."""
+    work = finished(call(outputs, inputs, *options))
+    slots = outputs[0]
+    if len(slots) > 1 and slots[0].data_ptr() + slots[0].nbytes > slots[1].data_ptr() > slots[0].data_ptr():
+        for each in slots:
+            each.zero_()
+    return work
+
+
+@spoils("all_to_all_single")
+def believes_splits(group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+    """BUG: splits that do not fit are taken as far as they go."""
+    if sum(splits) > sent.shape[0] or sum(received) > output.shape[0]:
+        return group.inner.barrier()
+    return call(output, sent, received, splits, *options)
+
+
+@spoils("all_to_all_single")
+def divides_by_splits(group: Any, call: Any, output: Any, sent: Any, received: Any, splits: Any, *options: Any) -> Any:
+    """BUG: a rank that sends nothing divides by zero."""
+    if splits:
+        1 // sum(splits)
+    return call(output, sent, received, splits, *options)
+
+
+@spoils("broadcast")
+def writes_through_autograd(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the result is written by another thread, which does not know the caller's modes."""
+    work = finished(call(tensors, *options))
+    errors: list[Exception] = []
+
+    def write() -> None:
+        try:
+            tensors[0].mul_(1)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return work

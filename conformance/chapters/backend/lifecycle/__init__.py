@@ -1,0 +1,1 @@
+"""Chapter lifecycle: what a backend owes by itself."""

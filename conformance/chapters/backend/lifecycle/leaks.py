@@ -1,0 +1,118 @@
+"""Programs about what groups and operations leave behind: threads, descriptors, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.kept_waiting import own_seconds
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.rank_context import RankContext
+
+_NUM_GROUPS, _NUM_OPERATIONS = 12, 1500
+#: Threads and descriptors of a destroyed group have so long to go, where the machine lets them.
+_PATIENCE_S = 2.0
+_NAMES = (
+    "descriptors and threads of destroyed groups",
+    "descriptors and threads of operations",
+    "memory of operations",
+)
+
+
+@judged(
+    "leaks", always(*_NAMES), speaks_for={_NAMES[0]: ("LIFE-05",), "*of operations": ("LIFE-06",)}
+)  # fmt: skip
+def leaks(ctx: RankContext) -> Mapping[str, Trial]:
+    """Make and destroy groups, and call many operations; count what is left."""
+
+    def make_groups() -> None:
+        for _ in range(_NUM_GROUPS):
+            group = dist.new_group()
+            dist.all_reduce(torch.ones(1, device=ctx.device), group=group)
+            dist.destroy_process_group(group)
+
+    def operate() -> None:
+        for _ in range(_NUM_OPERATIONS):
+            work: Any = dist.all_reduce(torch.ones(2000, device=ctx.device), group=ctx.process_group, async_op=True)
+            work.wait()
+
+    def left(act: Callable[[], None], most: int) -> str:
+        act()
+        before = _counts()
+        act()
+        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+            gc.collect()
+            more = {name: number - before[name] for name, number in _counts().items()}
+            if max(more.values()) <= most:
+                return ""
+        return f"{more['descriptors']} more descriptors and {more['threads']} more threads than the time before"
+
+    def memory() -> str:
+        operate()
+        before = _resident()
+        operate()
+        grown = _resident() - before
+        most = _NUM_OPERATIONS * 2000  # a quarter of what the tensors had together
+        return "" if grown < most else f"the process has grown by {grown} bytes in {_NUM_OPERATIONS} operations"
+
+    return {
+        _NAMES[0]: lambda: left(make_groups, _NUM_GROUPS // 2), _NAMES[1]: lambda: left(operate, 10), _NAMES[2]: memory,
+    }  # fmt: skip
+
+
+def _counts() -> dict[str, int]:
+    return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_ENDS = ("ranks that destroy a group at different times", "a group destroyed with Works pending", "shutdown twice")
+
+
+@judged(
+    "ends_of_groups", always(*_ENDS),
+    speaks_for={_ENDS[0]: ("LIFE-02",), _ENDS[1]: ("LIFE-04",), _ENDS[2]: ("LIFE-09",)},
+)  # fmt: skip
+def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
+    """Destroy groups at different times, with Works pending, and shut one down twice."""
+
+    def sum_of(group: Any) -> str:
+        tensor = torch.ones(3, device=ctx.device)
+        dist.all_reduce(tensor, group=group)
+        return unlike("the sum is", tensor.tolist(), [float(ctx.world_size)] * 3)
+
+    def apart() -> str:
+        group = dist.new_group()
+        clause = sum_of(group)
+        time.sleep(0.1 * ctx.rank)
+        dist.destroy_process_group(group)
+        return first_wrong(clause, sum_of(ctx.process_group))
+
+    def pending() -> str:
+        group = dist.new_group()
+        works = [dist.all_reduce(torch.ones(1000, device=ctx.device), group=group, async_op=True) for _ in range(5)]
+        for work in works:
+            work.wait()
+        held = works[-1]
+        dist.destroy_process_group(group)
+        return first_wrong(unlike("is_completed() of a Work kept is", held.is_completed(), True),
+                           sum_of(ctx.process_group))  # fmt: skip
+
+    def twice() -> str:
+        group: Any = dist.new_group()
+        clause = sum_of(group)
+        group.shutdown()
+        group.shutdown()
+        dist.destroy_process_group(group)
+        return first_wrong(clause, sum_of(ctx.process_group))
+
+    return dict(zip(_ENDS, (apart, pending, twice), strict=True))

@@ -1,0 +1,74 @@
+"""Mutants of chapter lifecycle: backends that keep what they should let go, or let go what is needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import of_class, spoils
+
+
+class _KeepsDescriptors(Relay):
+    """BUG: a destroyed group keeps a descriptor."""
+
+    _kept: list[int] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kept.append(os.open("/dev/null", os.O_RDONLY))
+
+
+class _KeepsThreads(Relay):
+    """BUG: a destroyed group keeps a thread."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class _IsShutDownOnce(Relay):
+    """BUG: to shut a group down twice is an error."""
+
+    shut = False
+
+    def shutdown(self) -> None:
+        """Raise the second time."""
+        if self.shut:
+            raise RuntimeError("shut down already")
+        self.shut = True
+        super().shutdown()
+
+
+class _EndsTheOthers(Relay):
+    """BUG: a group that is destroyed takes the sums of all others with it."""
+
+    _ended = 0
+
+    def shutdown(self) -> None:
+        """Count."""
+        type(self)._ended += 1
+        super().shutdown()
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """Leave out."""
+        if self._ended:
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+keeps_descriptors = of_class(_KeepsDescriptors)
+keeps_threads = of_class(_KeepsThreads)
+is_shut_down_once = of_class(_IsShutDownOnce)
+ends_the_others = of_class(_EndsTheOthers)
+
+_kept: list[Any] = []
+
+
+@spoils("allreduce")
+def keeps_every_work(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: every Work, with its tensors, is kept."""
+    work = call(tensors, *options)
+    _kept.append((work, tensors))
+    return work

@@ -1,0 +1,1 @@
+"""Chapter messages: what a backend owes by itself."""

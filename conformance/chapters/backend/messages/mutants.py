@@ -1,0 +1,145 @@
+"""Mutants of chapter messages: backends that lose, swap, hold up or mistake messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from conformance.mutants.spoilt import WorkAround, finished, gives, spoils
+
+
+@spoils("recv")
+def cuts_long_messages(group: Any, call: Any, tensors: Any, source: int, tag: int) -> Any:
+    """BUG: of a message of more than 60,000 elements the end does not arrive."""
+
+    class Cut(WorkAround):
+        """Loses the end."""
+
+        def wait(self, *timeout: Any) -> bool:
+            done = super().wait(*timeout)
+            if tensors[0].numel() > 60_000:
+                tensors[0].view(-1)[60_000:] = -1
+            return done
+
+    return Cut(call(tensors, source, tag))
+
+
+@spoils("recv")
+def swaps_two_messages(group: Any, call: Any, tensors: Any, source: int, tag: int) -> Any:
+    """BUG: of two messages from one rank the second takes the place of the first."""
+    pending: dict[int, Any] = group.__dict__.setdefault("pending", {})
+    first = pending.pop(source, None)
+    if first is None or first[0].shape != tensors[0].shape:
+        pending[source] = (tensors[0], call(tensors, source, tag))
+        return pending[source][1]
+
+    class Swaps(WorkAround):
+        """Swaps when both are there."""
+
+        swapped = False
+
+        def wait(self, *timeout: Any) -> bool:
+            done = super().wait(*timeout)
+            if not self.swapped:
+                self.swapped = True
+                kept = first[0].clone()
+                first[0].copy_(tensors[0])
+                tensors[0].copy_(kept)
+            return done
+
+    return Swaps(call(tensors, source, tag))
+
+
+@spoils("send", "recv")
+def ignores_tags(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: tags are ignored."""
+    return call(tensors, peer, 0)
+
+
+class _NamesRankZero(WorkAround):
+    """BUG: a message from anybody is said to be from rank 0."""
+
+    def _source_rank(self) -> int:
+        return 0
+
+
+names_rank_zero = gives(_NamesRankZero, "recv_anysource")
+
+
+@spoils("send")
+def dies_of_itself(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: a message to oneself ends the process."""
+    if peer == group.rank():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return call(tensors, peer, tag)
+
+
+@spoils("send")
+def sends_when_asked(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: isend waits for its peer."""
+    return finished(call(tensors, peer, tag))
+
+
+@spoils("recv")
+def receives_at_once(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: irecv waits for its message, so that ranks that receive first wait for each other."""
+    return finished(call(tensors, peer, tag))
+
+
+@spoils("recv")
+def overwrites_the_third(group: Any, call: Any, tensors: Any, source: int, tag: int) -> Any:
+    """BUG: every third message from a rank comes out as zeros."""
+    counts: dict[int, int] = group.__dict__.setdefault("counts", {})
+    counts[source] = counts.get(source, 0) + 1
+    number = counts[source]
+
+    class Third(WorkAround):
+        """Writes zeros."""
+
+        def wait(self, *timeout: Any) -> bool:
+            done = super().wait(*timeout)
+            if number % 3 == 0:
+                tensors[0].zero_()
+            return done
+
+    return Third(call(tensors, source, tag))
+
+
+@spoils("recv")
+def waits_for_the_oldest(group: Any, call: Any, tensors: Any, source: int, tag: int) -> Any:
+    """BUG: whichever receive is waited for, the oldest is taken for done, and what was waited for is not written."""
+    pending: list[Any] = group.__dict__.setdefault("queue", [])
+    room = tensors[0].clone()
+    work = call([room], source, tag)
+    pending.append((work, room))
+
+    class Oldest(WorkAround):
+        """Takes what came first."""
+
+        def wait(self, *timeout: Any) -> bool:
+            oldest, held = pending.pop(0) if pending else (work, room)
+            oldest.wait()
+            tensors[0].copy_(held)
+            return True
+
+    return Oldest(work)
+
+
+@spoils("send")
+def has_room_for_32(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: more than 32 messages to a rank, with none received between, are refused."""
+    group.num_sent = getattr(group, "num_sent", 0) + 1
+    if group.num_sent > 32 and tensors[0].numel() > 60_000:
+        raise RuntimeError("too many messages in flight")
+    return call(tensors, peer, tag)
+
+
+class _ReceivedTooEarly(WorkAround):
+    """BUG: a receive is done before its data is there."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+received_too_early = gives(_ReceivedTooEarly, "recv")

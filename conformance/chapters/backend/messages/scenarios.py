@@ -1,0 +1,40 @@
+"""Scenarios of chapter messages: send and recv, isend and irecv, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.chapters.backend.in_backend import InChapter
+from conformance.programs.operations.cell import DATA, Cell
+from conformance.scenario import Scenario
+
+_chapter = InChapter("messages")
+
+#: Requirement, slug, program, what else it tests, and what it needs besides messages.
+_PROGRAMS = (
+    ("P2P-01", "all-pairs", "all_pairs", (), ()),
+    ("P2P-02", "order", "order_of_messages", ("P2P-10",), ()),
+    ("P2P-03", "tags", "tagged_messages", (), ("tags",)),
+    ("P2P-04", "unknown-senders", "unknown_senders", (), ("any_source",)),
+    ("P2P-05", "to-oneself", "messages_to_oneself", (), ("timeouts",)),
+    ("P2P-06", "who-waits", "who_waits_for_whom", ("P2P-07",), ()),
+    ("P2P-08", "batches", "batches", ("P2P-09",), ()),
+    ("P2P-11", "many", "many_messages", ("P2P-12",), ()),
+)
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    for world_size in (2, 3, 4):
+        for requirement, slug, program, also, needs in _PROGRAMS:
+            yield _chapter.scenario(requirement, slug, program, world_size, also=also, needs=("send_recv", *needs))
+        yield _chapter.scenario(
+            "P2P-13", "wrong-batches", "refused_calls", world_size, needs=("send_recv",),
+            arguments={"case": "wrong-batches"},
+        )  # fmt: skip
+    cells = [
+        Cell("send_recv", dtype, numel=numel, path=path, data=data, reads=layout, writes=layout)
+        for dtype in ("float32", "float64", "int64", "uint8") for numel in (1, 33, 5000)
+        for path in ("public", "group", "backend") for data in DATA for layout in ("contiguous", "offset-1")
+    ]  # fmt: skip
+    yield from _chapter.cells("P2P-01", cells, 2, 3, by="dtype")

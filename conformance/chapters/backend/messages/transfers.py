@@ -1,0 +1,314 @@
+"""Programs about messages from rank to rank: their order, tags, senders, and batches of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.hearsay import Board
+from conformance.programs.rank_context import RankContext
+
+_SIZES = (1, 7, 1009, 65_537)
+_NUM_MESSAGES = 8
+_PATIENCE = timedelta(seconds=3)
+
+
+def _message(ctx: RankContext, source: int, target: int, number: int = 0, numel: int = 5) -> Tensor:
+    """Return what `source` sends to `target` as its message `number`."""
+    return (torch.arange(numel) % 50 + 1000 * source + 100 * target + 10_000 * number).float().to(ctx.device)
+
+
+def _room(ctx: RankContext, numel: int = 5) -> Tensor:
+    return torch.full((numel,), -1.0, device=ctx.device)
+
+
+def _wrong(ctx: RankContext, got: Tensor, source: int, number: int = 0) -> str:
+    """Return what is wrong with a message that this rank got from `source`, and which one it is instead."""
+    if torch.equal(got, _message(ctx, source, ctx.rank, number, got.numel())):
+        return ""
+    for other in range(ctx.world_size):
+        for target in range(ctx.world_size):
+            for which in range(_NUM_MESSAGES):
+                if torch.equal(got, _message(ctx, other, target, which, got.numel())):
+                    came = f"message {which} of rank {other} for rank {target}"
+                    return f"expected message {number} of rank {source} for rank {ctx.rank}, got {came}"
+    if bool((got == -1).all()):
+        return f"message {number} of rank {source} was not written"
+    wanted = _message(ctx, source, ctx.rank, number, got.numel())
+    number_wrong = int((got != wanted).sum())
+    return f"of message {number} of rank {source} {number_wrong} of {got.numel()} elements are wrong"
+
+
+def _peers(ctx: RankContext) -> list[int]:
+    return [rank for rank in range(ctx.world_size) if rank != ctx.rank]
+
+
+def _isend(ctx: RankContext, tensor: Tensor, target: int, tag: int = 0) -> Any:
+    return dist.isend(tensor, group=ctx.process_group, group_dst=target, tag=tag)
+
+
+def _irecv(ctx: RankContext, tensor: Tensor, source: int | None, tag: int = 0) -> Any:
+    return dist.irecv(tensor, group=ctx.process_group, group_src=source, tag=tag)
+
+
+_PAIRS = tuple(f"all pairs at once, {numel} element{'s' * (numel > 1)}" for numel in _SIZES)
+
+
+@judged("all_pairs", always(*_PAIRS))
+def all_pairs(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send from every rank to every other at once, in several sizes."""
+
+    def exchange(numel: int) -> str:
+        sent = [_message(ctx, ctx.rank, peer, 0, numel) for peer in _peers(ctx)]
+        rooms = [_room(ctx, numel) for _ in _peers(ctx)]
+        works = [_isend(ctx, tensor, peer) for tensor, peer in zip(sent, _peers(ctx), strict=True)]
+        works += [_irecv(ctx, room, peer) for room, peer in zip(rooms, _peers(ctx), strict=True)]
+        for work in works:
+            work.wait()
+        return first_wrong(*(_wrong(ctx, room, peer) for room, peer in zip(rooms, _peers(ctx), strict=True)))
+
+    return {name: partial(exchange, numel) for name, numel in zip(_PAIRS, _SIZES, strict=True)}
+
+
+_ORDER = ("messages to one rank arrive in order", "a wait for the last message first", "sync send and recv in a chain")
+
+
+@judged("order_of_messages", always(*_ORDER), speaks_for={_ORDER[1]: ("P2P-10",)})
+def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send several messages to the next rank; wait for them in either order; pass one round by send and recv."""
+    following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
+
+    def several(*, backwards: bool) -> str:
+        sent = [_message(ctx, ctx.rank, following, number) for number in range(_NUM_MESSAGES)]
+        rooms = [_room(ctx) for _ in sent]
+        works = [_isend(ctx, tensor, following) for tensor in sent] + [_irecv(ctx, room, previous) for room in rooms]
+        for work in reversed(works) if backwards else works:
+            work.wait()
+        return first_wrong(*(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms)))
+
+    def chain() -> str:
+        room = _room(ctx)
+        if ctx.rank > 0:
+            dist.recv(room, group=ctx.process_group, group_src=previous)
+        if ctx.rank < ctx.world_size - 1:
+            dist.send(_message(ctx, ctx.rank, following), group=ctx.process_group, group_dst=following)
+        return _wrong(ctx, room, previous) if ctx.rank > 0 else ""
+
+    return {
+        _ORDER[0]: lambda: several(backwards=False), _ORDER[1]: lambda: several(backwards=True), _ORDER[2]: chain,
+    }  # fmt: skip
+
+
+_TAGS = ("tags received in reverse order",)
+
+
+@judged("tagged_messages", always(*_TAGS))
+def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send messages with tags to the next rank, which has asked for them in the reverse order of tags."""
+    following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
+
+    def reverse() -> str:
+        rooms = [_room(ctx) for _ in range(4)]
+        receipts = [_irecv(ctx, rooms[number], previous, tag=number + 3) for number in reversed(range(4))]
+        sends = [_isend(ctx, _message(ctx, ctx.rank, following, number), following, number + 3) for number in range(4)]
+        for work in sends + receipts:
+            work.wait()
+        return first_wrong(*(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms)))
+
+    return {_TAGS[0]: reverse}
+
+
+_SENDERS = ("recv from anybody names the sender", "recv from anybody in a group names the sender's global rank")
+
+
+@judged("unknown_senders", always(*_SENDERS))
+def unknown_senders(ctx: RankContext) -> Mapping[str, Trial]:
+    """Receive on the last rank from whoever sends; in a subgroup, too."""
+    last = ctx.world_size - 1
+
+    def anybody(group: Any, members: list[int]) -> str:
+        if ctx.rank not in members:
+            return ""
+        if ctx.rank != last:
+            dist.send(_message(ctx, ctx.rank, last), dst=last, group=group)
+            return ""
+        found: list[int] = []
+        for _ in members[:-1]:
+            room = _room(ctx)
+            sender = dist.recv(room, group=group)
+            if wrong := _wrong(ctx, room, sender):
+                return f"recv() says {sender}, and {wrong}"
+            found.append(sender)
+        return unlike("senders were", sorted(found), members[:-1])
+
+    def in_group() -> str:
+        members = list(range(1, ctx.world_size)) if ctx.world_size > 2 else [0, 1]
+        return anybody(dist.new_group(members), members)
+
+    return {_SENDERS[0]: lambda: anybody(ctx.process_group, list(range(ctx.world_size))), _SENDERS[1]: in_group}
+
+
+_SELF = ("isend and irecv to oneself", "send to oneself")
+
+
+@judged("messages_to_oneself", always(*_SELF))
+def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send to oneself: isend and irecv work or raise, send raises; nothing hangs or dies."""
+
+    def asynchronous() -> str:
+        room = _room(ctx)
+        try:
+            works = [_isend(ctx, _message(ctx, ctx.rank, ctx.rank), ctx.rank), _irecv(ctx, room, ctx.rank)]
+            for work in works:
+                work.wait()
+        except Exception:
+            return ""
+        return _wrong(ctx, room, ctx.rank)
+
+    def synchronous() -> str:
+        try:
+            dist.send(_message(ctx, ctx.rank, ctx.rank), group=ctx.process_group, group_dst=ctx.rank)
+        except Exception:
+            return ""
+        return "raised nothing"
+
+    return {_SELF[0]: asynchronous, _SELF[1]: synchronous}
+
+
+_WAITING = ("isend comes back before irecv is called", "both sides send first", "both sides receive first")
+
+
+@judged("who_waits_for_whom", always(*_WAITING), speaks_for={_WAITING[0]: ("P2P-06",), "both*": ("P2P-07",)})
+def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send to a rank that has not asked yet; exchange with a neighbour in either order."""
+    size = ctx.world_size
+    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
+
+    def early() -> str:
+        board, wrong = Board("isend"), ""
+        work = _isend(ctx, _message(ctx, ctx.rank, following), following)
+        board.put(f"sent/{ctx.rank}")
+        if board.lacking([f"sent/{rank}" for rank in range(size)], _PATIENCE):
+            wrong = "some rank's isend did not come back before its peer's irecv"
+        room = _room(ctx)
+        _irecv(ctx, room, previous).wait()
+        work.wait()
+        return wrong or _wrong(ctx, room, previous)
+
+    def exchange(*, receives_first: bool) -> str:
+        room = _room(ctx)
+        calls = [
+            lambda: _isend(ctx, _message(ctx, ctx.rank, following), following), lambda: _irecv(ctx, room, previous)
+        ]  # fmt: skip
+        works = [call() for call in (reversed(calls) if receives_first else calls)]
+        for work in works:
+            work.wait()
+        return _wrong(ctx, room, previous)
+
+    return {
+        _WAITING[0]: early,
+        _WAITING[1]: lambda: exchange(receives_first=False),
+        _WAITING[2]: lambda: exchange(receives_first=True),
+    }
+
+
+_BATCHES = (
+    "batch of sends, then receives", "batch of receives, then sends", "batches of sends only and of receives only",
+    "batches of a single operation", "batch among some ranks only",
+)  # fmt: skip
+
+
+@judged("batches", always(*_BATCHES), speaks_for={_BATCHES[4]: ("P2P-09",)})
+def batches(ctx: RankContext) -> Mapping[str, Trial]:
+    """Exchange messages by `batch_isend_irecv`: in either order, one-sided, single, and among some ranks."""
+    group, size = ctx.process_group, ctx.world_size
+    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
+
+    def send(target: int) -> Any:
+        return dist.P2POp(dist.isend, _message(ctx, ctx.rank, target), group=group, group_peer=target)
+
+    def receive(room: Tensor, source: int) -> Any:
+        return dist.P2POp(dist.irecv, room, group=group, group_peer=source)
+
+    def run(operations: list[Any]) -> None:
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+
+    def ring(*, receives_first: bool) -> str:
+        room = _room(ctx)
+        operations = [send(following), receive(room, previous)]
+        run(operations[::-1] if receives_first else operations)
+        return _wrong(ctx, room, previous)
+
+    def one_sided() -> str:
+        rooms = [_room(ctx) for _ in range(3)]
+        if ctx.rank == 0:
+            run([send(1) for _ in range(3)])
+        elif ctx.rank == 1:
+            run([receive(room, 0) for room in rooms])
+            return first_wrong(*(_wrong(ctx, room, 0) for room in rooms))
+        return ""
+
+    def single() -> str:
+        room = _room(ctx)
+        if ctx.rank == 0:
+            run([send(1)])
+        elif ctx.rank == 1:
+            run([receive(room, 0)])
+            return _wrong(ctx, room, 0)
+        return ""
+
+    def some() -> str:
+        dist.barrier(group=group)
+        if ctx.rank > 1:
+            return ""
+        room, peer = _room(ctx), 1 - ctx.rank
+        run([send(peer), receive(room, peer)])
+        return _wrong(ctx, room, peer)
+
+    return dict(
+        zip(
+            _BATCHES,
+            (lambda: ring(receives_first=False), lambda: ring(receives_first=True), one_sided, single, some),
+            strict=True,
+        )
+    )
+
+
+_MANY = ("64 messages of 256 KiB to each neighbour", "a message that is done has arrived")
+
+
+@judged("many_messages", always(*_MANY), speaks_for={_MANY[1]: ("P2P-12",)})
+def many_messages(ctx: RankContext) -> Mapping[str, Trial]:
+    """Send 64 long messages at once; poll a message until it is done, and look at it."""
+    size = ctx.world_size
+    following, previous = (ctx.rank + 1) % size, (ctx.rank - 1) % size
+
+    def long() -> str:
+        sent = [_message(ctx, ctx.rank, following, number % _NUM_MESSAGES, 65_536) for number in range(64)]
+        rooms = [_room(ctx, 65_536) for _ in sent]
+        works = [_irecv(ctx, room, previous) for room in rooms] + [_isend(ctx, tensor, following) for tensor in sent]
+        for work in works:
+            work.wait()
+        return first_wrong(*(_wrong(ctx, room, previous, number % _NUM_MESSAGES) for number, room in enumerate(rooms)))
+
+    def done() -> str:
+        room = _room(ctx, 20_000)
+        receipt = _irecv(ctx, room, previous)
+        if ctx.rank == size - 1:
+            time.sleep(0.05)
+        sending = _isend(ctx, _message(ctx, ctx.rank, following, 0, 20_000), following)
+        receipt.wait()
+        wrong = _wrong(ctx, room, previous)
+        sending.wait()
+        return wrong
+
+    return {_MANY[0]: long, _MANY[1]: done}

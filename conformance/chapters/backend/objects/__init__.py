@@ -1,0 +1,1 @@
+"""Chapter objects: what a backend owes by itself."""

@@ -1,0 +1,119 @@
+"""Programs about objects: collectives of pickled ones, which need nothing but what every backend has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.rank_context import RankContext
+
+#: Nothing, a little, and up to a MiB; of other lengths on other ranks.
+_LENGTHS = (0, 1, 1000, 2**20)
+
+
+def _object(rank: int, length: int) -> Any:
+    return {"of": rank, "text": "x" * (length + 7 * rank if length else 0), "list": [rank] * min(length, 50)}
+
+
+def _wrong(what: str, got: Any, expected: Any) -> str:
+    if got == expected:
+        return ""
+    whose = got.get("of", "nobody") if isinstance(got, dict) else got
+    return f"{what} is another object: of rank {whose}, expected that of rank {expected['of']}"
+
+
+_EVERYBODY = (
+    "all_gather_object", "all_gather_object in a group without rank 0",
+    "broadcast_object_list from every rank", "broadcast_object_list in a group without rank 0",
+)  # fmt: skip
+
+
+@judged(
+    "objects_of_all", always(*_EVERYBODY),
+    speaks_for={_EVERYBODY[0]: ("OBJ-01",), _EVERYBODY[2]: ("OBJ-02",), "*in a group*": ("OBJ-06",)},
+)  # fmt: skip
+def objects_of_all(ctx: RankContext) -> Mapping[str, Trial]:
+    """Gather and broadcast objects of many lengths, on all ranks and as a group's first call."""
+    everybody = list(range(ctx.world_size))
+
+    def gathered(group: Any, members: list[int]) -> str:
+        clauses = []
+        for length in _LENGTHS if ctx.rank in members else ():
+            found: list[Any] = [None] * len(members)
+            dist.all_gather_object(found, _object(ctx.rank, length), group=group)
+            clauses += [
+                _wrong(f"slot {place}", found[place], _object(rank, length)) for place, rank in enumerate(members)
+            ]
+        return first_wrong(*clauses)
+
+    def sent(group: Any, members: list[int]) -> str:
+        clauses = []
+        for root in members if ctx.rank in members else ():
+            found = [_object(ctx.rank, 30), _object(ctx.rank, 3000)]
+            dist.broadcast_object_list(found, src=root, group=group)
+            clauses += [
+                _wrong(f"object {place}", one, _object(root, (30, 3000)[place])) for place, one in enumerate(found)
+            ]
+        return first_wrong(*clauses)
+
+    def in_group(call: Any) -> str:
+        return str(call(dist.new_group(everybody[1:]), everybody[1:]))
+
+    return {
+        _EVERYBODY[0]: lambda: gathered(ctx.process_group, everybody),
+        _EVERYBODY[1]: lambda: in_group(gathered),
+        _EVERYBODY[2]: lambda: sent(ctx.process_group, everybody),
+        _EVERYBODY[3]: lambda: in_group(sent),
+    }
+
+
+_ROOTED = ("gather_object to every rank", "scatter_object_list from every rank")
+
+
+@judged("objects_of_roots", always(*_ROOTED))
+def objects_of_roots(ctx: RankContext) -> Mapping[str, Trial]:
+    """Gather objects to each rank and scatter them from each; only the root has a list."""
+    size = ctx.world_size
+
+    def gathered() -> str:
+        clauses = []
+        for root in range(size):
+            found: list[Any] | None = [None] * size if ctx.rank == root else None
+            dist.gather_object(_object(ctx.rank, 100), found, dst=root, group=ctx.process_group)
+            clauses += [_wrong(f"slot {rank}", one, _object(rank, 100)) for rank, one in enumerate(found or ())]
+        return first_wrong(*clauses)
+
+    def scattered() -> str:
+        clauses = []
+        for root in range(size):
+            found: list[Any] = [None]
+            given = [_object(10 * root + rank, 100) for rank in range(size)] if ctx.rank == root else None
+            dist.scatter_object_list(found, given, src=root, group=ctx.process_group)
+            clauses.append(_wrong(f"the object from rank {root}", found[0], _object(10 * root + ctx.rank, 100)))
+        return first_wrong(*clauses)
+
+    return {_ROOTED[0]: gathered, _ROOTED[1]: scattered}
+
+
+_SENT = ("send_object_list to the next rank",)
+
+
+@judged("objects_sent", always(*_SENT))
+def objects_sent(ctx: RankContext) -> Mapping[str, Trial]:
+    """Pass objects along a chain of ranks."""
+
+    def chain() -> str:
+        found: list[Any] = [None, None]
+        clauses = []
+        if ctx.rank > 0:
+            source = dist.recv_object_list(found, src=ctx.rank - 1, group=ctx.process_group)
+            clauses = [unlike("the sender is", source, ctx.rank - 1)]
+            clauses += [_wrong(f"object {place}", one, _object(ctx.rank - 1, 50)) for place, one in enumerate(found)]
+        if ctx.rank < ctx.world_size - 1:
+            dist.send_object_list([_object(ctx.rank, 50)] * 2, dst=ctx.rank + 1, group=ctx.process_group)
+        return first_wrong(*clauses)
+
+    return {_SENT[0]: chain}

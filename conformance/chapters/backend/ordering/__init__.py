@@ -1,0 +1,1 @@
+"""Chapter ordering: what a backend owes by itself."""

@@ -1,0 +1,220 @@
+"""Programs about many operations at once: in flight, in several groups, in several threads, and barriers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.hearsay import Board
+from conformance.programs.rank_context import RankContext
+
+_NUMEL = 16
+
+
+def _total(ctx: RankContext, number: int, members: list[int] | None = None) -> float:
+    return float(sum(100 * number + rank + 1 for rank in members or range(ctx.world_size)))
+
+
+def _mine(ctx: RankContext, number: int) -> torch.Tensor:
+    return torch.full((_NUMEL,), float(100 * number + ctx.rank + 1), device=ctx.device)
+
+
+def _check(ctx: RankContext, tensor: torch.Tensor, number: int, members: list[int] | None = None) -> str:
+    """Return what is wrong with the sum of call `number`, and of which other call it is the sum."""
+    expected = _total(ctx, number, members)
+    got = tensor.tolist()
+    if got == [expected] * _NUMEL:
+        return ""
+    other = next((n for n in range(200) if got == [_total(ctx, n, members)] * _NUMEL), None)
+    return f"call {number}: expected {expected:g}, got {got[0]:g}" + (
+        f", which is the sum of call {other}" if other is not None else ""
+    )
+
+
+def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float]) -> str:
+    """Return what is wrong if each tensor does not hold its value everywhere."""
+    wrong = [tensor for tensor, value in zip(tensors, values, strict=True) if bool((tensor != value).any())]
+    return unlike(what, [float(tensor[-1]) for tensor in tensors], values) if wrong else ""
+
+
+_MANY = ("100 sums in flight", "several kinds in flight", "sums with random delays", "messages between sums")
+
+
+@judged(
+    "many_in_flight", always(*_MANY),
+    speaks_for={_MANY[0]: ("ORD-01",), _MANY[1]: ("ORD-02",), _MANY[2]: ("ORD-07",), _MANY[3]: ("ORD-09",)},
+)  # fmt: skip
+def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
+    """Have many operations in flight, of one kind and of several, with delays and with messages between them."""
+    group, size = ctx.process_group, ctx.world_size
+
+    def sums() -> str:
+        tensors = [_mine(ctx, number) for number in range(100)]
+        works: list[Any] = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        for work in works:
+            work.wait()
+        return first_wrong(*(_check(ctx, tensor, number) for number, tensor in enumerate(tensors)))
+
+    def kinds() -> str:
+        begun: list[tuple[Any, Callable[[], str]]] = []
+        for number in range(30):
+            tensor = _mine(ctx, number)
+            if number % 3 == 0:
+                work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+                begun.append((work, partial(_check, ctx, tensor, number)))
+            elif number % 3 == 1:
+                root = number % size
+                work = dist.broadcast(tensor, group_src=root, group=group, async_op=True)
+                begun.append((work, partial(_unlike_tensors, "broadcast gave", [tensor], [100.0 * number + root + 1])))
+            else:
+                slots = [torch.zeros_like(tensor) for _ in range(size)]
+                work = dist.all_gather(slots, tensor, group=group, async_op=True)
+                firsts = [100.0 * number + rank + 1 for rank in range(size)]
+                begun.append((work, partial(_unlike_tensors, "all_gather gave", slots, firsts)))
+        for work, _ in begun:
+            work.wait()
+        return first_wrong(*(check() for _, check in begun))
+
+    def delayed() -> str:
+        rng, clauses = random.Random(ctx.rank), []
+        for number in range(15):
+            time.sleep(rng.random() * 0.004)
+            tensor = _mine(ctx, number)
+            dist.all_reduce(tensor, group=group)
+            clauses.append(_check(ctx, tensor, number))
+        return first_wrong(*clauses)
+
+    def between() -> str:
+        following, previous, clauses = (ctx.rank + 1) % size, (ctx.rank - 1) % size, []
+        for number in range(10):
+            tensor, room = _mine(ctx, number), torch.zeros(_NUMEL, device=ctx.device)
+            work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+            if ctx.rank < 2:  # these two alone exchange messages
+                peer = 1 - ctx.rank
+                pair: list[Any] = [
+                    dist.isend(_mine(ctx, number), group=group, group_dst=peer),
+                    dist.irecv(room, group=group, group_src=peer),
+                ]
+                for one in pair:
+                    one.wait()
+                clauses.append(unlike("the message is", float(room[0]), 100.0 * number + peer + 1))
+            work.wait()
+            clauses.append(_check(ctx, tensor, number))
+        assert following != previous or size == 2  # noqa: S101 - our own mistake
+        return first_wrong(*clauses)
+
+    return dict(zip(_MANY, (sums, kinds, delayed, between), strict=True))
+
+
+_GROUPS = ("two groups in another order on each rank", "groups in a ring", "two threads with a group each")
+
+
+@judged(
+    "several_groups", always(*_GROUPS),
+    speaks_for={_GROUPS[0]: ("ORD-03",), _GROUPS[1]: ("ORD-04",), _GROUPS[2]: ("ORD-05",)},
+)  # fmt: skip
+def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
+    """Sum in several groups at once, in the order of each rank's own."""
+    size = ctx.world_size
+
+    def own_order() -> str:
+        groups = [dist.new_group() for _ in range(2)]
+        begun = []
+        for turn in range(5):
+            for which in (0, 1) if (ctx.rank + turn) % 2 else (1, 0):
+                tensor = _mine(ctx, 2 * turn + which)
+                begun.append((dist.all_reduce(tensor, group=groups[which], async_op=True), tensor, 2 * turn + which))
+        clauses = []
+        for work, tensor, number in begun:
+            work.wait()
+            clauses.append(_check(ctx, tensor, number))
+        return first_wrong(*clauses)
+
+    def ring() -> str:
+        pairs = [sorted({rank, (rank + 1) % size}) for rank in range(size)]
+        groups = [dist.new_group(pair) for pair in pairs]
+        clauses = []
+        for turn in range(3):
+            begun = [
+                (dist.all_reduce(tensor, group=groups[number], async_op=True), tensor, number)
+                for number in range(size)
+                if ctx.rank in pairs[number]
+                for tensor in [_mine(ctx, number + turn)]
+            ]
+            for work, tensor, number in begun:
+                work.wait()
+                clauses.append(_check(ctx, tensor, number + turn, pairs[number]))
+        return first_wrong(*clauses)
+
+    def threads() -> str:
+        groups, clauses = [dist.new_group() for _ in range(2)], [""]
+
+        def work(which: int) -> None:
+            try:
+                for number in range(20):
+                    tensor = _mine(ctx, number + which)
+                    dist.all_reduce(tensor, group=groups[which])
+                    clauses.append(_check(ctx, tensor, number + which))
+            except Exception as error:
+                clauses.append(f"a thread raised {type(error).__name__}: {error}")
+
+        running = [threading.Thread(target=work, args=(which,)) for which in range(2)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return first_wrong(*clauses)
+
+    return dict(zip(_GROUPS, (own_order, ring, threads), strict=True))
+
+
+_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "2000 tiny sums")
+_PATIENCE = timedelta(seconds=0.3)
+
+
+@judged("barriers", always(*_BARRIERS), speaks_for={_BARRIERS[3]: ("ORD-11",)})
+def barriers(ctx: RankContext) -> Mapping[str, Trial]:
+    """Enter barriers, the last rank late; look whether nobody leaves before."""
+    group, last = ctx.process_group, ctx.world_size - 1
+
+    def held(enter: Callable[[], Any]) -> str:
+        board = Board("barrier")
+        if ctx.rank == last:
+            left = board.lacking([f"left/{rank}" for rank in range(last)], _PATIENCE)
+            board.put("came")
+            enter()
+            early = [rank for rank in range(last) if f"left/{rank}" not in left]
+            return f"rank {early[0]} left the barrier before rank {last} had come" if early else ""
+        enter()
+        wrong = "" if board.has("came") else f"left the barrier before rank {last} had come"
+        board.put(f"left/{ctx.rank}")
+        return wrong
+
+    def asynchronous() -> None:
+        work: Any = dist.barrier(group=group, async_op=True)
+        work.wait()
+
+    def tiny() -> str:
+        tensor = torch.zeros(1, device=ctx.device)
+        for number in range(2000):
+            tensor.fill_(1.0)
+            dist.all_reduce(tensor, group=group)
+            if float(tensor) != ctx.world_size:
+                return f"sum {number} is {float(tensor):g}, expected {ctx.world_size}"
+        return ""
+
+    return {
+        _BARRIERS[0]: lambda: held(lambda: dist.barrier(group=group)),
+        _BARRIERS[1]: lambda: held(asynchronous),
+        _BARRIERS[2]: lambda: held(lambda: group.barrier().wait()),
+        _BARRIERS[3]: tiny,
+    }

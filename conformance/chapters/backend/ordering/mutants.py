@@ -1,0 +1,132 @@
+"""Mutants of chapter ordering: backends that mix up what is under way at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils
+
+
+@spoils("allreduce")
+def has_64_slots(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the 65th sum in flight gets the result of the first."""
+    flights: list[Any] = group.__dict__.setdefault("flights", [])
+    flights[:] = [one for one in flights if not one[0].is_completed()] if len(flights) > 200 else flights
+    work = call(tensors, *options)
+    flights.append((work, tensors[0]))
+    group.num_since = getattr(group, "num_since", 0) + 1
+    number = group.num_since
+
+    class Slot(WorkAround):
+        """Takes a slot that is taken."""
+
+        def wait(self, *timeout: Any) -> bool:
+            done = super().wait(*timeout)
+            if number % 100 == 65 and len(flights) > 64 and flights[0][1].shape == tensors[0].shape:
+                tensors[0].copy_(flights[0][1])
+            return done
+
+    return Slot(work)
+
+
+@spoils("broadcast")
+def forgets_whose_turn_it_is(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: with more than five broadcasts in a row a rank sends from the root of the last."""
+    group.count = getattr(group, "count", 0) + 1
+    if group.count > 5:
+        options[0].rootRank = 0
+    return call(tensors, *options)
+
+
+@spoils("allreduce")
+def loses_what_comes_late(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: now and then, as ranks come, a rank's part is left out."""
+    if random.Random(getattr(group, "number", 0)).random() < 0.1 and group.rank() == 0:
+        tensors[0].zero_()
+    group.number = getattr(group, "number", 0) + 1
+    return call(tensors, *options)
+
+
+@spoils("recv")
+def lets_messages_shift_sums(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
+    """BUG: a message takes the number of a collective, so that the next sum does not match."""
+    group.shifted = True
+    return call(tensors, *rest)
+
+
+def _shifted(self: Any, tensors: Any, *options: Any) -> Any:
+    if self.__dict__.pop("shifted", False):
+        tensors[0].zero_()
+    return self.inner.allreduce(tensors, *options)
+
+
+lets_messages_shift_sums.create.allreduce = _shifted  # type: ignore[attr-defined]
+
+
+class _SharesItsNumbers(Relay):
+    """BUG: groups of the same ranks share the numbers of their sums, so that those of the second are left out."""
+
+    _numbers: dict[int, int] = {}
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """Leave out what another group began."""
+        self._numbers[self.size()] = self._numbers.get(self.size(), 0) + 1
+        if not hasattr(self, "expected"):
+            self.expected = self._numbers[self.size()]
+        if self._numbers[self.size()] != self.expected and self.rank() == 0:
+            tensors[0].zero_()
+        self.expected = self._numbers[self.size()] + 1
+        return self.inner.allreduce(tensors, *options)
+
+
+shares_its_numbers = of_class(_SharesItsNumbers)
+
+
+class _BeliefsOfTheWorld(Relay):
+    """BUG: in a group of two the second rank's part is left out if the group has others beside it."""
+
+    _sizes: list[int] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sizes.append(self.size())
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """Leave it out."""
+        if self._sizes.count(2) > 1 and self.size() == 2 and self.rank() == 1:
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+mixes_up_overlapping_groups = of_class(_BeliefsOfTheWorld)
+
+
+@spoils("allreduce")
+def is_for_the_main_thread(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: another thread than the main one gets an error."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("called by another thread")
+    return call(tensors, *options)
+
+
+class _HoldsNobody(WorkAround):
+    """BUG: the wait of a barrier does nothing."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+
+holds_nobody = gives(_HoldsNobody, "barrier")
+
+
+@spoils("allreduce")
+def counts_in_ten_bits(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the counter of operations has ten bits, and the operation at which it begins anew is lost."""
+    group.number = getattr(group, "number", 0) + 1
+    if group.number % 1024 == 0:
+        tensors[0].zero_()
+        return finished(group.inner.barrier())
+    return call(tensors, *options)

@@ -1,0 +1,1 @@
+"""Chapter reductions: what a backend owes by itself."""

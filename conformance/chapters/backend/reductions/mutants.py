@@ -1,0 +1,137 @@
+"""Mutants of chapter reductions: backends that reduce in another way than they were asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.backends.backend import Backend
+from conformance.mutants.spoilt import BOR, MAX, SUM, finished, reduction, spoils, with_reduction
+
+_REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_single", "allreduce_coalesced")
+
+
+def _does_instead(asked: str, done: Any, name: str, bug: str) -> Backend:
+    """Return a backend that does the reduction `done` where `asked` is asked for."""
+
+    def spoil(group: Any, call: Any, *args: Any) -> Any:
+        *tensors, options = args
+        return call(*tensors, *with_reduction((options,), done) if reduction((options,)) == asked else (options,))
+
+    spoil.__name__, spoil.__doc__ = name, bug
+    return spoils(*_REDUCING)(spoil)
+
+
+takes_band_for_sum = _does_instead("BAND", SUM, "takes_band_for_sum", "BUG: BAND is done as SUM.")
+takes_bor_for_sum = _does_instead("BOR", SUM, "takes_bor_for_sum", "BUG: BOR is done as SUM.")
+takes_bxor_for_sum = _does_instead("BXOR", SUM, "takes_bxor_for_sum", "BUG: BXOR is done as SUM.")
+takes_bxor_for_bor = _does_instead("BXOR", BOR, "takes_bxor_for_bor", "BUG: BXOR is done as BOR.")
+takes_product_for_max = _does_instead("PRODUCT", MAX, "takes_product_for_max", "BUG: PRODUCT is done as MAX.")
+takes_product_for_sum = _does_instead("PRODUCT", SUM, "takes_product_for_sum", "BUG: PRODUCT is done as SUM.")
+takes_min_for_max = _does_instead("MIN", MAX, "takes_min_for_max", "BUG: MIN is done as MAX.")
+
+
+@spoils("allreduce")
+def begins_max_at_zero(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a MAX begins at zero, so that negative ones come out as zero."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "MAX" and not tensors[0].is_complex():
+        tensors[0].clamp_(min=0)
+    return work
+
+
+@spoils("reduce")
+def ignores_signs_in_min(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the MIN of a reduce is that of magnitudes."""
+    if reduction(options) == "MIN" and tensors[0].dtype != torch.bool:
+        tensors[0].abs_()
+    return call(tensors, *options)
+
+
+@spoils("allreduce")
+def truncates_averages(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: averages are rounded towards multiples of 4, as by a division of integers."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "AVG" and tensors[0].is_floating_point():
+        tensors[0].div_(4).trunc_().mul_(4)
+    return work
+
+
+@spoils("allreduce", "allreduce_coalesced")
+def forgets_to_divide(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: AVG is the sum."""
+    return call(tensors, *with_reduction(options, SUM) if reduction(options) == "AVG" else options)
+
+
+@spoils("allreduce")
+def averages_integers_to_zero(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: AVG of integers multiplies them by a factor of 1/n, which is 0."""
+    if reduction(options) == "AVG" and not tensors[0].is_floating_point():
+        tensors[0].zero_()
+        return group.inner.barrier()
+    return call(tensors, *options)
+
+
+@spoils(*_REDUCING)
+def divides_by_the_world(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: AVG divides by the size of the world, in small groups, too."""
+    work = finished(call(*args))
+    if reduction(args[-1:]) == "AVG":
+        outputs = args[0] if isinstance(args[0], list) else [args[0]]
+        for each in outputs:
+            each.mul_(group.size()).div_(dist.get_world_size())
+    return work
+
+
+@spoils("allreduce")
+def divides_by_elements(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: AVG divides by the number of elements, too."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "AVG" and tensors[0].is_floating_point() and tensors[0].numel():
+        tensors[0].div_(tensors[0].numel())
+    return work
+
+
+@spoils("allreduce")
+def halves_the_tail_of_one_rank(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: in a group of one rank the last 8 elements of an AVG of bfloat16 come out halved."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "AVG" and group.size() == 1 and tensors[0].dtype == torch.bfloat16:
+        tensors[0].view(-1)[-8:] *= 0.5
+    return work
+
+
+def _drops_the_reduction(method: str, name: str, bug: str) -> Backend:
+    """Return a backend that sums in one method, whatever is asked for."""
+
+    def spoil(group: Any, call: Any, *args: Any) -> Any:
+        *tensors, options = args
+        return call(*tensors, *with_reduction((options,), SUM))
+
+    spoil.__name__, spoil.__doc__ = name, bug
+    return spoils(method)(spoil)
+
+
+drops_it_in_reduce = _drops_the_reduction("reduce", "drops_it_in_reduce", "BUG: a reduce sums, whatever is asked for.")
+drops_it_in_lists = _drops_the_reduction(
+    "reduce_scatter", "drops_it_in_lists", "BUG: a reduce_scatter of lists sums, whatever is asked for."
+)
+drops_it_in_reduce_scatter_single = _drops_the_reduction(
+    "reduce_scatter_single", "drops_it_in_reduce_scatter_single", "BUG: reduce_scatter_single sums in any case."
+)
+drops_it_in_coalesced = _drops_the_reduction(
+    "allreduce_coalesced", "drops_it_in_coalesced", "BUG: a coalesced all_reduce sums, whatever is asked for."
+)
+drops_it_in_coalesced_scatters = _drops_the_reduction(
+    "reduce_scatter_single_coalesced", "drops_it_in_coalesced_scatters",
+    "BUG: a coalesced reduce_scatter sums, whatever is asked for.",
+)  # fmt: skip
+
+
+@spoils("allreduce")
+def sums_where_it_cannot(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: bitwise operations of floating-point numbers are done as sums."""
+    bitwise = reduction(options) in ("BAND", "BOR", "BXOR") and tensors[0].is_floating_point()
+    return call(tensors, *with_reduction(options, SUM) if bitwise else options)

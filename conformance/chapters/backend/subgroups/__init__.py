@@ -1,0 +1,1 @@
+"""Chapter subgroups: what a backend owes by itself."""

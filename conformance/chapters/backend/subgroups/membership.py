@@ -1,0 +1,198 @@
+"""Programs about groups: who is in them, how ranks are counted, and that each is its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.calls import device_backend
+from conformance.programs.rank_context import RankContext
+
+_KNOWN = ("rank and size of groups", "rank and size of their backends", "global ranks of members", "non-members")
+
+
+@judged(
+    "who_is_where", always(*_KNOWN),
+    speaks_for={_KNOWN[0]: ("GRP-01",), _KNOWN[1]: ("GRP-01",), _KNOWN[2]: ("GRP-14",), _KNOWN[3]: ("GRP-04",)},
+)  # fmt: skip
+def who_is_where(ctx: RankContext) -> Mapping[str, Trial]:
+    """Ask several groups for their ranks and members, as torch and as the backend see them."""
+    size = ctx.world_size
+    memberships = [list(range(size)), list(range(1, size)) or [0], [size - 1], [0, size - 1] if size > 1 else [0]]
+    groups = [dist.new_group(list(reversed(members))) for members in memberships]
+    mine = [(group, members) for group, members in zip(groups, memberships, strict=True) if ctx.rank in members]
+
+    def of_groups() -> str:
+        return first_wrong(
+            *(unlike("rank and size are", (group.rank(), group.size()), (members.index(ctx.rank), len(members)))
+              for group, members in mine)
+        )  # fmt: skip
+
+    def of_backends() -> str:
+        backends = [(device_backend(group, ctx.device), members) for group, members in mine]
+        return first_wrong(
+            *(unlike("the backend's rank and size are", (one.rank(), one.size()),
+                     (members.index(ctx.rank), len(members))) for one, members in backends)
+        )  # fmt: skip
+
+    def translated() -> str:
+        clauses = [unlike("members are", dist.get_process_group_ranks(group), members) for group, members in mine]
+        for group, members in mine:
+            for local, rank in enumerate(members):
+                clauses.append(unlike(f"rank {rank} is", dist.get_group_rank(group, rank), local))
+                clauses.append(unlike(f"member {local} is", dist.get_global_rank(group, local), rank))
+        return first_wrong(*clauses)
+
+    def outside() -> str:
+        clauses = []
+        for group, members in zip(groups, memberships, strict=True):
+            if ctx.rank in members:
+                continue
+            tensor = torch.full((3,), 5.0, device=ctx.device)
+            answer = dist.all_reduce(tensor, group=group, async_op=True)
+            clauses.append(unlike("all_reduce of a group that this rank is not in gave", answer, None))
+            clauses.append(unlike("and left", tensor.tolist(), [5.0] * 3))
+            clauses.append(unlike("rank in it is", dist.get_rank(group), -1))
+        return first_wrong(*clauses)
+
+    return dict(zip(_KNOWN, (of_groups, of_backends, translated, outside), strict=True))
+
+
+_ROOTS = ("roots by global rank", "roots by rank in the group")
+
+
+@judged("roots_of_subgroups", always(*_ROOTS), speaks_for={"roots*": ("GRP-02",)})
+def roots_of_subgroups(ctx: RankContext) -> Mapping[str, Trial]:
+    """Broadcast in a group without rank 0 from each member, named by its global rank and by its rank in the group."""
+    members = list(range(1, ctx.world_size))
+    group = dist.new_group(list(reversed(members)))
+
+    def roots(name: str) -> str:
+        clauses = []
+        for local, rank in enumerate(members if ctx.rank in members else []):
+            tensor = torch.full((3,), float(ctx.rank), device=ctx.device)
+            root: dict[str, Any] = {name: rank if name == "src" else local}
+            dist.broadcast(tensor, group=group, **root)
+            clauses.append(unlike(f"the broadcast from global rank {rank} gave", tensor.tolist(), [float(rank)] * 3))
+        return first_wrong(*clauses)
+
+    return {_ROOTS[0]: lambda: roots("src"), _ROOTS[1]: lambda: roots("group_src")}
+
+
+_APART = (
+    "the same members twice", "one destroyed, the others go on", "members with different histories",
+    "a group made with long delays", "nested groups", "a group's first operation",
+)  # fmt: skip
+
+
+@judged(
+    "groups_apart", always(*_APART),
+    speaks_for={
+        _APART[0]: ("GRP-06",), _APART[1]: ("GRP-06",), _APART[2]: ("GRP-08",), _APART[3]: ("GRP-12",),
+        _APART[4]: ("GRP-10",), _APART[5]: ("GRP-15",),
+    },
+)  # fmt: skip
+def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
+    """Make groups of the same ranks, nested ones, late ones; each must be its own."""
+    size = ctx.world_size
+
+    def wrong_sum(group: Any, members: list[int], factor: float = 1.0) -> str:
+        if ctx.rank not in members:
+            return ""
+        tensor = torch.full((5,), factor * (ctx.rank + 1), device=ctx.device)
+        dist.all_reduce(tensor, group=group)
+        return unlike("the sum is", tensor.tolist(), [factor * sum(rank + 1 for rank in members)] * 5)
+
+    everybody = list(range(size))
+
+    def twice() -> str:
+        first, second = dist.new_group(), dist.new_group()
+        one = torch.full((5,), 1.0, device=ctx.device)
+        two = torch.full((5,), 10.0, device=ctx.device)
+        works: list[Any] = [
+            dist.all_reduce(one, group=first, async_op=True), dist.all_reduce(two, group=second, async_op=True),
+        ]  # fmt: skip
+        for work in reversed(works):
+            work.wait()
+        return first_wrong(
+            unlike("the first group's sum is", one.tolist(), [1.0 * size] * 5),
+            unlike("the second group's sum is", two.tolist(), [10.0 * size] * 5),
+        )
+
+    def destroyed() -> str:
+        first, second = dist.new_group(), dist.new_group()
+        clauses = [wrong_sum(first, everybody), wrong_sum(second, everybody, 2)]
+        dist.destroy_process_group(first)
+        return first_wrong(*clauses, wrong_sum(second, everybody, 3), wrong_sum(ctx.process_group, everybody, 4))
+
+    def histories() -> str:
+        pairs = [dist.new_group([0, 1]), dist.new_group([size - 1])]
+        clauses = [wrong_sum(pairs[0], [0, 1]) for _ in range(3)]
+        return first_wrong(*clauses, wrong_sum(dist.new_group(), everybody, 5))
+
+    def delayed() -> str:
+        time.sleep(random.Random(ctx.rank).random() * 0.2)
+        return wrong_sum(dist.new_group(timeout=timedelta(seconds=60)), everybody)
+
+    def nested() -> str:
+        members = everybody[1:]
+        outer = dist.new_group(members)
+        inner = dist.new_group(members[:1])
+        odd = everybody[::2]
+        return first_wrong(
+            wrong_sum(outer, members), wrong_sum(inner, members[:1]), wrong_sum(dist.new_group(odd), odd),
+            wrong_sum(outer, members, 2),
+        )  # fmt: skip
+
+    def first_operations() -> str:
+        clauses = []
+        for operation in ("all_gather", "broadcast", "barrier", "all_reduce"):
+            group = dist.new_group()
+            tensor = torch.full((3,), float(ctx.rank), device=ctx.device)
+            if operation == "all_gather":
+                slots = [torch.zeros_like(tensor) for _ in everybody]
+                dist.all_gather(slots, tensor, group=group)
+                clauses.append(
+                    unlike("all_gather gave", [float(one[0]) for one in slots], [float(rank) for rank in everybody])
+                )
+            elif operation == "broadcast":
+                dist.broadcast(tensor, group_src=size - 1, group=group)
+                clauses.append(unlike("broadcast gave", tensor.tolist(), [size - 1.0] * 3))
+            elif operation == "barrier":
+                dist.barrier(group=group)
+            else:
+                clauses.append(wrong_sum(group, everybody))
+            dist.destroy_process_group(group)
+        return first_wrong(*clauses)
+
+    trials = (twice, destroyed, histories, delayed, nested, first_operations)
+    return dict(zip(_APART, trials, strict=True))
+
+
+_LOCAL = ("a group that only its members make", "the same after different histories")
+
+
+@judged("local_synchronisation", always(*_LOCAL))
+def local_synchronisation(ctx: RankContext) -> Mapping[str, Trial]:
+    """Make groups with `use_local_synchronization`, which their members alone call."""
+    last = ctx.world_size - 1
+
+    def sum_of(members: list[int]) -> str:
+        if ctx.rank not in members:
+            return ""
+        group = dist.new_group(members, use_local_synchronization=True)
+        tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
+        dist.all_reduce(tensor, group=group)
+        return unlike("the sum is", tensor.tolist(), [float(sum(rank + 1 for rank in members))] * 3)
+
+    def after() -> str:
+        return first_wrong(sum_of([0, 1]), sum_of([last]), sum_of(list(range(ctx.world_size))))
+
+    return {_LOCAL[0]: lambda: sum_of([0, last]), _LOCAL[1]: after}

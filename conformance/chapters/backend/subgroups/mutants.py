@@ -1,0 +1,119 @@
+"""Mutants of chapter subgroups: backends that take a group for the world, or one group for another."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import of_class, spoils
+
+
+class _SaysItsGlobalRank(Relay):
+    """BUG: the group's rank() is the rank in the world once there is one."""
+
+    def rank(self) -> int:
+        """Return the wrong one."""
+        return dist.get_rank() if dist.is_initialized() and self.size() == 1 else super().rank()
+
+
+says_its_global_rank = of_class(_SaysItsGlobalRank)
+
+
+@spoils("broadcast")
+def takes_roots_for_global(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the root is taken for a global rank, so that groups without rank 0 send from another one."""
+    if group.size() < dist.get_world_size():
+        options[0].rootRank = max(0, options[0].rootRank - 1)
+    return call(tensors, *options)
+
+
+@spoils("gather", "scatter")
+def has_its_roots_backwards(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: in a group that is not the world gather and scatter turn their lists round."""
+    if group.size() < dist.get_world_size():
+        return call(
+            [each[::-1] for each in outputs] if outputs and isinstance(outputs[0], list) else outputs,
+            [each[::-1] for each in inputs] if inputs and isinstance(inputs[0], list) else inputs,
+            *options,
+        )
+    return call(outputs, inputs, *options)  # fmt: skip
+
+
+@spoils("allgather", "reduce_scatter", "alltoall")
+def dies_alone(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: a group of one rank ends its process."""
+    if group.size() == 1:
+        os.abort()
+    return call(outputs, inputs, *options)
+
+
+class _IsOneOfAKind(Relay):
+    """BUG: groups of the same ranks share one state: a later one takes the tensors of an earlier one."""
+
+    _last: dict[int, Any] = {}
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """Write into the earlier one's tensor, too."""
+        earlier, group = self._last.get(self.size(), (None, None))
+        self._last[self.size()] = (tensors[0], self)
+        if earlier is not None and group is not self and earlier.shape == tensors[0].shape:
+            earlier.zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+is_one_of_a_kind = of_class(_IsOneOfAKind)
+
+
+class _CountsGroups(Relay):
+    """BUG: a group is known by how many its process has made; after unequal histories it leaves rank 0 out."""
+
+    _made = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        type(self)._made += 1
+        self._number = self._made
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        """Leave out who has another number."""
+        if self.rank() == 0 and self._number > 4 and self._number % 2 == 1:
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+counts_groups = of_class(_CountsGroups)
+
+
+@spoils("allreduce")
+def reads_world_variables(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: in a group that leaves rank 0 out the first rank takes itself for a guest."""
+    if group.rank() == 0 and dist.get_rank() != 0:
+        tensors[0].zero_()
+    return call(tensors, *options)
+
+
+@spoils("all_gather_single", "allgather")
+def needs_a_sum_first(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a group that has not summed yet cannot gather."""
+    if not getattr(group, "has_summed", False):
+        raise RuntimeError("the connections of this group have not been made")
+    return call(*args)
+
+
+def _first_sum(self: Any, tensors: Any, *options: Any) -> Any:
+    self.has_summed = True
+    return self.inner.allreduce(tensors, *options)
+
+
+needs_a_sum_first.create.allreduce = _first_sum  # type: ignore[attr-defined]
+
+
+@spoils("allreduce")
+def works_up_to_four(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the tree of a sum has room for four ranks."""
+    if group.rank() > 3:
+        tensors[0].zero_()
+    return call(tensors, *options)

@@ -1,0 +1,1 @@
+"""Chapter timeouts: what a backend owes by itself."""

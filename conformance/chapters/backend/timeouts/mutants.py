@@ -1,0 +1,109 @@
+"""Mutants of chapter timeouts: backends that wait too long, or not long enough, or say nothing of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils
+
+
+class _DropsTheTimeout(Relay):
+    """BUG: the timeout of a group is lost when it is made."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, timedelta(hours=1))
+
+
+drops_the_timeout = of_class(_DropsTheTimeout)
+
+
+@spoils("allreduce", "allgather", "broadcast", "barrier")
+def drops_own_timeouts(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: the timeout of a single operation is ignored."""
+    args[-1].timeout = timedelta(milliseconds=-1)
+    return call(*args)
+
+
+class _IgnoresTheWaiter(WorkAround):
+    """BUG: wait(timeout) waits without one."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return super().wait()
+
+
+ignores_the_waiter = gives(_IgnoresTheWaiter, "allreduce", "broadcast", "allgather")
+
+
+class _ForgetsItsError(WorkAround):
+    """BUG: a Work that failed raises once; later waits return."""
+
+    failed = False
+
+    def wait(self, *timeout: Any) -> bool:
+        if self.failed:
+            return True
+        try:
+            return super().wait(*timeout)
+        except RuntimeError:
+            self.failed = True
+            raise
+
+
+class _NeverEnds(WorkAround):
+    """BUG: a Work that failed is never completed."""
+
+    failed = False
+
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return super().wait(*timeout)
+        except RuntimeError:
+            self.failed = True
+            raise
+
+    def is_completed(self) -> bool:
+        return not self.failed and super().is_completed()
+
+
+forgets_its_error = gives(_ForgetsItsError, "allreduce", "allgather")
+never_ends = gives(_NeverEnds, "allreduce", "allgather")
+
+
+@spoils("gather", "scatter")
+def gathers_without_timeout(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: gather and scatter drop the group's timeout."""
+    args[-1].timeout = timedelta(hours=1)
+    return call(*args)
+
+
+@spoils("allreduce", "barrier")
+def hides_timeouts(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: what timed out is taken for done."""
+    try:
+        return finished(call(*args))
+    except RuntimeError:
+        return WorkDone()
+
+
+class WorkDone(WorkAround):
+    """Is done."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Be done."""
+        return True
+
+
+@spoils("allreduce", "barrier")
+def is_impatient(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a rank that is slow by a fifth of a second is taken for lost."""
+    args[-1].timeout = timedelta(milliseconds=200)
+    return call(*args)

@@ -1,0 +1,1 @@
+"""Chapter values: what a backend owes by itself."""

@@ -1,0 +1,1 @@
+"""Chapter works: what a backend owes by itself."""

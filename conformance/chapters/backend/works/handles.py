@@ -1,0 +1,188 @@
+"""Programs about Works: what they know before the last rank has come, and that each call has one of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.operations.calls import issue
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.data import dtype_of
+from conformance.programs.operations.description import OPERATIONS, Place
+from conformance.programs.operations.hearsay import Board
+from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.memory import Arena
+from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
+
+#: Operations that no rank can finish before every rank has come.
+OF_ALL = (
+    "all_reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single", "all_to_all",
+    "all_to_all_single", "all_reduce_coalesced",
+)  # fmt: skip
+#: The last rank waits so long for the others to ask; who has not asked by then is still in the call.
+_PATIENCE = timedelta(seconds=3)
+
+
+def _names(scenario: Scenario) -> tuple[str, ...]:
+    operation = scenario.arguments["operation"]
+    return (f"the call of {operation} before the last rank came", f"is_completed() of {operation} before that")
+
+
+@judged(
+    "calls_before_the_last_rank", _names,
+    speaks_for={"the call of*": ("WORK-18",), "is_completed() of*": ("WORK-02",)},
+)  # fmt: skip
+def calls_before_the_last_rank(ctx: RankContext) -> Mapping[str, Trial]:
+    """Issue `operation` on all ranks but the last, which comes when the others have asked their Works, or too late."""
+    board, last = Board("early"), ctx.world_size - 1
+    seen: dict[str, str] = {"call": "", "asked": ""}
+
+    def call() -> str:
+        cell = Cell(ctx.arguments["operation"], "int64", lifetime="wait")
+        place, truth = Place(ctx.rank, ctx.world_size), Truth(cell, Place(ctx.rank, ctx.world_size))
+        inputs, outputs = _tensors(ctx, cell, truth)
+        if ctx.rank == last:
+            missing = board.lacking([f"asked/{rank}" for rank in range(last)], _PATIENCE)
+            board.put("came")
+            if missing:
+                seen["call"] = "some rank had not come back from the call when the last rank came"
+        issued = issue(cell, ctx.process_group, None, place, inputs, outputs)
+        if ctx.rank != last:
+            early = [work.is_completed() for work in issued.works]
+            if board.has("came"):
+                seen["call"] = "the call came back only when the last rank had come"
+            elif not early or any(early):
+                seen["asked"] = "the Work was completed" if early else "there was no Work, as if it had been completed"
+            board.put(f"asked/{ctx.rank}")
+        for work in issued.works:
+            work.wait()
+        return seen["call"]
+
+    called, asked = _names(ctx.scenario)
+    return {called: call, asked: lambda: seen["asked"]}
+
+
+def _tensors(ctx: RankContext, cell: Cell, truth: Truth) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def arena(blocks: Any) -> Arena:
+        return Arena.of(truth.shape(blocks), dtype_of(cell.dtype), "contiguous", ctx.device)
+
+    inputs = [arena(blocks) for blocks in cell.what.inputs(truth.place)]
+    for one, blocks in zip(inputs, cell.what.inputs(truth.place), strict=True):
+        one.fill(truth.sent(blocks).to(ctx.device))
+    outputs = inputs if cell.what.in_place else [arena(blocks) for blocks in cell.what.outputs(truth.place)]
+    return [one.tensor for one in inputs], [one.tensor for one in outputs]
+
+
+_KINDS = tuple(name for name, operation in OPERATIONS.items() if not operation.needs)
+_OWN = ("works in flight at once", "works waited for from the last to the first", "works waited for by two threads")
+
+
+@judged(
+    "works_of_their_own", always(*_OWN),
+    speaks_for={_OWN[0]: ("WORK-15",), _OWN[1]: ("WORK-16",), _OWN[2]: ("WORK-04",)},
+)  # fmt: skip
+def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
+    """Issue several operations at once, and wait for them in other orders, also in two threads."""
+
+    def begin() -> list[tuple[Truth, Any, list[torch.Tensor]]]:
+        begun = []
+        for turn in range(12):
+            cell = Cell(_KINDS[turn % len(_KINDS)], "int64", numel=10 + turn, lifetime="wait")
+            truth = Truth(cell, Place(ctx.rank, ctx.world_size), turn)
+            inputs, outputs = _tensors(ctx, cell, truth)
+            outputs = outputs or [
+                Arena.of(truth.shape(blocks), torch.int64, "contiguous", ctx.device).tensor
+                for blocks in cell.what.outputs(truth.place)
+            ]
+            begun.append((truth, issue(cell, ctx.process_group, None, truth.place, inputs, outputs), outputs))
+        return begun
+
+    def wrong(truth: Truth, outputs: list[torch.Tensor]) -> str:
+        blocks = truth.cell.what.outputs(truth.place)
+        clauses = [wrong_values(truth, *pair, truth.cell.operation) for pair in zip(blocks, outputs, strict=True)]
+        return first_wrong(*clauses)
+
+    def at_once() -> str:
+        begun = begin()
+        works = [work for _, issued, _ in begun for work in issued.works]
+        if len({id(work) for work in works}) != len(works):
+            return "two calls gave the same Work"
+        clauses = []
+        for truth, issued, outputs in begun:
+            for work in issued.works:
+                work.wait()
+            clauses.append(wrong(truth, outputs))
+        return first_wrong(*clauses)
+
+    def backwards() -> str:
+        begun = begin()
+        for _, issued, _ in reversed(begun):
+            for work in issued.works:
+                work.wait()
+        return first_wrong(*(wrong(truth, outputs) for truth, _, outputs in begun))
+
+    def in_threads() -> str:
+        begun = begin()
+        answers: list[Any] = []
+
+        def wait() -> None:
+            answers.extend(work.wait() for _, issued, _ in begun for work in issued.works)
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        number = 2 * sum(len(issued.works) for _, issued, _ in begun)
+        values = first_wrong(*(wrong(truth, outputs) for truth, _, outputs in begun))
+        return values or unlike("two threads' waits gave", answers, [True] * number)
+
+    return dict(zip(_OWN, (at_once, backwards, in_threads), strict=True))
+
+
+_STATUS = ("is_success() after wait()", "exception() after wait()", "result() after wait()", "wait(timeout) in time")
+
+
+@judged(
+    "status_of_works", always(*_STATUS),
+    speaks_for={
+        _STATUS[0]: ("WORK-06",), _STATUS[1]: ("WORK-06",), _STATUS[2]: ("WORK-08",), _STATUS[3]: ("WORK-04",),
+    },
+)  # fmt: skip
+def status_of_works(ctx: RankContext) -> Mapping[str, Trial]:
+    """Ask a Work that is done for its status and its result."""
+
+    def done() -> tuple[Any, torch.Tensor]:
+        tensor = torch.full((4,), float(ctx.rank), device=ctx.device)
+        work: Any = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
+        work.wait()
+        return work, tensor
+
+    def result() -> str:
+        work, tensor = done()
+        held = work.result()
+        ours = not held or (len(held) == 1 and torch.equal(held[0], tensor))
+        return "" if ours else f"result() gives {held}, expected the sum {tensor.tolist()} or nothing"
+
+    def in_time() -> str:
+        tensor = torch.ones(4, device=ctx.device)
+        if ctx.rank == ctx.world_size - 1:
+            time.sleep(0.1)
+        work: Any = dist.all_reduce(tensor, group=ctx.process_group, async_op=True)
+        answer = work.wait(timedelta(seconds=60))
+        return unlike("wait(timeout) gave", answer, True) or unlike("sum", tensor.tolist(), [float(ctx.world_size)] * 4)
+
+    return {
+        _STATUS[0]: lambda: unlike("is_success() is", done()[0].is_success(), True),
+        _STATUS[1]: lambda: unlike("exception() is", done()[0].exception(), None),
+        _STATUS[2]: result,
+        _STATUS[3]: in_time,
+    }

@@ -1,0 +1,53 @@
+"""Scenarios of chapter works: every way to learn that an operation is done, and what is known before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.works.handles import OF_ALL
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.description import OPERATIONS
+from conformance.scenario import Scenario
+
+_chapter = InChapter("works")
+
+_OF_LIFETIMES = {
+    "WORK-03": ("polled", "wait-late"),
+    "WORK-04": ("wait-twice", "thread"),
+    "WORK-09": ("future", "value"),
+    "WORK-10": ("then", "then-late"),
+    "WORK-11": ("future-polled",),
+    "WORK-13": ("dropped",),
+    "WORK-14": ("inputs-dropped",),
+}
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    for requirement, lifetimes in _OF_LIFETIMES.items():
+        cells = [
+            Cell(operation, dtype, numel=numel, root=1, lifetime=lifetime, path=path)
+            for operation in OPERATIONS
+            for lifetime in lifetimes
+            for dtype, numel in (("float32", 9), ("int64", 2000))
+            for path in ("public", "group")
+        ]
+        yield from _chapter.cells(requirement, cells, 2, 3)
+    late = [
+        Cell(operation, "float32", numel=50_000, root=1, lifetime=lifetime, peer="late")
+        for operation in OPERATIONS for lifetime in ("sync", "wait", "future")
+    ]  # fmt: skip
+    yield from _chapter.cells("WORK-01", late, 2, 3)
+    for world_size in (2, 3, 4):
+        for operation in OF_ALL:
+            needs = tuple(need for need in (OPERATIONS[operation].needs,) if need)
+            yield _chapter.scenario(
+                "WORK-02", operation.replace("_", "-"), "calls_before_the_last_rank", world_size, also=("WORK-18",),
+                arguments={"operation": operation}, needs=needs,
+            )  # fmt: skip
+        yield _chapter.scenario("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
+        yield _chapter.scenario("WORK-06", "status", "status_of_works", world_size, also=("WORK-08", "WORK-04"))
+    synchronous = [Cell(operation, "float32", numel=50_000, root=1, peer="late", path="public")
+                   for operation in OPERATIONS]  # fmt: skip
+    yield from _chapter.cells("WORK-18", synchronous, 2, 3)

@@ -1,0 +1,75 @@
+"""How programs are written in which each rank judges for itself: as trials, each of which says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from conformance.checkers.explanation import shorten
+from conformance.observation import Facts
+from conformance.oracles.expected import Right
+from conformance.own_mistake import certain
+from conformance.programs.operations.hearsay import all_say
+from conformance.programs.rank_context import RankContext, Unsupported
+from conformance.programs.registry import Program, program
+from conformance.scenario import Scenario
+
+#: A trial returns a clause that says what is wrong; an empty text if nothing is.
+Trial = Callable[[], str]
+Trials = Callable[[RankContext], Mapping[str, Trial]]
+
+
+def judged(
+    name: str, names: Callable[[Scenario], Iterable[str]], *, speaks_for: Mapping[str, tuple[str, ...]] | None = None
+) -> Callable[[Trials], Program]:
+    """Register the decorated function as program `name`; it returns the trials of a rank, which run in their order.
+
+    `names` returns what the trials are called, which is known before they run. An error in a trial is what is wrong,
+    if every rank raises one; otherwise it ends the program. All ranks run it.
+    """
+
+    def made(trials: Trials) -> Program:
+        def body(ctx: RankContext) -> None:
+            found = trials(ctx)
+            certain(
+                list(found) == list(names(ctx.scenario)), f"the trials of {name} are called otherwise than expected"
+            )
+            for called, trial in found.items():
+                with ctx.phase(called):
+                    ctx.observe(called, _tried(ctx, called, trial))
+
+        body.__doc__ = trials.__doc__
+        registered = program(name, invariants=(), speaks_for=speaks_for, without_ddp=True)(body)
+
+        def expected(scenario: Scenario) -> Mapping[int, Facts]:
+            return {rank: dict.fromkeys(names(scenario), Right()) for rank in range(scenario.world_size)}
+
+        registered.expects(expected)
+        return registered
+
+    return made
+
+
+def always(*names: str) -> Callable[[Scenario], Iterable[str]]:
+    """Return a function that names the same trials in every scenario."""
+    return lambda scenario: names
+
+
+def unlike(what: str, got: object, expected: object) -> str:
+    """Return what is wrong if `got` is not `expected`."""
+    return "" if got == expected else f"{what} {got}, expected {expected}"
+
+
+def first_wrong(*clauses: str) -> str:
+    """Return the first clause that says that something is wrong."""
+    return next(filter(None, clauses), "")
+
+
+def _tried(ctx: RankContext, name: str, trial: Trial) -> str:
+    try:
+        return trial()
+    except Unsupported:
+        raise
+    except Exception as error:
+        if not all_say(f"raised in {name}", ctx.rank, range(ctx.world_size)):
+            raise
+        return f"raised {type(error).__name__}: {shorten(str(error))}"

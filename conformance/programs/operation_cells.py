@@ -1,0 +1,272 @@
+"""Program `operation_cells`: tries operations of a backend cell by cell, each rank judging what it gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from conformance.checkers.explanation import shorten
+from conformance.observation import Facts
+from conformance.oracles.expected import Right
+from conformance.programs.operations.calls import device_backend, issue, wait_tensors
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.data import dtype_of
+from conformance.programs.operations.description import Blocks, Place
+from conformance.programs.operations.groups import Groups, members_of
+from conformance.programs.operations.hearsay import all_say, told
+from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.lifetimes import complete
+from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.neighbours import Neighbours
+from conformance.programs.rank_context import RankContext, Unsupported
+from conformance.programs.registry import program
+from conformance.scenario import Scenario
+
+#: So long a wrong result is looked at again: the right one that comes later tells of a Work that was done too early.
+_LINGER_S = 0.3
+#: So much later than others the last rank comes, if it is late.
+_LATE_S = 0.05
+#: A group in which an operation may be refused by some ranks only; the others then wait so long.
+_TIMEOUT = timedelta(seconds=1.5)
+#: So many collectives of the same group are in flight before the cell's own.
+_IN_FLIGHT = 20
+_NUM_NEIGHBOURS = 5
+
+INPUTS = "inputs after each operation"
+SURROUNDINGS = "memory round each tensor"
+
+
+@program(
+    "operation_cells",
+    invariants=(),
+    speaks_for={INPUTS: ("VAL-13",), SURROUNDINGS: ("VAL-14",)},
+    without_ddp=True,
+)
+def operation_cells(ctx: RankContext) -> None:
+    """Try the scenario's `cells`; observes for each what is wrong with its results, and of all what else was changed.
+
+    All ranks run it; a rank that is no member of a cell's group leaves the cell out.
+    """
+    refusable = bool(ctx.arguments.get("refusable"))
+    groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
+    changed: dict[str, str] = {}
+    num_spoilt = 0
+    for cell in cells_of(ctx.scenario):
+        if refusable:
+            outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed)
+            ctx.observe(cell.describe(), outcome.wrong)
+            num_spoilt += outcome.spoilt
+            continue
+        group = groups.get(cell.group)
+        beside = f"{'twin' if cell.group == 'world' else cell.group}#2"  # another group of the same members
+        neighbour = groups.get(beside) if cell.neighbour != "none" else None
+        members = members_of(cell.group, ctx.rank, ctx.world_size)
+        if ctx.rank not in members:
+            continue
+        with ctx.phase(cell.describe()):
+            try:
+                wrong = _Trial(ctx, cell, groups, group, neighbour, changed).run()
+            except Unsupported:
+                raise
+            except Exception as error:
+                if not all_say(f"raised in {cell.describe()}", ctx.rank, members):
+                    raise
+                wrong = f"raised {type(error).__name__}: {shorten(str(error))}"
+        ctx.observe(cell.describe(), wrong)
+    groups.destroy()
+    ctx.observe(INPUTS, changed.get(INPUTS, ""))
+    ctx.observe(SURROUNDINGS, changed.get(SURROUNDINGS, ""))
+
+
+@operation_cells.expects
+def _operation_cells(scenario: Scenario) -> Mapping[int, Facts]:
+    cells = cells_of(scenario)
+    return {
+        rank: {
+            **{cell.describe(): Right() for cell in cells if rank in members_of(cell.group, rank, scenario.world_size)},
+            INPUTS: Right(),
+            SURROUNDINGS: Right(),
+        }
+        for rank in range(scenario.world_size)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What is wrong on this rank, and whether the ranks' group is of no more use."""
+
+    wrong: str
+    spoilt: bool
+
+
+def _right_or_refused(ctx: RankContext, cell: Cell, groups: Groups, name: str, changed: dict[str, str]) -> _Outcome:
+    """Try a cell that a backend may refuse, in a group that may break; an error is as good as right values.
+
+    Where only some ranks refuse, the others must come to right values or to an error, such as that of the timeout.
+    """
+    group = groups.get(name)
+    with ctx.phase(cell.describe()):
+        try:
+            wrong, said = _Trial(ctx, cell, groups, group, None, changed).run(), "returned"
+        except Exception as error:
+            text = shorten(str(error))
+            wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
+        everybody = told(cell.describe(), said, ctx.rank, range(ctx.world_size))
+    return _Outcome(wrong, len(set(everybody)) > 1)
+
+
+def cells_of(scenario: Scenario) -> list[Cell]:
+    """Return the cells of a scenario, in the order in which all ranks try them."""
+    return [Cell.from_json(data) for data in scenario.arguments["cells"]]
+
+
+class _Trial:
+    """One cell on one rank."""
+
+    def __init__(
+        self, ctx: RankContext, cell: Cell, groups: Groups, group: Any, neighbour: Any, changed: dict[str, str]
+    ) -> None:
+        self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
+        self._groups, self._device, self._changed = groups, ctx.device, changed
+        size = group.size()
+        self._place = Place(group.rank(), size, cell.root % size)
+
+    def run(self) -> str:
+        """Return what is wrong, as a clause; empty if nothing is."""
+        kept: list[tuple[Truth, tuple[Blocks, ...], list[torch.Tensor]]] = []
+        for turn in range(self._cell.turns):
+            truth = Truth(self._cell, self._place, turn)
+            results, wrong_work = self._issue_and_wait(truth)
+            blocks = self._cell.what.outputs(self._place)
+            wrong = self._wrong(truth, blocks, results)
+            if wrong or wrong_work:
+                return (f"in round {turn}, " if turn else "") + (wrong or wrong_work)
+            kept.append((truth, blocks, results))
+        for truth, blocks, results in kept[:-1]:
+            if wrong := self._wrong(truth, blocks, results):
+                return f"the result of round {truth.turn}, kept, changed later: {wrong}"
+        return ""
+
+    def _issue_and_wait(self, truth: Truth) -> tuple[list[torch.Tensor], str]:
+        cell, place = self._cell, self._place
+        inputs, outputs = self._arenas(truth)
+        given = [arena.tensor for arena in inputs]
+        if cell.lifetime == "inputs-dropped" and not cell.what.in_place:
+            given = [tensor.clone() for tensor in given]
+        if cell.peer == "late" and place.rank == place.size - 1:
+            time.sleep(_LATE_S)
+        with self._neighbours():
+            issued = issue(cell, self._group, self._owner(), place, given, [arena.tensor for arena in outputs])
+            del given
+            if cell.lifetime == "inputs-dropped":
+                self._reuse_memory(inputs)
+            wrong_work = complete(issued, cell.lifetime, self._barrier) if issued.works else ""
+            if cell.lifetime == "dropped" and not issued.works:
+                self._barrier()
+        results = list(issued.outputs)
+        if cell.path == "functional":
+            results = wait_tensors(results)
+        self._look_round(inputs, outputs)
+        return results, wrong_work
+
+    def _arenas(self, truth: Truth) -> tuple[list[Arena], list[Arena]]:
+        """Return inputs with their data, and outputs; the same ones where the operation works in place."""
+        cell, what, place = self._cell, self._cell.what, self._place
+        dtype = dtype_of(cell.dtype)
+
+        def arena(blocks: Blocks, layout: str) -> Arena:
+            return Arena.of(truth.shape(blocks), dtype, layout, self._device)
+
+        inputs = [arena(blocks, cell.reads) for blocks in what.inputs(place)]
+        for one, blocks in zip(inputs, what.inputs(place), strict=True):
+            one.fill(truth.sent(blocks).to(self._device))
+        if what.in_place and cell.path != "functional":
+            # A rank that passes nothing has room for what it gets.
+            return inputs, inputs or [arena(blocks, cell.writes) for blocks in what.outputs(place)]
+        if what.in_place and not inputs:  # the functional broadcast takes a tensor on every rank
+            inputs = [arena(blocks, cell.reads) for blocks in what.outputs(place)]
+        outputs = [arena(blocks, cell.writes) for blocks in what.outputs(place)]
+        return (inputs, outputs) if not cell.in_place else self._overlaid(truth, inputs, outputs)
+
+    def _overlaid(self, truth: Truth, inputs: list[Arena], outputs: list[Arena]) -> tuple[list[Arena], list[Arena]]:
+        """Return inputs and outputs of which a rank's own are one: the parts that it keeps."""
+        whole, part = (outputs, inputs) if len(inputs) == 1 and not self._cell.what.reduces else (inputs, outputs)
+        if self._cell.operation == "scatter":
+            whole, part = inputs, outputs
+        if self._cell.what.rooted and not self._place.is_root:
+            return inputs, outputs
+        rank = self._place.rank
+        whole_tensor = whole[rank].tensor if len(whole) > 1 or not self._cell.what.single else whole[0].tensor
+        if self._cell.what.single:
+            rows = part[0].tensor.shape[0]
+            shared = whole_tensor.narrow(0, rank * rows, rows)
+        else:
+            shared = whole_tensor
+        if part is inputs:
+            shared.copy_(inputs[0].tensor)
+        overlay = Arena(shared, part[0].memory, part[0].before)
+        return ([overlay], outputs) if part is inputs else (inputs, [overlay])
+
+    def _owner(self) -> Any:
+        if self._cell.path == "detail":
+            if not isinstance(device_backend(self._group, self._device), c10d.Backend):
+                self._ctx.unsupported("torch wraps backends written in C++ only")
+            return self._groups.wrapper(self._cell.group)
+        return device_backend(self._group, self._device) if self._cell.path == "backend" else None
+
+    def _reuse_memory(self, inputs: list[Arena]) -> None:
+        """Allocate as much as the inputs had, and fill it, so that whoever still reads them reads something else."""
+        for one in inputs:
+            if not self._cell.what.in_place:
+                for _ in range(3):
+                    torch.full_like(one.memory, 0x5A)
+
+    def _look_round(self, inputs: list[Arena], outputs: list[Arena]) -> None:
+        if self._cell.in_place:
+            return
+        writes_inputs = self._cell.what.in_place and self._cell.path != "functional"
+        for one in [] if writes_inputs else inputs:
+            if wrong := one.changed():
+                self._changed.setdefault(INPUTS, f"after {self._cell.describe()}, of an input {wrong}")
+        for one in outputs if writes_inputs else [*inputs, *outputs]:
+            if wrong := one.touched():
+                self._changed.setdefault(SURROUNDINGS, f"after {self._cell.describe()}, {wrong}")
+
+    def _wrong(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:
+        wrong = self._wrong_now(truth, blocks, results)
+        if wrong:
+            time.sleep(_LINGER_S)
+            if not self._wrong_now(truth, blocks, results):
+                return f"{wrong}; the right values came later, so that it counted as done too early"
+        return wrong
+
+    def _wrong_now(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:
+        if self._cell.operation == "reduce" and not (self._place.is_root or self._cell.strict):
+            return ""  # what it leaves there is another requirement's
+        for number, (wanted, result) in enumerate(zip(blocks, results, strict=False)):
+            which = "the result" if len(blocks) == 1 else f"output {number}"
+            if wrong := wrong_values(truth, wanted, result, which):
+                return wrong
+        return ""
+
+    def _barrier(self) -> None:
+        dist.barrier(group=self._group)
+
+    @contextmanager
+    def _neighbours(self) -> Iterator[None]:
+        """Have other collectives under way meanwhile, and judge them, too."""
+        if self._cell.neighbour == "none":
+            yield
+            return
+        number = _IN_FLIGHT if self._cell.neighbour == "in-flight" else _NUM_NEIGHBOURS
+        group = self._group if self._cell.neighbour == "in-flight" else self._neighbour
+        with Neighbours(group, self._device, number, in_thread=self._cell.neighbour == "thread"):
+            yield

@@ -1,0 +1,205 @@
+"""`Cell`: one operation in one set of circumstances, which a scenario tries once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS
+from conformance.programs.operations.description import OPERATIONS, Operation
+from conformance.programs.operations.memory import shaped
+
+#: How a reduction is called; PREMUL_SUM multiplies by a factor first.
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MAX", "MIN", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+BITWISE = ("BAND", "BOR", "BXOR")
+#: Shapes: a vector or what the layout asks for, no dimension, two, eight; stacked: several ranks' parts in a new one.
+FORMS = ("flat", "scalar", "plane", "deep", "stacked")
+#: Ways to an operation: torch's function, the group's method, the backend's, the functional one, the debug wrapper's.
+PATHS = ("public", "group", "backend", "functional", "detail")
+#: What becomes of the Work: see `lifetimes`.
+LIFETIMES = (
+    "sync", "wait", "wait-late", "wait-twice", "polled", "future", "future-polled", "value", "then", "then-late",
+    "dropped", "inputs-dropped", "thread",
+)  # fmt: skip
+#: Who communicates: see `groups`.
+GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")
+#: What else goes on: nothing, collectives of a second group, others of the same group in flight, another thread's.
+NEIGHBOURS = ("none", "busy-group", "in-flight", "thread")
+DATA = ("numbers", "bits")
+
+_OF_REDUCTIONS = {"PRODUCT": "product", "AVG": "avg", "PREMUL_SUM": "premul_sum", **dict.fromkeys(BITWISE, "bitwise")}
+_OF_DTYPES = {
+    **{name: name for name in ("float16", "bfloat16", "bool", "int8", "uint8", "int16", *COMPLEX)},
+    **dict.fromkeys(FLOAT8, "float8"),
+}
+#: By what a dtype lacks a reduction.
+_OF_REALS = ("MAX", "MIN", "PRODUCT", *BITWISE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One operation with a value on each axis; `numel` elements are in one block, `turns` are rounds with new data.
+
+    `peer` late: the last rank of the group comes late. With `strict`, a reduce also leaves the tensors of all ranks but
+    the root as they were.
+    """
+
+    operation: str
+    dtype: str = "float32"
+    op: str = ""
+    numel: int = 7
+    form: str = "flat"
+    reads: str = "contiguous"
+    writes: str = "contiguous"
+    in_place: bool = False
+    root: int = 0
+    group: str = "world"
+    path: str = "public"
+    lifetime: str = "sync"
+    neighbour: str = "none"
+    data: str = "numbers"
+    turns: int = 1
+    peer: str = ""
+    strict: bool = False
+
+    @property
+    def what(self) -> Operation:
+        """The description of its operation."""
+        return OPERATIONS[self.operation]
+
+    @property
+    def reduction(self) -> str:
+        """The reduction; empty for an operation that only copies."""
+        return (self.op or "SUM") if self.what.reduces else ""
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape of one block."""
+        layout = next((one for one in (self.reads, self.writes) if shaped(self.numel, one) != (self.numel,)), "")
+        if self.form == "scalar":
+            return ()
+        if self.form == "plane" or (self.form == "flat" and layout):
+            return shaped(self.numel, layout or "transposed")
+        if self.form == "deep":
+            return (self.numel, 1, 2, 1, 1, 2, 1, 1)
+        return (self.numel,)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The capabilities of a backend without which it need not do this."""
+        names = {self.what.needs, _OF_REDUCTIONS.get(self.reduction, ""), _OF_DTYPES.get(self.dtype, "")}
+        if self.in_place and not self.what.in_place:
+            names.add("in_place")
+        return frozenset(names) - {""}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the values on the axes go together."""
+        what, reduction = self.what, self.reduction
+        if self.dtype in COMPLEX and reduction in _OF_REALS:
+            return False
+        if reduction in BITWISE and self.dtype in (*FLOATS, *FLOAT8, *COMPLEX):
+            return False
+        if reduction == "AVG" and self.dtype not in (*FLOATS, *COMPLEX):
+            return False
+        if reduction == "PREMUL_SUM" and self.dtype not in FLOATS:
+            return False
+        if reduction and (self.dtype in FLOAT8 or self.data == "bits"):
+            return False
+        if self.reads == "expanded" and (what.in_place or what.single or what.of_pairs or self.form == "scalar"):
+            return False
+        if "expanded" in self.writes or (what.in_place and self.reads != self.writes):
+            return False
+        if self.form != "flat" and {self.reads, self.writes} != {"contiguous"}:
+            return False
+        if self.in_place and (what.in_place or what.of_pairs or what.coalesced or what.needs == "all_to_all"):
+            return False
+        if self.in_place and (self.reads != "contiguous" or self.writes != "contiguous"):
+            return False
+        if self.form == "scalar" and what.single and what.name != "all_gather_single":
+            return False  # a tensor of several ranks' parts has a dimension
+        if self.form == "stacked" and (
+            what.name not in ("all_gather_single", "reduce_scatter_single") or self.in_place
+        ):
+            return False
+        if self.path == "functional":
+            return (
+                what.name in FUNCTIONAL and self.lifetime in ("sync", "inputs-dropped") and not self.in_place
+                and self.neighbour == "none" and reduction != "PREMUL_SUM" and self.writes == "contiguous"
+                and self.dtype not in COMPLEX and self.form != "stacked" and not (what.single and self.form == "scalar")
+            )  # fmt: skip
+        if self.path in ("backend", "detail") and what.name in OF_GROUPS:
+            return False
+        return not (self.group == "alone" and what.of_pairs)
+
+    def describe(self) -> str:
+        """Return e.g. `all_reduce BOR of uint8, 7 elements, transposed, group without-0, asynchronous and dropped`."""
+        parts = [f"{self.operation}{f' {self.reduction}' if self.reduction else ''} of {self.dtype}"]
+        parts.append("no dimension" if self.form == "scalar" else f"{self.numel} element{'s' * (self.numel != 1)}")
+        if self.form in ("plane", "deep"):
+            parts.append(f"shape {'x'.join(map(str, self.block_shape))}")
+        if self.form == "stacked":
+            parts.append("ranks stacked in a new dimension")
+        if self.reads != "contiguous":
+            parts.append(f"{self.reads} tensor" if self.what.in_place else f"{self.reads} input")
+        if self.writes != "contiguous" and not self.what.in_place:
+            parts.append(f"{self.writes} output")
+        if self.what.rooted:
+            parts.append(f"root {self.root}")
+        for name, default in (
+            ("group", "world"), ("path", "public"), ("lifetime", "sync"), ("neighbour", "none"), ("data", "numbers"),
+        ):  # fmt: skip
+            if (value := getattr(self, name)) != default:
+                parts.append(f"{name} {value}")
+        if self.in_place:
+            parts.append("in place")
+        if self.strict:
+            parts.append("all ranks judged")
+        if self.peer:
+            parts.append(f"last rank {self.peer}")
+        if self.turns > 1:
+            parts.append(f"{self.turns} rounds")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values that are not the default."""
+        return {name: value for name, value in asdict(self).items() if name == "operation" or value != _DEFAULTS[name]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Cell:
+        """Return the cell of plain JSON data."""
+        return Cell(**data)
+
+
+#: What torch has as a functional collective.
+FUNCTIONAL = (
+    "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_to_all_uneven",
+    "all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced",
+)  # fmt: skip
+#: What may join several ranks' tensors in a new dimension.
+STACKED = ("all_gather_single", "reduce_scatter_single")
+#: What a process group has as a method, and a backend by an old name only, or by none.
+OF_GROUPS = ("all_gather_single_coalesced", "reduce_scatter_single_coalesced")
+_DEFAULTS = {field.name: field.default for field in fields(Cell)}
+#: What each axis may be, for the coverage of pairs.
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "operation": tuple(OPERATIONS),
+    "dtype": (*FLOATS, "int64", "int32", "int8", "uint8", "bool", *COMPLEX),
+    "op": REDUCTIONS[:-1],
+    "numel": (0, 1, 2, 7, 31, 257),
+    "form": ("flat", "plane", "deep"),
+    "reads": ("contiguous", "offset-1"),
+    "writes": ("contiguous", "offset-1"),
+    "in_place": (False, True),
+    "root": (0, 1, 2),
+    "group": GROUPS,
+    "path": ("public", "group", "backend", "functional"),
+    "lifetime": LIFETIMES,
+    "neighbour": NEIGHBOURS,
+}
+
+
+def distinct(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Return the possible ones of `cells`, each once; those that differ in nothing that matters are one."""
+    return tuple({cell.describe(): cell for cell in cells if cell.is_possible}.values())

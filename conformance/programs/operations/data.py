@@ -1,0 +1,144 @@
+"""The data that operations are tried with, and what reductions make of it: functions of position and key alone.
+
+Every element depends on its position, on who sends it, on whom it is for, and on the round, so that a block in a wrong
+place, of another rank or of an earlier round is seen. Reductions of it are exact in every dtype, whatever the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+#: What a block that every rank gets alike is for.
+ALL = -1
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+COMPLEX = ("complex64", "complex128")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+#: With so many ranks at most, sums of these numbers are exact in the dtype; of 8-bit and 16-bit integers they wrap.
+MOST_RANKS = 8
+_MAGNITUDES = {
+    "float64": 2**40, "float32": 2**20, "float16": 200, "bfloat16": 15, "complex64": 2**20, "complex128": 2**40,
+    "int64": 2**58, "int32": 2**27, "int16": 2**15, "int8": 2**7, "uint8": 2**8,
+}  # fmt: skip
+_FACTORS = (1, 2, -1, -2)
+#: Of these the first bytes of a block are made where bits count: NaNs with payloads, -0.0, subnormals, infinities.
+_ODD_PATTERNS = {
+    8: (0x7FF0000000000001, 0x7FF8DEADBEEF1234, -(2**63), 1, 0x7FF0000000000000, -0x7FF0000000000F),
+    4: (0x7F800001, 0x7FC0BEEF, -(2**31), 1, 0x7F800000, -0x7F8F0F),
+    2: (0x7C01, 0x7FC1, -(2**15), 1, 0x7C00, 0x7F80),
+}
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_MASK = 2**62 - 1
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype called `name`."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)  # noqa: S101 - our own mistake
+    return dtype
+
+
+def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: int, size: int) -> Tensor:
+    """Return what rank `source` of `size` passes for rank `target` (or `ALL`) in round `turn`: `length` elements.
+
+    `op` is the reduction (empty: none), whose result is exact.
+    """
+    dtype = dtype_of(name)
+    noise = _noise(length, source + 1, target + 2, turn)
+    sign = 1 - 2 * (noise >> 40 & 1)
+    if name == "bool":
+        return (noise & 1).bool()
+    if name in FLOAT8:
+        return (sign * (1 + noise % 3)).to(torch.float32).to(dtype)
+    if name in COMPLEX:
+        imaginary = _noise(length, source + 1, target + 2, turn + 1000)
+        most = _MAGNITUDES[name] // (4 * size)
+        parts = [(1 + part % most) * (1 - 2 * (part >> 40 & 1)) for part in (noise, imaginary)]
+        if op == "AVG":
+            parts = [part * size for part in parts]
+        return torch.complex(parts[0].double(), parts[1].double()).to(dtype)
+    if op == "PRODUCT":
+        factors = torch.tensor(_FACTORS)[noise % len(_FACTORS)]
+        return (factors.abs() if name == "uint8" else factors).to(dtype)
+    if op in ("BAND", "BOR", "BXOR"):
+        dense = noise | noise >> 7
+        return (dense if op == "BAND" else noise & noise >> 7 if op == "BOR" else noise).to(dtype)
+    if op in ("AVG", "PREMUL_SUM"):
+        most = max(3, _MAGNITUDES[name] // (8 * size * size))
+        return (sign * size * (1 + noise % most)).to(dtype)
+    if name in ("int8", "int16", "uint8"):
+        return noise.to(dtype)  # of all magnitudes, so that sums wrap
+    # Every third place is negative on all ranks, so that a MAX that begins at zero is seen.
+    where = torch.arange(length)
+    sign = torch.where(where % 3 == 0, -1, torch.where(where % 3 == 1, 1, sign))
+    return (sign * (1 + noise % (_MAGNITUDES[name] - 1))).to(dtype)
+
+
+def bits(name: str, length: int, *, source: int, target: int, turn: int) -> Tensor:
+    """Return `length` elements of any bits, the odd ones of floating-point numbers among them; of bool 0 and 1."""
+    dtype = dtype_of(name)
+    word = _WORDS[min(8, dtype.itemsize)]
+    per_element = dtype.itemsize // word.itemsize
+    noise = _noise(length * per_element, source + 1, target + 2, turn)
+    if name == "bool":
+        return (noise & 1).bool()
+    words = (noise * 5 + (noise << 9)).to(word)
+    odd = _ODD_PATTERNS.get(word.itemsize, tuple(range(256)))
+    for place, pattern in enumerate(odd[: len(words)]):
+        words[(place + source) % len(words)] = pattern
+    return words.view(dtype)
+
+
+def reduced(parts: Sequence[Tensor], op: str, factor: float = 1.0) -> Tensor:
+    """Return the reduction of what the ranks passed, in their dtype; exact, see `numbers`.
+
+    bool: SUM and MAX are a logical or, PRODUCT and MIN an and.
+    """
+    dtype = parts[0].dtype
+    if dtype == torch.bool:
+        stacked = torch.stack(list(parts))
+        if op == "BXOR":
+            return stacked.sum(0) % 2 == 1
+        return stacked.all(0) if op in ("PRODUCT", "MIN", "BAND") else stacked.any(0)
+    wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
+    stacked = torch.stack([part.to(wide) for part in parts])
+    if op == "SUM":
+        found = stacked.sum(0)
+    elif op == "AVG":
+        found = stacked.sum(0) / len(parts) if wide != torch.int64 else stacked.sum(0) // len(parts)
+    elif op == "PREMUL_SUM":
+        found = (stacked * factor).sum(0)
+    elif op == "PRODUCT":
+        found = stacked.prod(0)
+    elif op == "MAX":
+        found = stacked.amax(0)
+    elif op == "MIN":
+        found = stacked.amin(0)
+    else:
+        join = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op]
+        found = stacked[0]
+        for part in stacked[1:]:
+            found = join(found, part)
+    return found.to(dtype)
+
+
+def sentinel(dtype: torch.dtype) -> int:
+    """Return the byte that outputs and their surroundings are filled with: NaN in every floating-point dtype."""
+    return 1 if dtype == torch.bool else 0xFF
+
+
+def _noise(length: int, *key: int) -> Tensor:
+    """Return `length` numbers of 62 bits that look random and are functions of their position and `key`."""
+    seed = 0x243F6A8885A308D3
+    for part in key:
+        seed = ((seed ^ part) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & _MASK
+    noise = (torch.arange(length, dtype=torch.int64) + 1) * 0x2545F4914F6CDD1D + seed
+    noise ^= (noise >> 29) & (2**35 - 1)
+    noise *= 0x369DEA0F31A53F85
+    noise ^= (noise >> 32) & (2**32 - 1)
+    return noise & _MASK

@@ -1,0 +1,168 @@
+"""What each operation is: which tensors a rank passes and gets, what they hold, and what of it a backend may lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from conformance.programs.operations.data import ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands in a group: its rank there, the group's size, and the root's rank there."""
+
+    rank: int
+    size: int
+    root: int = 0
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the root."""
+        return self.rank == self.root
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What rank `source` has for rank `target`, `ALL` if for everybody; `length` times the cell's size.
+
+    With `source` `SUMMED` it is the reduction of what every rank has for `target`. `UNTOUCHED` is what it was before.
+    """
+
+    source: int
+    target: int = ALL
+    length: int = 1
+
+
+SUMMED = -2
+UNTOUCHED = -3
+
+#: A tensor: its blocks, one after the other along the first dimension.
+Blocks = tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation. `inputs` and `outputs` say by place what a rank passes and what it must get, tensor by tensor.
+
+    Where it works `in_place`, inputs are the first outputs too, and the input may be empty: then there is only room.
+    `single`: a tensor holds several ranks' blocks. `of_pairs` goes from rank to rank, and does not take part in the
+    order of collectives. `needs` is the capability without which a backend lacks it; empty: every backend has it.
+    """
+
+    name: str
+    inputs: Callable[[Place], tuple[Blocks, ...]]
+    outputs: Callable[[Place], tuple[Blocks, ...]]
+    needs: str = ""
+    reduces: bool = False
+    rooted: bool = False
+    in_place: bool = False
+    single: bool = False
+    of_pairs: bool = False
+    coalesced: bool = False
+
+
+def _mine(place: Place) -> tuple[Blocks, ...]:
+    return ((Block(place.rank),),)
+
+
+def _for_each(place: Place) -> tuple[Blocks, ...]:
+    return tuple((Block(place.rank, target),) for target in range(place.size))
+
+
+def _from_each(place: Place) -> tuple[Blocks, ...]:
+    return tuple((Block(source),) for source in range(place.size))
+
+
+def _for_me_from_each(place: Place) -> tuple[Blocks, ...]:
+    return tuple((Block(source, place.rank),) for source in range(place.size))
+
+
+def _summed(place: Place) -> tuple[Blocks, ...]:
+    return ((Block(SUMMED),),)
+
+
+def _summed_for_me(place: Place) -> tuple[Blocks, ...]:
+    return ((Block(SUMMED, place.rank),),)
+
+
+def _joined(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
+    return lambda place: (tuple(block for part in parts(place) for block in part),)
+
+
+def _at_root(
+    parts: Callable[[Place], tuple[Blocks, ...]], others: Callable[[Place], tuple[Blocks, ...]] = lambda place: ()
+) -> Callable[[Place], tuple[Blocks, ...]]:
+    return lambda place: parts(place) if place.is_root else others(place)
+
+
+def uneven(source: int, target: int) -> int:
+    """Return how many times the cell's size `source` sends to `target` where splits are uneven; zero for some."""
+    return (2 * source + target) % 3
+
+
+def _uneven_sent(place: Place) -> tuple[Blocks, ...]:
+    return (tuple(Block(place.rank, target, uneven(place.rank, target)) for target in range(place.size)),)
+
+
+def _uneven_received(place: Place) -> tuple[Blocks, ...]:
+    return (tuple(Block(source, place.rank, uneven(source, place.rank)) for source in range(place.size)),)
+
+
+def _to_next(place: Place) -> tuple[Blocks, ...]:
+    return ((Block(place.rank, (place.rank + 1) % place.size),),) if place.size > 1 else ()
+
+
+def _from_previous(place: Place) -> tuple[Blocks, ...]:
+    return ((Block((place.rank - 1) % place.size, place.rank),),) if place.size > 1 else ()
+
+
+def _several(parts: Callable[[Place], tuple[Blocks, ...]]) -> Callable[[Place], tuple[Blocks, ...]]:
+    """Return three tensors instead of one, of different lengths."""
+
+    def lengthened(place: Place) -> tuple[Blocks, ...]:
+        (blocks,) = parts(place)
+        return tuple(tuple(Block(block.source, block.target, length) for block in blocks) for length in (1, 3, 2))
+
+    return lengthened
+
+
+_ALL = (
+    Operation("all_reduce", _mine, _summed, reduces=True, in_place=True),
+    Operation("broadcast", _at_root(_mine), lambda place: ((Block(place.root),),), rooted=True, in_place=True),
+    Operation(
+        "reduce", _mine, _at_root(_summed, lambda place: ((Block(UNTOUCHED),),)), "reduce", reduces=True, rooted=True,
+        in_place=True,
+    ),
+    Operation("all_gather", _mine, _from_each),
+    Operation("all_gather_single", _mine, _joined(_from_each), "all_gather_into_tensor", single=True),
+    Operation("reduce_scatter", _for_each, _summed_for_me, "reduce_scatter", reduces=True),
+    Operation(
+        "reduce_scatter_single", _joined(_for_each), _summed_for_me, "reduce_scatter", reduces=True, single=True
+    ),
+    Operation("gather", _mine, _at_root(_from_each), "gather_scatter", rooted=True),
+    Operation(
+        "scatter", _at_root(_for_each), lambda place: ((Block(place.root, place.rank),),), "gather_scatter",
+        rooted=True,
+    ),
+    Operation("all_to_all", _for_each, _for_me_from_each, "all_to_all"),
+    Operation("all_to_all_single", _joined(_for_each), _joined(_for_me_from_each), "all_to_all", single=True),
+    Operation("all_to_all_uneven", _uneven_sent, _uneven_received, "all_to_all", single=True),
+    Operation("send_recv", _to_next, _from_previous, "send_recv", of_pairs=True),
+    Operation(
+        "all_reduce_coalesced", _several(_mine), _several(_summed), "coalesced", reduces=True, in_place=True,
+        coalesced=True,
+    ),
+    Operation(
+        "all_gather_single_coalesced", _several(_mine), _several(_joined(_from_each)), "single_coalesced",
+        single=True, coalesced=True,
+    ),
+    Operation(
+        "reduce_scatter_single_coalesced", _several(_joined(_for_each)), _several(_summed_for_me),
+        "single_coalesced", reduces=True, single=True, coalesced=True,
+    ),
+)  # fmt: skip
+
+#: Every operation by its name. Names are those of torch's public functions, where there are some.
+OPERATIONS: Mapping[str, Operation] = MappingProxyType({operation.name: operation for operation in _ALL})

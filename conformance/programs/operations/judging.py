@@ -1,0 +1,186 @@
+"""What a rank must get in a cell, and what is wrong with what it got, in words that name the mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance.oracles.difference import equal_values
+from conformance.programs.operations.calls import FACTOR
+from conformance.programs.operations.cell import REDUCTIONS, Cell
+from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel
+from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What every tensor of a cell holds, at one place and in one round. Pure."""
+
+    cell: Cell
+    place: Place
+    turn: int = 0
+
+    def sent(self, blocks: Blocks) -> Tensor:
+        """Return what an input with these blocks holds, flat."""
+        return torch.cat([self.of_rank(block.source, block) for block in blocks])
+
+    def received(self, blocks: Blocks) -> Tensor:
+        """Return what an output with these blocks must hold, flat."""
+        return torch.cat([self._received(block) for block in blocks])
+
+    def numel(self, block: Block) -> int:
+        """Return how many elements the block has."""
+        numel = 1
+        for length in self.cell.block_shape:
+            numel *= length
+        return numel * block.length
+
+    def shape(self, blocks: Blocks) -> tuple[int, ...]:
+        """Return the shape of a tensor with these blocks, joined along the first dimension."""
+        own = self.cell.block_shape
+        if self.cell.form == "stacked" and len(blocks) > 1:
+            return (len(blocks), *own)
+        if len(blocks) == 1 and blocks[0].length == 1:
+            return own
+        joined = sum(block.length for block in blocks)
+        return (joined * own[0], *own[1:]) if own else (joined,)
+
+    def of_rank(self, source: int, block: Block) -> Tensor:
+        """Return what rank `source` passes where `block` is for its target."""
+        cell, length = self.cell, self.numel(block)
+        rows = cell.block_shape[0] if cell.reads == "expanded" and len(cell.block_shape) > 1 else 1
+        key = {"source": source, "target": block.target, "turn": self.turn}
+        if cell.data == "bits":
+            values = bits(cell.dtype, length // max(1, rows), **key)
+        else:
+            values = numbers(cell.dtype, cell.reduction, length // max(1, rows), size=self.place.size, **key)
+        return values.repeat(rows)
+
+    def all_parts(self, block: Block) -> list[Tensor]:
+        """Return what every rank passes for the block's target."""
+        return [self.of_rank(source, block) for source in range(self.place.size)]
+
+    def _received(self, block: Block) -> Tensor:
+        if block.source == SUMMED:
+            return reduced(self.all_parts(block), self.cell.reduction, FACTOR)
+        return self.of_rank(self.place.rank if block.source == UNTOUCHED else block.source, block)
+
+
+def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
+    """Return what is wrong with an output, as a clause that begins with `which`; empty if nothing is."""
+    expected = truth.received(blocks)
+    shape, dtype = truth.shape(blocks), dtype_of(truth.cell.dtype)
+    if got.dtype != dtype or tuple(got.shape) != shape:
+        return f"{which} is {_kind(got)}, expected {'x'.join(map(str, shape)) or 'scalar'} {truth.cell.dtype}"
+    flat = got.detach().to("cpu").reshape(-1)
+    differs = ~_same(expected, flat, as_bits=truth.cell.data == "bits")
+    number = int(differs.sum())
+    if not number:
+        return ""
+    first = int(differs.nonzero()[0])
+    index = [int(part) for part in torch.unravel_index(torch.tensor(first), shape)] if shape else []
+    place = f" at {index}" if index else ""
+    wanted, came = _element(expected, first), _element(flat, first)
+    return (
+        f"{which}: {number} of {flat.numel()} elements are wrong, the first{place}: expected {wanted}, got {came}"
+        f"{_reading(truth, blocks, flat, differs)}"
+    )
+
+
+def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
+    if as_bits or expected.dtype.itemsize == 1:
+        width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        if expected.is_complex():
+            expected, got = torch.view_as_real(expected).reshape(-1), torch.view_as_real(got).reshape(-1)
+            pairs = expected.view(width[expected.dtype.itemsize]) == got.view(width[got.dtype.itemsize])
+            return pairs.view(-1, 2).all(1)
+        return expected.view(width[expected.dtype.itemsize]) == got.view(width[got.dtype.itemsize])
+    return equal_values(expected, got)
+
+
+def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
+    """Return what a wrong output may be instead, as the end of a sentence; empty if nobody can tell."""
+    unwritten = _is_unwritten(got) & differs
+    if bool(unwritten.any()) and int(unwritten.sum()) == int(differs.sum()):
+        some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
+        return f"; {some} was written" if some == "nothing" else f"; {some} were not written"
+    if _is_permuted(truth.received(blocks), got):
+        return "; the right values stand in wrong places"
+    start = 0
+    for block in blocks:
+        length = truth.numel(block)
+        part, wrong = got[start : start + length], differs[start : start + length]
+        start += length
+        if not bool(wrong.any()):
+            continue
+        where = "" if len(blocks) == 1 else "the part in which it is "
+        for meaning, value in _candidates(truth, block):
+            if value.numel() and value.dtype == part.dtype and bool(_same(value, part, as_bits=True)[wrong].all()):
+                return f"; {where or 'it '}holds {meaning}"
+        return ""
+    return ""
+
+
+def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a block may hold by mistake."""
+    size, cell = truth.place.size, truth.cell
+    parts = truth.all_parts(block)
+    if block.source == SUMMED:
+        for other in REDUCTIONS:
+            if other != cell.reduction and _can_reduce(cell, other):
+                yield f"the {other} instead", reduced(parts, other, FACTOR)
+        for source in range(size):
+            if size > 1:
+                others = [part for rank, part in enumerate(parts) if rank != source]
+                yield f"the {cell.reduction} without rank {source}'s part", reduced(others, cell.reduction, FACTOR)
+        if cell.reduction == "AVG" and cell.dtype in ("float32", "float64"):
+            total = reduced(parts, "SUM")
+            yield "the sum divided by something else than the group's size", total / max(1, total.numel())
+    for target in (ALL, *range(size)):
+        for source in range(size):
+            other_block = Block(source, target, block.length)
+            whose = f"rank {source}'s own part" if target == ALL else f"what rank {source} has for rank {target}"
+            if (source, target) != (block.source, block.target):
+                yield whose, truth.of_rank(source, other_block)
+            if block.source == SUMMED and source == 0 and target != block.target:
+                there = [truth.of_rank(rank, other_block) for rank in range(size)]
+                yield f"the {cell.reduction} for rank {target}", reduced(there, cell.reduction, FACTOR)
+    for turn in range(truth.turn):
+        yield f"what was right in round {turn}", Truth(cell, truth.place, turn).received((block,))
+    for root in range(size):
+        if cell.what.rooted and root != truth.place.root:
+            yield f"what rank {root} would send as the root", truth.of_rank(root, block)
+
+
+def _can_reduce(cell: Cell, op: str) -> bool:
+    return Cell("all_reduce", cell.dtype, op).is_possible and op != "PREMUL_SUM"
+
+
+def _is_unwritten(got: Tensor) -> Tensor:
+    """Return which elements are still the sentinel."""
+    size = got.element_size()
+    return (got.contiguous().view(torch.uint8).view(-1, size) == sentinel(got.dtype)).all(1)
+
+
+def _is_permuted(expected: Tensor, got: Tensor) -> bool:
+    """Whether `got` holds the expected values in another order, as where memory was read or written in its order."""
+    if expected.is_complex() or expected.dtype.itemsize == 1 or len(set(expected.tolist())) < 4:
+        return False
+    return bool(torch.equal(expected.sort().values, got.sort().values))
+
+
+def _element(flat: Tensor, index: int) -> str:
+    value = flat[index]
+    if value.dtype == torch.bool:
+        return f"the byte {flat.view(torch.uint8)[index].item()}"
+    if value.dtype.itemsize == 1 and value.dtype.is_floating_point:
+        return f"{value.float().item():g}"
+    number = value.item()
+    return f"{number:g}" if isinstance(number, float) and not number.is_integer() else f"{number}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"

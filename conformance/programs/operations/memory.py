@@ -1,0 +1,104 @@
+"""Tensors in every layout, each within an arena whose other bytes nobody may touch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance.programs.operations.data import sentinel
+
+#: How a tensor lies in memory. `expanded` can only be read: its rows are one row.
+LAYOUTS = ("contiguous", "transposed", "strided", "channels_last", "expanded", *(f"offset-{n}" for n in range(1, 16)))
+#: So many elements lie before and after every tensor.
+_GUARD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A tensor and all the memory round it."""
+
+    tensor: Tensor
+    memory: Tensor
+    before: Tensor
+
+    @staticmethod
+    def of(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: torch.device) -> Arena:
+        """Return a tensor of `shape` in `layout`, which the sentinel fills like the memory round it.
+
+        A layout that the shape cannot have (a vector is not transposed) is contiguous.
+        """
+        strides, span = _strides(shape, layout)
+        start = _GUARD + (int(layout.removeprefix("offset-")) if layout.startswith("offset-") else 0)
+        # As bytes: a float8 cannot be filled.
+        raw = torch.full(((start + span + _GUARD) * dtype.itemsize,), sentinel(dtype), dtype=torch.uint8, device=device)
+        memory = raw.view(dtype)
+        return Arena(memory.as_strided(shape, strides, start), raw, raw.clone())
+
+    def fill(self, values: Tensor) -> None:
+        """Put `values`, of as many elements, into the tensor in logical order, and take that for its first state."""
+        if self.tensor.dim() and self.tensor.numel() and self.tensor.stride(0) == 0 and self.tensor.shape[0] > 1:
+            self.tensor[0].copy_(values.view(self.tensor.shape)[0])
+        else:
+            self.tensor.copy_(values.view(self.tensor.shape))
+        self.before.copy_(self.memory)
+
+    def touched(self) -> str:
+        """Return which bytes outside of the tensor have changed, as a clause; empty if none has."""
+        size = self.tensor.element_size()
+        wrong = (self.memory != self.before).view(-1, size)
+        place = (self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
+        if self.tensor.numel():  # whatever is in the tensor may change
+            wrong[torch.arange(len(wrong), device=wrong.device).as_strided(*place).reshape(-1)] = False
+        found = wrong.view(-1).nonzero().flatten()
+        if not len(found):
+            return ""
+        offset = int(found[0]) - self.tensor.storage_offset() * size
+        return f"{len(found)} byte(s) outside of it changed, the first at byte {offset} from its start"
+
+    def changed(self) -> str:
+        """Return how many elements of the tensor are no longer what they were, as a clause; empty if all are."""
+        place = (self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
+        if not self.tensor.numel():
+            return ""
+        now, then = (_raw(memory.view(self.tensor.dtype).as_strided(*place)) for memory in (self.memory, self.before))
+        differs = now != then
+        number = int(differs.sum())
+        return f"{number} of {self.tensor.numel()} elements changed" if number else ""
+
+
+def shaped(numel: int, layout: str) -> tuple[int, ...]:
+    """Return a shape of about `numel` elements that can lie in `layout`."""
+    if layout == "channels_last":
+        return (2, 3, 1, max(1, numel // 6)) if numel else (0, 3, 2, 2)
+    if layout in ("transposed", "strided", "expanded"):
+        rows = next((rows for rows in (5, 4, 3, 2) if numel % rows == 0), 1)
+        return (rows, numel // rows) if rows > 1 else (2, (numel + 1) // 2)
+    return (numel,)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """Return `tensor` as integers of its width, which compare and copy bit by bit."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]:
+    """Return strides and the number of elements from the first to the last, both included."""
+    order = list(range(len(shape)))
+    if layout == "transposed":
+        order.reverse()
+    elif layout == "channels_last" and len(shape) == 4:
+        order = [0, 2, 3, 1]
+    strides = [0] * len(shape)
+    step = 2 if layout == "strided" else 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= max(1, shape[dimension])
+    if layout == "expanded" and len(shape) > 1:
+        strides[0] = 0
+    last = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
+    return tuple(strides), last + 1

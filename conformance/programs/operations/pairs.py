@@ -1,0 +1,110 @@
+"""Cells in which every two values of two axes meet that go together: few, and the same every time."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+from conformance.programs.operations.cell import AXES, Cell
+from conformance.programs.operations.data import COMPLEX
+from conformance.programs.operations.description import OPERATIONS
+
+#: Two axes with a value each.
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+_SEED = 7
+#: So many cells are drawn for each that is kept.
+_DRAWS = 40
+#: Where the other axes have these values, whatever is possible at all is possible.
+_PLAIN = tuple(
+    {"dtype": dtype, "op": op}
+    for dtype, op in (("float32", "SUM"), ("int32", "BAND"), ("float32", "AVG"), ("bool", "SUM"))
+)
+
+
+def pairs_of(cell: Cell) -> frozenset[Pair]:
+    """Return the pairs of values that meet in a cell; axes that mean nothing there have none."""
+    values = [(axis, getattr(cell, axis)) for axis in AXES if _counts(cell, axis)]
+    return frozenset(combinations(values, 2))
+
+
+def covered_pairs(cells: Iterable[Cell]) -> frozenset[Pair]:
+    """Return the pairs that meet in some of `cells`."""
+    return frozenset().union(*map(pairs_of, cells))
+
+
+@cache
+def possible_pairs() -> frozenset[Pair]:
+    """Return the pairs that meet in some cell that is possible."""
+    return frozenset(_plain_cells())
+
+
+@cache
+def paired_cells() -> tuple[Cell, ...]:
+    """Return cells in which all possible pairs meet, by a greedy choice. Takes seconds."""
+    plain = _plain_cells()
+    missing, kept, rng = dict.fromkeys(plain), [], random.Random(_SEED)
+    while missing:
+        pair = next(iter(missing))
+        drawn = [_drawn(rng, dict(pair)) for _ in range(_DRAWS)]
+        possible = [cell for cell in drawn if _is_tried(cell) and pair in pairs_of(cell)]
+        best = max([*possible, plain[pair]], key=lambda cell: len(pairs_of(cell) & missing.keys()))
+        kept.append(best)
+        for met in pairs_of(best):
+            missing.pop(met, None)
+    return tuple(kept)
+
+
+@cache
+def _plain_cells() -> Mapping[Pair, Cell]:
+    """Return for each pair that can meet a cell that is as ordinary as can be otherwise."""
+    found: dict[Pair, Cell] = {}
+    for first, second in combinations(AXES, 2):
+        for one, other in product(AXES[first], AXES[second]):
+            pair = ((first, one), (second, other))
+            for operation, rest in product(AXES["operation"], _PLAIN):
+                cell = Cell(**{"operation": operation, **rest, **dict(pair)})
+                if _is_tried(cell) and pair in pairs_of(cell):
+                    found[pair] = cell
+                    break
+    return found
+
+
+def _drawn(rng: random.Random, fixed: dict[str, Any]) -> Cell:
+    """Return a cell with these values and others at random, most of them ordinary."""
+    values = {
+        axis: values[0] if axis not in ("operation", "dtype", "op") and rng.random() < 0.5 else rng.choice(values)
+        for axis, values in AXES.items()
+    }
+    return Cell(**{**values, **fixed})
+
+
+def _is_tried(cell: Cell) -> bool:
+    """Whether a cell is possible, and no other requirement lets a backend refuse it."""
+    spread = {cell.reads, cell.writes} - {"contiguous", "offset-1", "offset-3"}
+    of_tensors = cell.path == "public" or cell.dtype not in COMPLEX
+    return cell.is_possible and not spread and of_tensors and cell.form in ("flat", "plane", "deep")
+
+
+def _counts(cell: Cell, axis: str) -> bool:
+    """Whether the value on `axis` makes a difference in this cell."""
+    if axis == "op":
+        return OPERATIONS[cell.operation].reduces
+    return axis != "root" or OPERATIONS[cell.operation].rooted
+
+
+def main() -> None:
+    """Print the cells as JSON, one on a line, and on standard error how many pairs meet in them."""
+    cells = paired_cells()
+    print("[" + ",\n".join(json.dumps(cell.to_json()) for cell in cells) + "]")
+    met = len(covered_pairs(cells) & possible_pairs())
+    print(f"{met} of {len(possible_pairs())} pairs of values meet in {len(cells)} cells", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Program `refused_calls`: calls that a backend, or torch for it, must refuse with an error, and what works afterwards.
+
+All ranks make the same mistaken call, so that none waits for another, whoever checks and wherever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from conformance.observation import Facts
+from conformance.oracles.expected import Raises, Right
+from conformance.programs.operations.calls import named
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.scenario import Scenario
+
+_OF_REALS = ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistaken call: what it is called in facts, the call, and words of which the error must hold each."""
+
+    name: str
+    call: Callable[[RankContext], Any]
+    mentions: tuple[str | tuple[str, ...], ...] = ()
+
+
+@program("refused_calls", invariants=(), without_ddp=True)
+def refused_calls(ctx: RankContext) -> None:
+    """Make the mistaken calls of the scenario's argument `case`; observes each error, and a sum after it.
+
+    All ranks run it.
+    """
+    for mistake in CASES[str(ctx.arguments["case"])]:
+        with ctx.phase(mistake.name):
+            with ctx.catching(mistake.name):
+                works = mistake.call(ctx)
+                for work in works if isinstance(works, list) else [works]:
+                    if isinstance(work, dist.Work):
+                        work.wait()
+            ctx.observe(f"all_reduce after {mistake.name}", _wrong_sum(ctx))
+
+
+@refused_calls.expects
+def _refused_calls(scenario: Scenario) -> Mapping[int, Facts]:
+    facts: dict[str, Any] = {}
+    for mistake in CASES[str(scenario.arguments["case"])]:
+        facts[mistake.name] = Raises(("Exception",), mistake.mentions)
+        facts[f"all_reduce after {mistake.name}"] = Right()
+    return dict.fromkeys(range(scenario.world_size), facts)
+
+
+def _wrong_sum(ctx: RankContext) -> str:
+    tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
+    dist.all_reduce(tensor, group=ctx.process_group)
+    expected = float(sum(range(1, ctx.world_size + 1)))
+    return "" if tensor.tolist() == [expected] * 3 else f"the sum is {tensor.tolist()}, expected {expected:g} thrice"
+
+
+def _ones(ctx: RankContext, length: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(length, device=ctx.device).to(dtype)
+
+
+def _all_reduce(op: str, dtype: torch.dtype) -> Callable[[RankContext], Any]:
+    return lambda ctx: dist.all_reduce(_ones(ctx, dtype=dtype), getattr(dist.ReduceOp, op), group=ctx.process_group)
+
+
+def _wrong_lists(ctx: RankContext, number: int) -> list[Tensor]:
+    return [_ones(ctx) for _ in range(number)]
+
+
+def _split(ctx: RankContext, received: list[int], sent: list[int], num_in: int, num_out: int) -> Any:
+    return dist.all_to_all_single(_ones(ctx, num_out), _ones(ctx, num_in), received, sent, group=ctx.process_group)
+
+
+def _batch(operations: Any) -> Any:
+    return dist.batch_isend_irecv(operations)
+
+
+def _gather_single(ctx: RankContext, num_out: int, dtype: torch.dtype = torch.float32) -> Any:
+    call = named(dist, "all_gather_single", "all_gather_into_tensor")
+    return call(_ones(ctx, num_out, dtype), _ones(ctx), group=ctx.process_group)
+
+
+CASES: Mapping[str, tuple[Mistake, ...]] = {
+    "avg-of-bool": (Mistake("all_reduce AVG of bool", _all_reduce("AVG", torch.bool)),),
+    "order-of-complex": tuple(
+        Mistake(f"all_reduce {op} of {dtype}".replace("torch.", ""), _all_reduce(op, dtype), (op,))
+        for op in _OF_REALS
+        for dtype in (torch.complex64, torch.complex128)
+    ),
+    "bitwise-of-floats": tuple(
+        Mistake(f"all_reduce {op} of {dtype}".replace("torch.", ""), _all_reduce(op, dtype))
+        for op in ("BAND", "BOR", "BXOR")
+        for dtype in (torch.float32, torch.float64)
+    ),
+    "mixed-dtypes": (
+        Mistake(
+            "all_gather of int64 into lists of float32",
+            lambda ctx: dist.all_gather(
+                _wrong_lists(ctx, ctx.world_size), _ones(ctx, dtype=torch.int64), group=ctx.process_group
+            ),
+        ),
+        Mistake(
+            "all_gather of float32 into float32 and float64",
+            lambda ctx: dist.all_gather(
+                [_ones(ctx, dtype=torch.float64), *_wrong_lists(ctx, ctx.world_size - 1)], _ones(ctx),
+                group=ctx.process_group,
+            ),
+        ),
+    ),
+    "wrong-splits": (
+        Mistake("all_to_all_single, more sent than there is",
+                lambda ctx: _split(ctx, [1] * ctx.world_size, [2] * ctx.world_size, ctx.world_size, ctx.world_size)),
+        Mistake("all_to_all_single, more received than there is room for",
+                lambda ctx: _split(ctx, [2] * ctx.world_size, [1] * ctx.world_size, ctx.world_size, ctx.world_size)),
+        Mistake("all_to_all_single, splits for fewer ranks than there are",
+                lambda ctx: _split(ctx, [1], [1], ctx.world_size, ctx.world_size)),
+        Mistake("all_to_all_single of a size that cannot be divided",
+                lambda ctx: _split(ctx, [], [], ctx.world_size + 1, ctx.world_size + 1)),
+    ),
+    "wrong-sizes": (
+        Mistake("all_gather into a list that is too short",
+                lambda ctx: dist.all_gather(_wrong_lists(ctx, ctx.world_size - 1), _ones(ctx),
+                                            group=ctx.process_group)),
+        Mistake("all_gather into a list that is too long",
+                lambda ctx: dist.all_gather(_wrong_lists(ctx, ctx.world_size + 1), _ones(ctx),
+                                            group=ctx.process_group)),
+        Mistake("all_gather into tensors that are too small",
+                lambda ctx: dist.all_gather([_ones(ctx, 3) for _ in range(ctx.world_size)], _ones(ctx),
+                                            group=ctx.process_group)),
+        Mistake("broadcast from a rank that there is not",
+                lambda ctx: dist.broadcast(_ones(ctx), group_src=ctx.world_size, group=ctx.process_group)),
+        Mistake("broadcast with both kinds of root",
+                lambda ctx: dist.broadcast(_ones(ctx), src=0, group_src=0, group=ctx.process_group)),
+        Mistake("broadcast without a root",
+                lambda ctx: dist.broadcast(_ones(ctx), group=ctx.process_group)),
+    ),
+    "wrong-single-sizes": (
+        Mistake("all_gather_single into too small a tensor",
+                lambda ctx: _gather_single(ctx, 4 * ctx.world_size - 1)),
+        Mistake("all_gather_single into too large a tensor",
+                lambda ctx: _gather_single(ctx, 4 * ctx.world_size + 1)),
+        Mistake("all_gather_single into another dtype",
+                lambda ctx: _gather_single(ctx, 4 * ctx.world_size, torch.float64)),
+    ),
+    "wrong-scatters": (
+        Mistake("reduce_scatter of a list that is too short",
+                lambda ctx: dist.reduce_scatter(_ones(ctx), _wrong_lists(ctx, ctx.world_size - 1),
+                                                group=ctx.process_group)),
+        Mistake("reduce_scatter_single of a size that does not fit",
+                lambda ctx: named(dist, "reduce_scatter_single", "reduce_scatter_tensor")(
+                    _ones(ctx), _ones(ctx, 4 * ctx.world_size - 1), group=ctx.process_group)),
+    ),
+    "wrong-batches": (
+        Mistake("batch_isend_irecv of tensors", lambda ctx: _batch([_ones(ctx)]), ("P2POp",)),
+        Mistake("batch_isend_irecv of something else than a list",
+                lambda ctx: _batch((_ones(ctx),)), ("P2POp",)),
+    ),
+    "unknown-ranks": (
+        Mistake("new_group of a rank that there is not",
+                lambda ctx: dist.new_group([0, ctx.world_size]), (("rank", "range"),)),
+        Mistake("new_group that names a rank twice", lambda ctx: dist.new_group([0, 0]), ("duplicate",)),
+    ),
+}  # fmt: skip

@@ -1,0 +1,177 @@
+"""Operations of a backend: their data is exact, their truth is theirs alone, and what is wrong is named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from conformance.chapters.backend.crossed.scenarios import CELLS
+from conformance.programs.operations.calls import FACTOR
+from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
+from conformance.programs.operations.data import ALL, FLOATS, INTEGERS, MOST_RANKS, bits, dtype_of, numbers, reduced
+from conformance.programs.operations.description import OPERATIONS, Place
+from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
+from conformance.programs.operations.pairs import covered_pairs, paired_cells, possible_pairs
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
+from conformance.spec.profile import in_profile
+from conformance.suite import load_scenarios
+
+CPU = torch.device("cpu")
+
+
+def own_scenarios() -> tuple[Scenario, ...]:
+    return in_profile("backend", load_scenarios(), load_catalogue())
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_reductions_are_exact_whatever_the_order(dtype: str, op: str) -> None:
+    """Otherwise a backend that adds up in another order would be called wrong."""
+    if not Cell("all_reduce", dtype, op).is_possible:
+        return
+    parts = [numbers(dtype, op, 64, source=rank, target=ALL, turn=0, size=MOST_RANKS) for rank in range(MOST_RANKS)]
+    expected = reduced(parts, op, FACTOR)
+    for order in ([*range(MOST_RANKS)], [*reversed(range(MOST_RANKS))], [3, 1, 7, 0, 2, 6, 4, 5]):
+        total = parts[order[0]].clone() * (FACTOR if op == "PREMUL_SUM" else 1)
+        for rank in order[1:]:
+            part = parts[rank] * (FACTOR if op == "PREMUL_SUM" else 1)
+            if op in ("SUM", "AVG", "PREMUL_SUM"):
+                total = total + part
+            elif op == "PRODUCT":
+                total = total * part
+            elif op in ("MAX", "MIN"):
+                total = torch.maximum(total, part) if op == "MAX" else torch.minimum(total, part)
+            else:
+                total = {"BAND": total & part, "BOR": total | part, "BXOR": total ^ part}[op]
+        assert torch.equal(total / MOST_RANKS if op == "AVG" else total, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_no_reduction_can_be_taken_for_another_nor_lack_a_rank(dtype: str, size: int) -> None:
+    ops = [op for op in REDUCTIONS if Cell("all_reduce", dtype, op).is_possible]
+    for op in ops:
+        parts = [numbers(dtype, op, 16, source=rank, target=ALL, turn=0, size=size) for rank in range(size)]
+        results = {other: reduced(parts, other, FACTOR) for other in ops}
+        alike = [other for other in ops if other != op and torch.equal(results[other], results[op])]
+        assert alike == [], f"{op} of {dtype} looks like {alike}"
+        for left_out in range(size):
+            rest = parts[:left_out] + parts[left_out + 1 :]
+            assert not torch.equal(reduced(rest, op, FACTOR), results[op]), f"{op} does not need rank {left_out}"
+
+
+def test_blocks_differ_by_sender_receiver_and_round() -> None:
+    blocks = [
+        numbers("int32", "", 5, source=source, target=target, turn=turn, size=4)
+        for source in range(4)
+        for target in (ALL, 0, 1, 2, 3)
+        for turn in range(3)
+    ]
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(blocks, 2))
+
+
+def test_bits_hold_what_floating_point_numbers_can_lose() -> None:
+    for name in ("float32", "float64"):
+        values = bits(name, 300, source=1, target=ALL, turn=0)
+        assert values.isnan().any()
+        assert values.isinf().any()
+        assert ((values == 0) & values.signbit()).any()
+        assert ((values != 0) & (values.abs() < torch.finfo(values.dtype).tiny)).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "complex64", "bfloat16"])
+def test_a_tensor_lies_in_its_arena_and_what_happens_round_it_is_seen(layout: str, dtype: str) -> None:
+    arena = Arena.of(shaped(24, layout), dtype_of(dtype), layout, CPU)
+    numel = arena.tensor.numel()
+    values = numbers(dtype, "", numel, source=0, target=ALL, turn=0, size=2)
+    if layout == "expanded":
+        values = values[: numel // 5].repeat(5) if numel % 5 == 0 else values[: numel // 4].repeat(4)
+    arena.fill(values)
+    assert torch.equal(arena.tensor.reshape(-1), values.view(-1))
+    assert (arena.changed(), arena.touched()) == ("", "")
+    last = arena.tensor[tuple(length - 1 for length in arena.tensor.shape)]
+    last.add_(1)
+    assert "elements changed" in arena.changed()
+    assert arena.touched() == ""
+    arena.memory[-1] ^= 0x11
+    assert "outside of it changed" in arena.touched()
+
+
+def test_every_output_of_every_operation_is_sent_by_somebody() -> None:
+    """What a rank must get is what the others' inputs hold, so that nothing right is called wrong."""
+    for operation in OPERATIONS.values():
+        cell = Cell(operation.name, "int64")
+        for rank in range(3):
+            place = Place(rank, 3, 1)
+            sent = {
+                (block.source, block.target, block.length)
+                for other in range(3)
+                for blocks in operation.inputs(Place(other, 3, 1))
+                for block in blocks
+            }
+            for blocks in operation.outputs(place):
+                assert Truth(cell, place).received(blocks).numel() == sum(7 * block.length for block in blocks)
+                for block in blocks:
+                    sources = [block.source] if block.source >= 0 else [0, 1, 2] if block.source == -2 else []
+                    assert {(source, block.target, block.length) for source in sources} <= sent
+
+
+def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None:
+    cell = Cell("all_reduce", "int32", "BOR", numel=4)
+    truth = Truth(cell, Place(0, 3))
+    (blocks,) = cell.what.outputs(truth.place)
+    parts = truth.all_parts(blocks[0])
+    right = truth.received(blocks)
+    assert wrong_values(truth, blocks, right, "the result") == ""
+    told = wrong_values(truth, blocks, reduced(parts, "SUM"), "the result")
+    assert told.startswith("the result: ")
+    assert told.endswith("it holds the SUM instead")
+    assert "4 elements are wrong, the first at [0]: expected" in wrong_values(truth, blocks, right + 1, "the result")
+    assert wrong_values(truth, blocks, torch.full_like(right, -1), "x").endswith("nothing was written")
+    assert "is 3 int32, expected 4 int32" in wrong_values(truth, blocks, right[:3], "the result")
+    gather = Truth(Cell("all_gather", "int32", numel=4), Place(0, 3))
+    slot = gather.cell.what.outputs(gather.place)[1]
+    other = gather.received(gather.cell.what.outputs(gather.place)[2])
+    assert wrong_values(gather, slot, other, "output 1").endswith("it holds rank 2's own part")
+    assert wrong_values(gather, slot, gather.received(slot).flip(0), "x").endswith("stand in wrong places")
+
+
+def test_a_cell_comes_back_from_json_and_its_name_says_all_that_matters() -> None:
+    cells = [Cell.from_json(data) for one in own_scenarios() for data in one.arguments.get("cells", ())]
+    assert len(cells) > 5000
+    assert all(Cell.from_json(cell.to_json()) == cell for cell in cells)
+    for scenario in own_scenarios():
+        named = Counter(Cell.from_json(data).describe() for data in scenario.arguments.get("cells", ()))
+        assert [name for name, number in named.items() if number > 1] == []
+
+
+def test_the_cells_of_a_scenario_need_what_it_says() -> None:
+    """Otherwise a backend that lacks a capability would be judged by it, or a cell be left out for another's sake."""
+    for scenario in own_scenarios():
+        for data in scenario.arguments.get("cells", ()):
+            assert Cell.from_json(data).needs == set(scenario.needs), scenario.id
+
+
+def test_all_pairs_of_values_on_the_axes_are_tried() -> None:
+    cells = paired_cells()
+    written = [Cell.from_json(data) for data in json.loads(CELLS.read_text())]
+    advice = "write it anew: python -m conformance.programs.operations.pairs > conformance/chapters/backend/crossed/"
+    assert written == list(cells), f"{advice}{CELLS.name}"
+    assert covered_pairs(cells) >= possible_pairs()
+    assert len(cells) < 400
+    assert len(possible_pairs()) > 2500
+    assert set(AXES) == {axis for pair in possible_pairs() for axis, _ in pair}
+
+
+def test_only_what_is_possible_is_tried() -> None:
+    assert distinct([Cell("all_reduce", "complex64", "MAX"), Cell("all_reduce", "float32", "BOR")]) == ()
+    assert distinct([Cell("all_gather"), Cell("all_gather", root=1), Cell("all_gather", op="MAX")]) == (
+        Cell("all_gather", op="MAX"),
+    )
