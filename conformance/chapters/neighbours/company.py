@@ -7,7 +7,7 @@ uses, on when its gradients come or on what it has communicated before: else it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower
+from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower, Uses
 from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.models.low_precision import precision_of
@@ -31,11 +31,9 @@ from conformance.truth.truth import truth_of
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
 GROUPS = ("one", "own", "parts", "overlapping")
-UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise")
+UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise", "skipped")
 LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
-
-_Uses = Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -79,19 +77,22 @@ class Company:
         """How many layers a tower has: fewer where one stands on another, so that numbers stay small."""
         return DEPTH if self.layout in ("alone", "side_by_side", "separate", "shared") else DEPTH - 1
 
-    def uses(self, rank: int, step: int, tower: int, world_size: int) -> _Uses:
-        """Return which branches of a tower a rank uses in a step."""
-        everything = [True] * self.depth
+    def uses(self, rank: int, step: int, tower: int, world_size: int) -> Uses:
+        """Return which branches of a tower a rank uses in a step; None where it uses the layer neither."""
+        everything: list[bool | None] = [True] * self.depth
         idle = {
             "none": False,
             "nobody": True,
             "one_rank": rank == 0,
             "alternating": rank == step % world_size,
             "later": step > 0 and rank != 1 % world_size,
+            "skipped": False,
             "crosswise": rank == (0 if tower % 2 else world_size - 1),
         }[self.unused]
         if idle:
             everything[(tower + self.depth - 1) % self.depth] = False
+        if self.unused == "skipped" and rank == 0 and step > 0:
+            everything[1] = None
         return everything
 
     def is_local(self, step: int, tower: int) -> bool:

@@ -13,7 +13,6 @@ from conformance.mutants.bases import Reducing
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
-from ddp_impl.reducer_state import Event
 
 
 class LeavesWithItsLastGradient(Reducing):
@@ -66,21 +65,6 @@ class FullOnesEndFirst(Reducing):
         def construction(self) -> Any:  # type: ignore[override]
             """The place among the wrappers of a backward."""
             return bool(self.arrivals.missing), self.__dict__["construction"]
-
-
-class HandsOutAtOnce(Reducing):
-    """BUG: a wrapper hands out its averages while another of the same backward has still to collect."""
-
-    class OwnReducer(Reducer):
-        """Waits for nobody."""
-
-        def backward_ends(self) -> None:
-            """Send, wait, and hand out."""
-            super().backward_ends()
-            self._handle(Event.ALL_SENT)
-
-        def all_have_sent(self) -> None:
-            """Do nothing more."""
 
 
 class AllAreLocalTogether(DistributedDataParallel):

@@ -176,6 +176,7 @@ def _is_meant(case: Case) -> bool:
     return (
         (case["unused"] == "none" or searches)
         and not (is_static and (case["unused"] not in ("none", "nobody", "one_rank", "crosswise")))
+        and not (case["unused"] == "skipped" and (is_static or case["layout"] in ("chained", "nested", "three")))
         and not (is_static and (case["local"] != "none" or case["layout"] == "separate"))
         and not (case["groups"] in ("parts", "overlapping") and case["layout"] in ("alone", "nested", "shared"))
         and not (case["groups"] in ("parts", "overlapping") and case["world_size"] == 2)

@@ -14,6 +14,8 @@ DEPTH = 3
 #: Bytes of a layer and its branch: with this cap each pair is a bucket.
 PAIR_BYTES = 2 * 4 * (WIDTH * WIDTH + WIDTH)
 
+#: For each layer whether the branch beside it is used; None where the layer is not, either.
+Uses = Sequence[bool | None]
 #: What the user does with the rows behind layer k of a tower.
 Within = Callable[[int, Tensor], Tensor]
 
@@ -42,9 +44,12 @@ class Tower(nn.Module):
         self.hides = False
         self.checkpoints = False
 
-    def forward(self, rows: Tensor, uses: Sequence[bool], within: Within) -> Tensor:
+    def forward(self, rows: Tensor, uses: Uses, within: Within) -> Tensor:
         """Return rows of WIDTH; branch k is used if `uses[k]`, and `within` has the rows behind each layer."""
         for index, (layer, branch) in enumerate(zip(self.layers, self.branches, strict=True)):
+            if uses[index] is None:
+                rows = within(index, rows)
+                continue
             one = _Pair(layer, branch if uses[index] else None)
             found: Any = checkpoint(one, rows, use_reentrant=False) if self.checkpoints else one(rows)
             rows = within(index, _Hidden.apply(found) if self.hides else found)
@@ -71,7 +76,7 @@ class Around(nn.Module):
         self.inner = inner
         self.tower = tower
 
-    def forward(self, rows: Tensor, uses: Sequence[Sequence[bool]], within: Within) -> Tensor:
+    def forward(self, rows: Tensor, uses: Sequence[Uses], within: Within) -> Tensor:
         """Return rows of WIDTH; `uses` is that of the inner tower and of the outer one."""
         output: Tensor = self.tower(self.inner(rows, uses[0], within), uses[1], within)
         return output
