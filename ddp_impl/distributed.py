@@ -223,9 +223,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
         if self._join_config.enable:
-            with self.reducer.between_backwards("word of who still has data"):
-                notified = Join.notify_join_context(self)
-                if notified is not None:
+            self.reducer.check_finished()
+            notified = Join.notify_join_context(self)  # raises on every rank alike where the user wants that
+            if notified is not None:
+                with self.reducer.between_backwards("word of who still has data"):
                     finished(notified, "all_reduce")
             self._check_global_requires_backward_grad_sync(is_joined_rank=False)
         if synchronise:

@@ -74,6 +74,7 @@ class Peers:
         for other in () if is_copy else _living:
             other._is_past = other._is_past or other.group is group
         _living.add(self)
+        _slow_waits.serve(self)
 
     def lost_by_another(self) -> str:
         """Return why no collective of this wrapper may follow: one of another wrapper of the group has failed here.

@@ -1,19 +1,23 @@
 """Says on a rank that has waited long for the others what it waits for: while nothing has failed, nobody else would.
 
 A rank that skips a batch, or a backward, leaves the others waiting until the group's timeout, half an hour over gloo.
-One thread of the process looks at its waits now and then. Beginning and ending a wait cost an entry in a dictionary.
+One thread of the process looks at its waits now and then, as long as there is somebody who waits in this way. Beginning
+and ending a wait cost an entry in a dictionary.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 #: After how many seconds of waiting a rank speaks.
 SLOW_S: Final = 30.0
+#: How long the thread may take to end: what it says at that moment.
+_ENDS_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -26,28 +30,46 @@ class _Wait:
 
 
 class SlowWaits:
-    """The waits of this process; those of one key end before another of it begins."""
+    """The waits of this process; that of a waiter ends before it begins another."""
 
     def __init__(self, slow_s: float = SLOW_S) -> None:
         """Speak of waits that last longer than `slow_s` seconds."""
         self._slow_s = slow_s
-        self._waits: dict[object, _Wait] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._num_waiting = 0
         self._watcher: threading.Thread | None = None
+        self._is_over = threading.Event()
 
-    def begin(self, key: object, speak: Callable[[float], None]) -> None:
+    def serve(self, waiter: object) -> None:
+        """Watch the waits of `waiter` for as long as it lives."""
+        self._num_waiting += 1
+        weakref.finalize(waiter, self._leave).atexit = False
+
+    def begin(self, waiter: object, speak: Callable[[float], None]) -> None:
         """Note a wait; `speak(seconds)` is called once, in another thread, if it is slow."""
-        self._waits[key] = _Wait(speak)
+        self._waits[id(waiter)] = _Wait(speak)
         if self._watcher is None or not self._watcher.is_alive():  # it does not live on in a fork
-            self._watcher = threading.Thread(target=self._watch, name="ddp_impl slow waits", daemon=True)
+            self._is_over = threading.Event()
+            self._watcher = threading.Thread(
+                target=self._watch, args=[self._is_over], name="ddp_impl slow waits", daemon=True
+            )
             self._watcher.start()
 
-    def end(self, key: object) -> None:
+    def end(self, waiter: object) -> None:
         """Forget a wait."""
-        self._waits.pop(key, None)
+        self._waits.pop(id(waiter), None)
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(self._slow_s / 4)
+    def _leave(self) -> None:
+        self._num_waiting -= 1
+        watcher = self._watcher
+        if self._num_waiting == 0 and watcher is not None:
+            self._watcher = None
+            self._is_over.set()
+            if watcher is not threading.current_thread():
+                watcher.join(_ENDS_WITHIN_S)
+
+    def _watch(self, is_over: threading.Event) -> None:
+        while not is_over.wait(self._slow_s / 4):
             now = time.monotonic()
             for wait in list(self._waits.values()):
                 if not wait.has_spoken and now - wait.begun >= self._slow_s:
