@@ -518,6 +518,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         weakref.finalize(self, self.reducer.remove_hooks)
+        self._peers.serve(self)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.specs),

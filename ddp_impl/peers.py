@@ -74,7 +74,10 @@ class Peers:
         for other in () if is_copy else _living:
             other._is_past = other._is_past or other.group is group
         _living.add(self)
-        _slow_waits.serve(self)
+
+    def serve(self, wrapper: object) -> None:
+        """Say it where this rank waits long, for as long as `wrapper` lives."""
+        _slow_waits.serve(wrapper)
 
     def lost_by_another(self) -> str:
         """Return why no collective of this wrapper may follow: one of another wrapper of the group has failed here.

@@ -36,19 +36,20 @@ class SlowWaits:
         """Speak of waits that last longer than `slow_s` seconds."""
         self._slow_s = slow_s
         self._waits: dict[int, _Wait] = {}
-        self._num_waiting = 0
+        self._num_served = 0
         self._watcher: threading.Thread | None = None
         self._is_over = threading.Event()
 
-    def serve(self, waiter: object) -> None:
-        """Watch the waits of `waiter` for as long as it lives."""
-        self._num_waiting += 1
-        weakref.finalize(waiter, self._leave).atexit = False
+    def serve(self, whom: object) -> None:
+        """Watch waits for as long as `whom` lives, or another who is served."""
+        self._num_served += 1
+        weakref.finalize(whom, self._leave).atexit = False
 
     def begin(self, waiter: object, speak: Callable[[float], None]) -> None:
         """Note a wait; `speak(seconds)` is called once, in another thread, if it is slow."""
         self._waits[id(waiter)] = _Wait(speak)
-        if self._watcher is None or not self._watcher.is_alive():  # it does not live on in a fork
+        is_watched = self._watcher is not None and self._watcher.is_alive()  # it does not live on in a fork
+        if self._num_served and not is_watched:
             self._is_over = threading.Event()
             self._watcher = threading.Thread(
                 target=self._watch, args=[self._is_over], name="ddp_impl slow waits", daemon=True
@@ -60,9 +61,9 @@ class SlowWaits:
         self._waits.pop(id(waiter), None)
 
     def _leave(self) -> None:
-        self._num_waiting -= 1
+        self._num_served -= 1
         watcher = self._watcher
-        if self._num_waiting == 0 and watcher is not None:
+        if self._num_served == 0 and watcher is not None:
             self._watcher = None
             self._is_over.set()
             if watcher is not threading.current_thread():
