@@ -12,11 +12,11 @@ from conformance.mutants.spoilt import of_class, spoils
 
 
 class _SaysItsGlobalRank(Relay):
-    """BUG: the group's rank() is the rank in the world once there is one."""
+    """BUG: the rank() of a group of one is the rank in the world once the group has its name."""
 
     def rank(self) -> int:
         """Return the wrong one."""
-        return dist.get_rank() if dist.is_initialized() and self.size() == 1 else super().rank()
+        return dist.get_rank() if self._name and self.size() == 1 else super().rank()
 
 
 says_its_global_rank = of_class(_SaysItsGlobalRank)
