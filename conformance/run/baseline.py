@@ -171,8 +171,9 @@ def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_id
 def baseline_to_toml(baseline: Baseline) -> str:
     """Return the file's text; `read_baseline` gives back an equal baseline."""
     count = sum(len(one.scenarios) for one in baseline.broken)
+    who = "gloo by itself" if baseline.backend == ALONE else "torch's own DDP"
     lines = [
-        f"# What torch's own DDP breaks: {count} scenarios of {len(baseline.broken)} requirements. Made by",
+        f"# What {who} breaks: {count} scenarios of {len(baseline.broken)} requirements. Made by",
         "# `ddp-conformance report baseline`; docs/known_failures.md says what it is for.",
         f"torch = {_quoted(baseline.torch)}",
         f"backend = {_quoted(baseline.backend)}",

@@ -9,20 +9,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.judged import Trial, first_wrong, judged, unlike
 from conformance.programs.operations.calls import named
 from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
 
 _MIXED = ("kinds mixed in a block", "all_reduce after that", "an error within a block", "a block after that",
           "an empty block", "reductions mixed in a block")  # fmt: skip
 
 
+def _names(scenario: Scenario) -> tuple[str, ...]:
+    """Return the trials of the scenario's `case`: mistakes, or reductions, which may come to values or be refused."""
+    return _MIXED[5:] if scenario.arguments["case"] == "reductions" else _MIXED[:5]
+
+
 @judged(
-    "blocks_with_mistakes", always(*_MIXED),
-    speaks_for={
-        **dict.fromkeys(_MIXED[:2], ("COAL-04",)), **dict.fromkeys(_MIXED[2:5], ("COAL-06",)), _MIXED[5]: ("COAL-05",),
-    },
-)  # fmt: skip
+    "blocks_with_mistakes",
+    _names,
+    speaks_for={**dict.fromkeys(_MIXED[:2], ("COAL-04",)), **dict.fromkeys(_MIXED[2:5], ("COAL-06",))},
+)
 def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
     """Mix operations in a block, raise in one, leave one empty; each time the group must work afterwards."""
     group = ctx.process_group
@@ -78,11 +83,15 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
             unlike("MAX, behind a SUM in the block, gave", largest.tolist(), [float(ctx.world_size)] * 3),
         )
 
+    if ctx.arguments["case"] == "reductions":
+        return {_MIXED[5]: reductions}
     return dict(
         zip(
-            _MIXED,
-            (kinds, lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)), raising,
-             lambda: summed(block), empty, reductions),
+            _MIXED[:5],
+            (
+                kinds, lambda: summed(lambda tensor: dist.all_reduce(tensor, group=group)), raising,
+                lambda: summed(block), empty,
+            ),
             strict=True,
         )
     )  # fmt: skip

@@ -21,14 +21,17 @@ def gathers_the_first_only(group: Any, call: Any, outputs: Any, inputs: Any, *op
     return call(outputs[:1], inputs[:1], *options)
 
 
-@spoils("reduce_scatter_single_coalesced")
-def swaps_the_last_two(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
-    """BUG: of several reduce_scatters in one call all but the first are rounded away."""
-    work = call(outputs, inputs, *options)
-    work.wait()
-    for output in outputs[1:]:
-        output.zero_()
-    return work
+class _ScattersTheFirstOnly(WorkAround):
+    """BUG: of several reduce_scatters in one call all but the first come out as zeros."""
+
+    def wait(self, *timeout: Any) -> bool:
+        done = super().wait(*timeout)
+        for output in self.tensors[1:]:
+            output.zero_()
+        return done
+
+
+scatters_the_first_only = gives(_ScattersTheFirstOnly, "reduce_scatter_single_coalesced")
 
 
 class _KeepsNoWork(WorkAround):

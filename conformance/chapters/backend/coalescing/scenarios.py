@@ -41,7 +41,8 @@ def scenarios() -> Iterator[Scenario]:
         "COAL-08", [Cell("all_reduce_coalesced", dtype, path="detail") for dtype in dtypes], 2, by="path"
     )
     for world_size in (2, 3):
-        yield _chapter.scenario(
-            "COAL-04", "mistakes", "blocks_with_mistakes", world_size, needs=("coalesced",),
-            also=("COAL-05", "COAL-06"),
-        )  # fmt: skip
+        for requirement, case, also in (("COAL-04", "mistakes", ("COAL-06",)), ("COAL-05", "reductions", ())):
+            yield _chapter.scenario(
+                requirement, case, "blocks_with_mistakes", world_size, needs=("coalesced",), also=also,
+                arguments={"case": case},
+            )  # fmt: skip

@@ -130,17 +130,6 @@ def sums_real_parts(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     return work
 
 
-@spoils("allreduce", "broadcast")
-def says_nothing_of_unknown_dtypes(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
-    """BUG: a dtype that it does not know is left as it is, without a word."""
-    try:
-        return finished(call(tensors, *options))
-    except Exception as error:
-        if "scalar type" not in str(error):
-            raise
-        return group.inner.barrier()
-
-
 @spoils("allreduce")
 def rounds_sums_roughly(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: sums of float16 are rounded to 7 bits."""

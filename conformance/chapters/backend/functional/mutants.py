@@ -19,24 +19,6 @@ class _LetsGraphsGoOn(WorkAround):
 lets_graphs_go_on = gives(_LetsGraphsGoOn, "allreduce")
 
 
-@spoils("all_gather_single")
-def gathers_the_first_row(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
-    """BUG: of tensors with rows only the first row is gathered."""
-    work = finished(call(output, sent, *options))
-    if output.dim() == 2 and output.shape[1] == 3:
-        output[1::2] = 0
-    return work
-
-
-@spoils("reduce_scatter_single")
-def scatters_the_first_row(group: Any, call: Any, output: Any, sent: Any, *options: Any) -> Any:
-    """BUG: of tensors with rows only the first row is scattered."""
-    work = finished(call(output, sent, *options))
-    if output.dim() == 2 and output.shape[1] == 3:
-        output[1:] = -1
-    return work
-
-
 @spoils("broadcast")
 def broadcasts_in_place_only(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: a broadcast without asyncOp, as graphs ask for it, leaves the last element out."""

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import of_class, spoils
+from conformance.mutants.spoilt import of_class
 
 
 class _KeepsDescriptors(Relay):
@@ -62,13 +62,3 @@ keeps_descriptors = of_class(_KeepsDescriptors)
 keeps_threads = of_class(_KeepsThreads)
 is_shut_down_once = of_class(_IsShutDownOnce)
 ends_the_others = of_class(_EndsTheOthers)
-
-_kept: list[Any] = []
-
-
-@spoils("allreduce")
-def keeps_every_work(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
-    """BUG: every Work, with its tensors, is kept."""
-    work = call(tensors, *options)
-    _kept.append((work, tensors))
-    return work

@@ -11,17 +11,6 @@ from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import of_class, spoils
 
 
-class _SaysItsGlobalRank(Relay):
-    """BUG: the group's rank() is the rank in the world once there is one."""
-
-    def rank(self) -> int:
-        """Return the wrong one."""
-        return dist.get_rank() if dist.is_initialized() and self.size() == 1 else super().rank()
-
-
-says_its_global_rank = of_class(_SaysItsGlobalRank)
-
-
 @spoils("broadcast")
 def takes_roots_for_global(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: the root is taken for a global rank, so that groups without rank 0 send from another one."""
