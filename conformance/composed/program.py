@@ -7,18 +7,20 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
-from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee
+from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
 from conformance.oracles.difference import Difference, difference
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import broadcasts_buffers
+from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -56,8 +58,9 @@ def composed(ctx: RankContext) -> None:
 
     try:
         trainee = Trainee(
-            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx, training), device=ctx.device, phase=enter
-        )
+            training, ctx.rank, ctx.world_size, ctx.scenario.seed, _wrapping(ctx, training),
+            device=ctx.device, phase=enter,
+        )  # fmt: skip
         for meeting in trainee.play():
             if meeting.kind == "facts":
                 last_synchronised = len(kept) if meeting.synchronised else last_synchronised
@@ -86,6 +89,20 @@ def _check_finished(model: Any) -> None:
     check = getattr(model, "_check_reducer_finalized", None)
     if check is not None:
         check()
+
+
+def _wrapping(ctx: RankContext, training: Training) -> Wrapping:
+    return Wrapping(
+        partial(_wrap, ctx, training),
+        partial(_wrap_beside, ctx, training),
+        lambda tensor: dist.all_reduce(tensor, group=ctx.process_group),
+    )
+
+
+def _wrap_beside(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
+    beside = present(training.beside)
+    own = {"process_group": dist.new_group(list(range(ctx.world_size)))} if beside.own_group else {}
+    return ctx.wrap_with(module, {**beside.options, **own})
 
 
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.composed.training import WITH_BACKWARD, Action, Training, may_miss_gradients
+from conformance.composed.training import WITH_BACKWARD, Action, Training, depends_on_rank, may_miss_gradients
 
 #: Actions after which a DDP no longer knows what it was given.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
@@ -55,6 +55,38 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
     # What came into the module after a forward a DDP can find only in the next one.
     comes = any(kind in ("append", "unfreeze") or (kind, how) in _NEW_PARAMETERS for kind, how in kinds)
     return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
+
+
+def not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why nobody can say what becomes of `training` if its DDP is not alone, empty if it is or one can.
+
+    What one rank refuses, another may await in a collective of the user's or of another wrapper; so nothing may be
+    refused. And all ranks must come to the same collectives of the user's, in the same order.
+    """
+    if not training.in_company:
+        return ""
+    kinds = {action.kind for action in training.actions}
+    if may := refusal(training, options):
+        return may.reasons[0]
+    if "join" in kinds:
+        return "a rank that has joined answers its own DDP's collectives alone"
+    exchange, beside = training.exchange, training.beside
+    if exchange is not None and exchange.within_module:
+        if training.idle:
+            return "a forward that runs no block communicates nothing"
+        if training.around == "thread" and exchange.place != "forward":
+            return "autograd orders the forwards of several threads as it likes"
+    if beside is not None:
+        second = Training((beside.block,), actions=training.actions)
+        if may := refusal(second, beside.options):
+            return f"the wrapper beside: {may.reasons[0]}"
+        if beside.shares and "copy" in kinds:
+            return "a copy shares nothing with the wrapper beside"
+        if beside.shares and not all(block.trainable for block in training.blocks if block.kind == "shared"):
+            return "the wrapper beside may train nothing on some rank"
+        if depends_on_rank(second) and not beside.options.get("find_unused_parameters"):
+            return "ranks would wait for each other's gradients"
+    return ""
 
 
 _SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
