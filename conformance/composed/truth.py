@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from conformance.composed.trainee import Meeting, Trainee
 from conformance.composed.training import Training
-from conformance.oracles.replicas import average, share_buffers, single_threaded
+from conformance.oracles.replicas import average, broadcasts_buffers, share_buffers, single_threaded
 from conformance.own_mistake import certain, present
 
 
@@ -21,7 +21,7 @@ def simulate(training: Training, world_size: int, seed: int, *, broadcast_buffer
     """
     with single_threaded():
         trainees = [Trainee(training, rank, world_size, seed) for rank in range(world_size)]
-        return _Lockstep(trainees, broadcast_buffers=broadcast_buffers).run()
+        return _Lockstep(training, trainees, broadcast_buffers=broadcast_buffers).run()
 
 
 class _Replicas:
@@ -69,13 +69,16 @@ class _Replicas:
 class _Lockstep:
     """Plays all trainees from meeting to meeting and does there what DDP is for."""
 
-    def __init__(self, trainees: Sequence[Trainee], *, broadcast_buffers: bool) -> None:
+    def __init__(self, training: Training, trainees: Sequence[Trainee], *, broadcast_buffers: bool) -> None:
         self._trainees = trainees
         self._first = _Replicas(lambda: [trainee.module for trainee in trainees], broadcast_buffers=broadcast_buffers)
         self._all = [self._first]
-        if trainees[0].module_beside is not None:
+        if training.beside is not None:
             self._all.append(
-                _Replicas(lambda: [present(trainee.module_beside) for trainee in trainees], broadcast_buffers=True)
+                _Replicas(
+                    lambda: [present(trainee.module_beside) for trainee in trainees],
+                    broadcast_buffers=broadcasts_buffers(training.beside.options),
+                )
             )
         self._with_data: list[int] = []  # in the last iteration in a join context
         self._facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(trainees))}
