@@ -46,6 +46,13 @@ _BY_RANK = {
     *(f"action {kind}:rank_0" for kind, ways in ACTIONS.items() if "rank_0" in ways),
 }  # fmt: skip
 
+#: What a DDP may refuse, whatever else a training has (see `refusal`).
+REFUSABLE = frozenset({
+    *(f"action {kind}:{way}" for kind in ("freeze", "unfreeze", "append", "penalty", "head") for way in ACTIONS[kind]),
+    "action replace:block", "action replace:parameter", "action fail:backward", "action backward:apart",
+    "action backward:reversed", "action backward:twice", "checkpoint reentrant",
+})  # fmt: skip
+
 Pair = tuple[str, str]
 
 
@@ -148,18 +155,13 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     def starting(*starts: str) -> frozenset[str]:
         return frozenset(feature for feature in everything if feature.startswith(starts))
 
-    refused = starting(
-        "action freeze", "action unfreeze", "action append", "action penalty", "action head", "action replace:block",
-        "action replace:parameter", "action fail:backward", "action backward:apart", "action backward:reversed",
-        "action backward:twice", "action join", "checkpoint reentrant",
-    )  # fmt: skip
     changing = starting("action no_sync", "action autograd_grad", "action fail", "action hook", "action mode",
                         "action copy", "action load", "action replace", "action regroup")  # fmt: skip
     by_turns = starting("beside runs") - {"beside runs always"} | {"beside block branch"}
     static, static_beside = frozenset({"option static_graph=True"}), frozenset({"beside option static_graph=True"})
     within = frozenset(f"exchange {place}" for place in EXCHANGES if Exchange(place).within_module)
     return (
-        (frozenset(chain(*company())), refused),
+        (frozenset(chain(*company())), REFUSABLE | starting("action join")),
         (static, frozenset(_BY_RANK | {"runs rank_0_later"})),
         (static_beside, by_turns | changing),
         (within, starting("idle")),

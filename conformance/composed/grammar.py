@@ -10,6 +10,7 @@ from conformance.composed.choose import Choose, chosen_by
 from conformance.composed.company import WHEN_TO_DRAW_IN_COMPANY, in_company
 from conformance.composed.features import (
     OPTIONS,
+    REFUSABLE,
     WORLD_SIZES,
     Pair,
     features,
@@ -18,7 +19,7 @@ from conformance.composed.features import (
     possible_pairs,
     possible_pairs_in_company,
 )
-from conformance.composed.refusal import not_judged_in_company
+from conformance.composed.refusal import not_judged_in_company, refusal
 from conformance.composed.simpler import renamed
 from conformance.composed.training import (
     ACTIONS,
@@ -46,6 +47,9 @@ _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
 #: How often a training in company is drawn until it can be judged.
 _MOST_DRAWN = 10_000
+#: How often a training is drawn that is not to be refused, and how often one may be.
+_REDRAWN = 10
+_MOSTLY = (True,) * 9 + (False,)
 #: How often an action is drawn, where not once: a loop mostly runs forward and backward.
 _WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3, "head": 2, "penalty": 2}
 _ACTIONS = tuple(
@@ -71,13 +75,19 @@ _CAPABILITIES = frozenset(OPTIONS) - {"batched_grad_copy", "forward_sync_buffers
 
 
 def draw(
-    choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = (), company: bool = False
-) -> Scenario:
+    choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = (), company: bool = False,
+    few_refusals: bool = False,
+) -> Scenario:  # fmt: skip
     """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`.
 
-    With `company` its DDP is not alone in its group: `must` may have features of `features.company`.
+    With `company` its DDP is not alone in its group: `must` may have features of `features.company`. With
+    `few_refusals` it is mostly one that a DDP may not refuse, unless what is in `must` may be refused.
     """
     must = tuple(must)
+    for _ in range(_REDRAWN if few_refusals and not company and choose(_MOSTLY) else 0):
+        scenario = _drawn(choose, world_sizes, must, tame=True)
+        if features(scenario).issuperset(must) and not refusal(Training.of(scenario), scenario.options):
+            return scenario
     if not company:
         return _drawn(choose, world_sizes, must, tame=not must and choose((True, False)))
     for _ in range(_MOST_DRAWN):
@@ -120,12 +130,13 @@ def _drawn(
     return renamed(scenario)
 
 
-def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Scenario]:
+def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES, few_refusals: bool = False) -> Iterator[Scenario]:
     """Yield trainings until every pair of features that one training can have was in one of them.
 
-    Every other one is in company, as long as there are two kinds to yield.
+    Every other one is in company, as long as there are two kinds to yield. With `few_refusals` those come last that a
+    DDP may refuse.
     """
-    alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes)
+    alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes, few_refusals=few_refusals)
     company = random.Random(f"company {seed}")
     in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, company=True)
     for pair in zip_longest(alone, in_company):
@@ -133,14 +144,19 @@ def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Sc
 
 
 def _cover(
-    chooser: random.Random, pairs: Iterable[Pair], world_sizes: Sequence[int], *, company: bool = False
-) -> Iterator[Scenario]:
+    chooser: random.Random, pairs: Iterable[Pair], world_sizes: Sequence[int], *, company: bool = False,
+    few_refusals: bool = False,
+) -> Iterator[Scenario]:  # fmt: skip
     missing = sorted(pairs)
     chooser.shuffle(missing)
+    if few_refusals:
+        missing.sort(key=lambda pair: not REFUSABLE.isdisjoint(pair))
     left = dict.fromkeys(missing)
     while left:
         pair: Pair = next(iter(left))
-        scenario = draw(chosen_by(chooser), world_sizes=world_sizes, must=pair, company=company)
+        scenario = draw(
+            chosen_by(chooser), world_sizes=world_sizes, must=pair, company=company, few_refusals=few_refusals
+        )
         covered = pairs_of(scenario)
         certain(pair in covered, f"the grammar did not draw {pair}")
         for one in covered:

@@ -103,9 +103,9 @@ def _simpler_company(training: Training) -> Iterator[Training]:
             yield replace(training, exchange=replace(exchange, block=exchange.block - 1))
     if (beside := training.beside) is not None:
         yield replace(training, beside=None)
-        for trait in ("shares", "own_group", "stays"):
-            if getattr(beside, trait):
-                yield replace(training, beside=replace(beside, **{trait: False}))
+        for plainer in (replace(beside, shares=False), replace(beside, own_group=False), replace(beside, stays=False)):
+            if plainer != beside:
+                yield replace(training, beside=plainer)
         for plain in _simpler_block(beside.block):
             yield replace(training, beside=replace(beside, block=plain))
         for name in beside.options:

@@ -98,7 +98,7 @@ def explore(
     """
     started = time.monotonic()
     found = Exploration(seed, possible=possible_pairs(world_sizes) | possible_pairs_in_company(world_sizes))
-    trainings = chain(cover(seed, world_sizes=world_sizes), _random(seed, world_sizes))
+    trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
     for scenario in trainings:
         found.duration_s = time.monotonic() - started
         if found.num_judged >= examples or found.duration_s >= budget_s or found.num_not_judged > 10 * examples:
@@ -130,7 +130,7 @@ def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
     company = random.Random(f"explored in company {seed}")
     while True:
-        yield draw(chosen_by(chooser), world_sizes=world_sizes)
+        yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
         yield draw(chosen_by(company), world_sizes=world_sizes, company=True)
 
 
