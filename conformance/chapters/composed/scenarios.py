@@ -128,13 +128,10 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
     ),
     # A second wrapper, of which only the first one's ranks differ in what they use.
     (Training((Block(when="rank_0"),), beside=Beside(options={"find_unused_parameters": True})), {}),
-    # Two wrappers share a layer, each in a group of its own, and only one of them can miss gradients.
+    # Two wrappers share a layer, each in a group of its own, and one hands out before the other collects.
     (
-        Training(
-            (Block(),),
-            beside=Beside(Block(when="not_rank_0"), {"find_unused_parameters": True}, shares=True, own_group=True),
-        ),
-        {"find_unused_parameters": False},
+        Training((Block(),), beside=Beside(shares=True, own_group=True)),
+        {"gradient_as_bucket_view": True, "find_unused_parameters": False},
     ),
     # The user communicates within backward; from the second step on rank 0 alone uses a block.
     (
