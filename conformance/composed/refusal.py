@@ -71,6 +71,9 @@ def not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str
     if "join" in kinds:
         return "a rank that has joined answers its own DDP's collectives alone"
     exchange, beside = training.exchange, training.beside
+    blocks = (*training.blocks, beside.block) if beside is not None else training.blocks
+    if _has_several_forwards(training) and (training.idle or any(block.kind == "branch" for block in blocks)):
+        return "one backward brings a gradient that all ranks have at another place on each"
     if exchange is not None and exchange.within_module:
         if training.idle:
             return "a forward that runs no block communicates nothing"
@@ -107,15 +110,20 @@ def _changes_graph(training: Training) -> str:
     for action in training.actions:
         if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace", "regroup"):
             return f"{action} changes the iteration"
+    return "an iteration has several forwards" if _has_several_forwards(training) else ""
+
+
+def _has_several_forwards(training: Training) -> bool:
+    """Whether several forwards come before some backward."""
     forwards = 0
     for action in training.all_actions:
         if action.kind == "forward" and action.how in WITH_BACKWARD:
             forwards += 1
         elif action.kind == "backward":
             if forwards > 1:
-                return "an iteration has several forwards"
+                return True
             forwards = 0
-    return ""
+    return False
 
 
 def _interleaves(actions: tuple[Action, ...]) -> bool:

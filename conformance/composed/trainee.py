@@ -148,7 +148,9 @@ class Trainee:
     @property
     def module_beside(self) -> Composed | None:
         """The second module without its DDP, if there is one."""
-        return self.beside.module if self._is_wrapped and self.beside is not None else self.beside
+        if self.beside is None:
+            return None
+        return instance(self.beside.module if self._is_wrapped else self.beside, Composed)
 
     def _make_beside(self, module: Composed) -> Composed | None:
         beside = self._training.beside

@@ -41,7 +41,7 @@ class HoldsBackItsOwnMissing(Reducing):
     class OwnReducer(Reducer):
         """Tells others what is sure, and does not listen."""
 
-        def _tell_others(self, coming: list[bool]) -> None:
+        def _tell_others(self, coming: Sequence[bool]) -> None:
             """Keep it."""
             self._mine = coming
             super()._tell_others(coming)
