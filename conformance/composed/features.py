@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import combinations, product
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain, combinations, product
 
-from conformance.composed.training import ACTIONS, AROUND, CHECKPOINTS, COMM_HOOKS, IDLE, KINDS, OUTPUTS, WHEN, Training
+from conformance.composed.training import (
+    ACTIONS,
+    AROUND,
+    CHECKPOINTS,
+    COMM_HOOKS,
+    EXCHANGES,
+    IDLE,
+    KINDS,
+    OUTPUTS,
+    SIZES,
+    WHEN,
+    WHEN_IN_COMPANY,
+    Exchange,
+    Training,
+)
 from conformance.scenario import Scenario
 
 #: The options of DDP that trainings are composed with, and the values that they take besides the default.
@@ -18,6 +33,9 @@ OPTIONS: dict[str, tuple[object, ...]] = {
     "forward_sync_buffers": (False,),
     "bucket_cap_mb": (0.00001, 0.0001),
 }
+#: The kinds of blocks in a wrapper beside another, and its other traits.
+KINDS_BESIDE = ("linear", "branch", "counted")
+BESIDE_TRAITS = ("shares", "own_group", "stays")
 WORLD_SIZES = (1, 2, 3, 4)
 #: By these numbers of ranks gradients that were rounded to bfloat16 are divided without a rest.
 EXACT_UNDER_AUTOCAST = (1, 2, 4)
@@ -27,6 +45,13 @@ _BY_RANK = {
     "block branch", "runs rank_0", "runs not_rank_0", *(f"idle {idle}" for idle in IDLE),
     *(f"action {kind}:rank_0" for kind, ways in ACTIONS.items() if "rank_0" in ways),
 }  # fmt: skip
+
+#: What a DDP may refuse, whatever else a training has (see `refusal`).
+REFUSABLE = frozenset({
+    *(f"action {kind}:{way}" for kind in ("freeze", "unfreeze", "append", "penalty", "head") for way in ACTIONS[kind]),
+    "action replace:block", "action replace:parameter", "action fail:backward", "action backward:apart",
+    "action backward:reversed", "action backward:twice", "checkpoint reentrant",
+})  # fmt: skip
 
 Pair = tuple[str, str]
 
@@ -41,11 +66,34 @@ def features(scenario: Scenario) -> frozenset[str]:
     found |= {f"hook {training.comm_hook}"} if training.comm_hook else set()
     found |= {f"around {training.around}"} if training.around else set()
     found |= {"delayed blocks"} if training.delays else set()
+    found |= set(_company(training))
     for block in training.blocks:
         found |= {f"block {block.kind}", f"runs {block.when}"}
         found |= {f"checkpoint {block.checkpoint}"} if block.checkpoint else set()
         found |= set() if block.trainable else {"frozen block"}
     return frozenset(found)
+
+
+def _company(training: Training) -> Iterator[str]:
+    if (exchange := training.exchange) is not None:
+        yield from (f"exchange {exchange.place}", f"elements {exchange.size}")
+    if (beside := training.beside) is not None:
+        yield from (f"beside block {beside.block.kind}", f"beside runs {beside.block.when}")
+        yield from (f"beside option {name}={value}" for name, value in beside.options.items())
+        yield from (f"beside {trait}" for trait in BESIDE_TRAITS if getattr(beside, trait))
+
+
+def company() -> tuple[tuple[str, ...], ...]:
+    """Return the features of trainings whose DDP is not alone in its group, as `groups` does."""
+    return (
+        tuple(f"exchange {place}" for place in EXCHANGES),
+        tuple(f"elements {size}" for size in SIZES),
+        tuple(f"beside block {kind}" for kind in KINDS_BESIDE),
+        tuple(f"beside runs {when}" for when in WHEN_IN_COMPANY),
+        *((f"beside {trait}",) for trait in BESIDE_TRAITS),
+        *(tuple(f"beside option {name}={value}" for value in values) for name, values in OPTIONS.items()),
+        *((f"runs {when}",) for when in WHEN_IN_COMPANY if when not in WHEN),
+    )
 
 
 def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], ...]:
@@ -83,6 +131,42 @@ def possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
         for first, second in product(one, other)
         if not ("option static_graph=True" in (first, second) and {first, second} & _BY_RANK)
         and not ("around autocast" in (first, second) and {first, second} & inexact)
+    )
+
+
+def possible_pairs_in_company(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return the pairs, of which one at least is company, that one training can have and be judged with."""
+    world_sizes = tuple(world_sizes)
+    with_others = product(company(), groups(world_sizes))
+    return frozenset(
+        ordered(first, second)
+        for one, other in chain(with_others, combinations(company(), 2))
+        for first, second in product(one, other)
+        if not any((first in these and second in those) or (second in these and first in those)
+                   for these, those in _apart())
+    )  # fmt: skip
+
+
+@cache
+def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
+    """Return sets of features: none of one goes with any of the other (see `refusal.not_judged_in_company`)."""
+    everything = frozenset(chain(*groups(), *company()))
+
+    def starting(*starts: str) -> frozenset[str]:
+        return frozenset(feature for feature in everything if feature.startswith(starts))
+
+    changing = starting("action no_sync", "action autograd_grad", "action fail", "action hook", "action mode",
+                        "action copy", "action load", "action replace", "action regroup")  # fmt: skip
+    by_turns = starting("beside runs") - {"beside runs always"} | {"beside block branch"}
+    static, static_beside = frozenset({"option static_graph=True"}), frozenset({"beside option static_graph=True"})
+    within = frozenset(f"exchange {place}" for place in EXCHANGES if Exchange(place).within_module)
+    return (
+        (frozenset(chain(*company())), REFUSABLE | starting("action join")),
+        (static, frozenset(_BY_RANK | {"runs rank_0_later"})),
+        (static_beside, by_turns | changing),
+        (within, starting("idle")),
+        (within - {"exchange forward"}, frozenset({"around thread"})),
+        (frozenset({"beside shares"}), starting("action copy")),
     )
 
 

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from itertools import zip_longest
 
-from conformance.composed.features import OPTIONS, WORLD_SIZES, Pair, may_autocast, pairs_of, possible_pairs
+from conformance.composed.choose import Choose, chosen_by
+from conformance.composed.company import WHEN_TO_DRAW_IN_COMPANY, in_company
+from conformance.composed.features import (
+    OPTIONS,
+    REFUSABLE,
+    WORLD_SIZES,
+    Pair,
+    features,
+    may_autocast,
+    pairs_of,
+    possible_pairs,
+    possible_pairs_in_company,
+)
+from conformance.composed.refusal import not_judged_in_company, refusal
 from conformance.composed.simpler import renamed
 from conformance.composed.training import (
     ACTIONS,
@@ -21,18 +34,22 @@ from conformance.composed.training import (
     Block,
     Training,
     depends_on_rank,
+    may_miss_gradients,
     trains,
 )
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
-
-_T = TypeVar("_T")
 
 #: What every composed training gives evidence for.
 REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
+#: How often a training in company is drawn until it can be judged.
+_MOST_DRAWN = 10_000
+#: How often a training is drawn that is not to be refused, and how often one may be.
+_REDRAWN = 10
+_MOSTLY = (True,) * 9 + (False,)
 #: How often an action is drawn, where not once: a loop mostly runs forward and backward.
 _WEIGHTS = {"forward": 6, "backward": 6, "no_sync": 2, "zero_grad": 3, "step": 3, "head": 2, "penalty": 2}
 _ACTIONS = tuple(
@@ -57,28 +74,34 @@ _DEADLINE_S = 5.0
 _CAPABILITIES = frozenset(OPTIONS) - {"batched_grad_copy", "forward_sync_buffers", "bucket_cap_mb"}
 
 
-class Choose(Protocol):
-    """Chooses one of `options`; shrinking prefers the earlier ones."""
+def draw(
+    choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = (), company: bool = False,
+    few_refusals: bool = False,
+) -> Scenario:  # fmt: skip
+    """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`.
 
-    def __call__(self, options: Sequence[_T]) -> _T:
-        """Return one of `options`."""
-
-
-def chosen_by(generator: random.Random) -> Choose:
-    """Return a chooser that asks `generator`."""
-
-    def choose(options: Sequence[_T]) -> _T:
-        return options[generator.randrange(len(options))]
-
-    return choose
-
-
-def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = ()) -> Scenario:
-    """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`."""
+    With `company` its DDP is not alone in its group: `must` may have features of `features.company`. With
+    `few_refusals` it is mostly one that a DDP may not refuse, unless what is in `must` may be refused.
+    """
     must = tuple(must)
-    tame = not must and choose((True, False))
+    for _ in range(_REDRAWN if few_refusals and not company and choose(_MOSTLY) else 0):
+        scenario = _drawn(choose, world_sizes, must, tame=True)
+        if features(scenario).issuperset(must) and not refusal(Training.of(scenario), scenario.options):
+            return scenario
+    if not company:
+        return _drawn(choose, world_sizes, must, tame=not must and choose((True, False)))
+    for _ in range(_MOST_DRAWN):
+        scenario = _drawn(choose, world_sizes, must, tame=True, company=True)
+        if features(scenario).issuperset(must) and not not_judged_in_company(Training.of(scenario), scenario.options):
+            return scenario
+    raise AssertionError(f"the grammar drew nothing with {must} that can be judged")
+
+
+def _drawn(
+    choose: Choose, world_sizes: Sequence[int], must: tuple[str, ...], *, tame: bool, company: bool = False
+) -> Scenario:
     wanted = dict(feature.split(" ", 1) for feature in must if feature.split(" ", 1)[0] in ("output", "world"))
-    blocks = _blocks(choose, must, tame)
+    blocks = _blocks(choose, must, tame, company)
     joins = any(feature.startswith("action join") for feature in must)
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
     if "around autocast" in must and not may_autocast([world_size]):
@@ -86,15 +109,17 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
     training = Training(
         blocks=blocks,
         output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame or joins else OUTPUTS),
-        actions=tuple(_actions(choose, must, tame, len(blocks))),
+        actions=tuple(_actions(choose, must, tame, company, len(blocks))),
         idle=_one_of("idle", IDLE, choose, must),
         comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
         delays="delayed blocks" in must or choose((False,) * 9 + (True,)),
         around=_one_of("around", _around(world_size), choose, must),
     )
+    if company:
+        training = in_company(training, choose, must)
     options = _options(choose, must)
     # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
-    if depends_on_rank(training):
+    if depends_on_rank(training) or (company and may_miss_gradients(training)):
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)  # the user's promise that this does not happen
     scenario = Scenario(
@@ -105,15 +130,33 @@ def draw(choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iter
     return renamed(scenario)
 
 
-def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Scenario]:
-    """Yield trainings until every pair of features that one training can have was in one of them."""
-    chooser = random.Random(seed)
-    missing = sorted(possible_pairs(world_sizes))
+def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES, few_refusals: bool = False) -> Iterator[Scenario]:
+    """Yield trainings until every pair of features that one training can have was in one of them.
+
+    Every other one is in company, as long as there are two kinds to yield. With `few_refusals` those come last that a
+    DDP may refuse.
+    """
+    alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes, few_refusals=few_refusals)
+    company = random.Random(f"company {seed}")
+    in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, company=True)
+    for pair in zip_longest(alone, in_company):
+        yield from filter(None, pair)
+
+
+def _cover(
+    chooser: random.Random, pairs: Iterable[Pair], world_sizes: Sequence[int], *, company: bool = False,
+    few_refusals: bool = False,
+) -> Iterator[Scenario]:  # fmt: skip
+    missing = sorted(pairs)
     chooser.shuffle(missing)
+    if few_refusals:
+        missing.sort(key=lambda pair: not REFUSABLE.isdisjoint(pair))
     left = dict.fromkeys(missing)
     while left:
         pair: Pair = next(iter(left))
-        scenario = draw(chosen_by(chooser), world_sizes=world_sizes, must=pair)
+        scenario = draw(
+            chosen_by(chooser), world_sizes=world_sizes, must=pair, company=company, few_refusals=few_refusals
+        )
         covered = pairs_of(scenario)
         certain(pair in covered, f"the grammar did not draw {pair}")
         for one in covered:
@@ -126,6 +169,7 @@ def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ..
     needs = set(_CAPABILITIES & options.keys())
     needs |= {"comm_hook"} if training.comm_hook else set()
     needs |= {"delay_all_reduce"} if training.delays else set()
+    needs |= _CAPABILITIES & training.beside.options.keys() if training.beside else set()
     kinds = {action.kind for action in training.actions}
     return tuple(sorted(needs | {need for kind, need in _ACTIONS_NEED.items() if kind in kinds}))
 
@@ -148,7 +192,7 @@ def _around(world_size: int) -> Sequence[str]:
     return [around for around in AROUND if around != "autocast" or may_autocast([world_size])]
 
 
-def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, ...]:
+def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, company: bool) -> tuple[Block, ...]:
     """Draw blocks; what must be there is shared among them, so that a training is not larger than it must be."""
     kinds = [feature.removeprefix("block ") for feature in must if feature.startswith("block ")]
     whens = [feature.removeprefix("runs ") for feature in must if feature.startswith("runs ")]
@@ -159,6 +203,8 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, .
     blocks = []
     kinds_to_draw = _TAME_KINDS if tame or static else KINDS
     whens_to_draw = ("always",) if tame or static else _WHEN
+    if company and not static:
+        kinds_to_draw, whens_to_draw = KINDS, WHEN_TO_DRAW_IN_COMPANY
     checkpoints_to_draw = _TAME_CHECKPOINTS if tame else _CHECKPOINTS
     for _ in range(num_blocks):
         trainable = not frozen.pop() if frozen else choose((True, True, True, True, True, False))
@@ -175,11 +221,13 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool) -> tuple[Block, .
     return tuple(blocks)
 
 
-def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int) -> Iterator[Action]:
+def _actions(choose: Choose, must: tuple[str, ...], tame: bool, company: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
     drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
     if "option static_graph=True" in must:  # what may not go with it: see `depends_on_rank`
         drawn = [action for action in drawn if action.how != "rank_0" and action.kind not in ("freeze", "join")]
+    if company and any("static_graph" in feature for feature in must):
+        drawn = [action for action in drawn if action.kind in _LEAVE_THE_GRAPH]
     for text in wanted:
         kind, _, how = text.partition(":")
         position = choose(range(len(drawn) + 1))
@@ -187,11 +235,15 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, num_blocks: int)
         forward, backward = Action("forward", "plain"), Action("backward", "together")
         if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
             drawn[position:position] = [forward, backward, forward, action, backward]
+        elif company and kind == "forward":  # what a static graph allows: one of them before a backward
+            drawn[position:position] = [action, backward]
         else:
             drawn[position:position] = [forward, action] if kind in _NEED_FORWARD else [action]
     yield from drawn
 
 
+#: What a loop may do with a static graph, besides one forward before each backward.
+_LEAVE_THE_GRAPH = {"zero_grad", "step", "gradients", "relayout"}
 #: What does nothing unless a forward came before.
 _NEED_FORWARD = {"backward", "autograd_grad"}
 

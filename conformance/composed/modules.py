@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,12 +29,17 @@ class DeliberateError(Exception):
     """What the training's own code raises where an action asks for a failure."""
 
 
+def _as_they_are(index: int, rows: Tensor) -> Tensor:
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rank runs which forward of the training, counted from 0."""
+    """Which rank runs which forward of the training, counted from 0; `behind` gets the rows behind each block."""
 
     rank: int
     forward: int
+    behind: Callable[[int, Tensor], Tensor] = field(default=_as_they_are, repr=False)
 
 
 @dataclass
@@ -46,13 +51,16 @@ class Named:
 
 
 class Composed(nn.Module):
-    """Runs its blocks one after the other. `tail` is applied where the output asks for one that no loss uses."""
+    """Runs its blocks one after the other. `tail` is applied where the output asks for one that no loss uses.
 
-    def __init__(self, training: Training, seed: int) -> None:
+    `first` is its first layer, if it is to be another module's, too.
+    """
+
+    def __init__(self, training: Training, seed: int, first: nn.Linear | None = None) -> None:
         super().__init__()
         self.output = training.output
         self.idle = training.idle
-        self.first = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH) if first is None else first
         self.blocks = nn.ModuleList(make_block(block, self.first) for block in training.blocks)
         if self.output == "unused_tail":
             self.tail = nn.Linear(WIDTH, WIDTH)
@@ -69,7 +77,7 @@ class Composed(nn.Module):
         hidden: Tensor = self.first(rows)
         middle = len(self.blocks) // 2
         for index, block in enumerate(self.blocks):
-            hidden = block(hidden, where)
+            hidden = where.behind(index, block(hidden, where))
             if index == middle and self.fails:
                 hidden = self._failing(hidden)
         return self._returned(hidden)
@@ -156,6 +164,8 @@ def runs(when: str, where: Where) -> bool:
             return where.forward % 2 == 0
         case "not_first":
             return where.forward > 0
+        case "rank_0_later":
+            return where.forward == 0 or where.rank == 0
         case "never":
             return False
     return True
@@ -313,10 +323,10 @@ def with_small_weights(module: nn.Module, *key: object) -> nn.Module:
     return module
 
 
-def step_by_whole_numbers(module: nn.Module) -> None:
+def step_by_whole_numbers(parameters: Iterable[nn.Parameter]) -> None:
     """Move every weight to another of -SPAN..SPAN, which depends on its gradient: an optimizer that stays exact."""
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in parameters:
             if parameter.grad is None:
                 continue
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
-from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee
+from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
 from conformance.oracles.difference import Difference, difference
 from conformance.oracles.expected import AnyOf, Raises
 from conformance.oracles.replicas import broadcasts_buffers
+from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
@@ -43,6 +46,11 @@ def composed(ctx: RankContext) -> None:
     end`.
     """
     training = Training.of(ctx.scenario)
+    with _own_group(ctx, training) as own_group:
+        _play(ctx, training, own_group)
+
+
+def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | None) -> None:
     may = refusal(training, ctx.scenario.options)
     kept: dict[str, Any] = {}
     last_synchronised = 0
@@ -56,8 +64,9 @@ def composed(ctx: RankContext) -> None:
 
     try:
         trainee = Trainee(
-            training, ctx.rank, ctx.scenario.seed, partial(_wrap, ctx, training), device=ctx.device, phase=enter
-        )
+            training, ctx.rank, ctx.world_size, ctx.scenario.seed, _wrapping(ctx, training, own_group),
+            device=ctx.device, phase=enter,
+        )  # fmt: skip
         for meeting in trainee.play():
             if meeting.kind == "facts":
                 last_synchronised = len(kept) if meeting.synchronised else last_synchronised
@@ -86,6 +95,27 @@ def _check_finished(model: Any) -> None:
     check = getattr(model, "_check_reducer_finalized", None)
     if check is not None:
         check()
+
+
+@contextlib.contextmanager
+def _own_group(ctx: RankContext, training: Training) -> Iterator[dist.ProcessGroup | None]:
+    """Give the wrapper beside the first a group of its own, if it is to have one."""
+    if training.beside is None or not training.beside.own_group:
+        yield None
+        return
+    group = instance(dist.new_group(list(range(ctx.world_size))), dist.ProcessGroup)
+    yield group
+    dist.destroy_process_group(group)
+
+
+def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | None) -> Wrapping:
+    group = {} if own_group is None else {"process_group": own_group}
+    options = {} if training.beside is None else training.beside.options
+    return Wrapping(
+        partial(_wrap, ctx, training),
+        lambda module: ctx.wrap_with(module, {**options, **group}),
+        lambda tensor: dist.all_reduce(tensor, group=ctx.process_group),
+    )
 
 
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:

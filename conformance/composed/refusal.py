@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.composed.training import WITH_BACKWARD, Action, Training, may_miss_gradients
+from conformance.composed.training import WITH_BACKWARD, Action, Training, depends_on_rank, may_miss_gradients
 
 #: Actions after which a DDP no longer knows what it was given.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
@@ -57,6 +57,41 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
     return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
 
 
+def not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why nobody can say what becomes of `training` if its DDP is not alone, empty if it is or one can.
+
+    What one rank refuses, another may await in a collective of the user's or of another wrapper; so nothing may be
+    refused. And all ranks must come to the same collectives of the user's, in the same order.
+    """
+    if not training.in_company:
+        return ""
+    kinds = {action.kind for action in training.actions}
+    if may := refusal(training, options):
+        return may.reasons[0]
+    if "join" in kinds:
+        return "a rank that has joined answers its own DDP's collectives alone"
+    exchange, beside = training.exchange, training.beside
+    blocks = (*training.blocks, beside.block) if beside is not None else training.blocks
+    if _has_several_forwards(training) and (training.idle or any(block.kind == "branch" for block in blocks)):
+        return "one backward brings a gradient that all ranks have at another place on each"
+    if exchange is not None and exchange.within_module:
+        if training.idle:
+            return "a forward that runs no block communicates nothing"
+        if training.around == "thread" and exchange.place != "forward":
+            return "autograd orders the forwards of several threads as it likes"
+    if beside is not None:
+        second = Training((beside.block,), actions=training.actions)
+        if may := refusal(second, beside.options):
+            return f"the wrapper beside: {may.reasons[0]}"
+        if beside.shares and "copy" in kinds:
+            return "a copy shares nothing with the wrapper beside"
+        if beside.shares and not all(block.trainable for block in training.blocks if block.kind == "shared"):
+            return "the wrapper beside may train nothing on some rank"
+        if depends_on_rank(second) and not beside.options.get("find_unused_parameters"):
+            return "ranks would wait for each other's gradients"
+    return ""
+
+
 _SEVERAL_BACKWARDS = {("backward", "apart"), ("backward", "reversed"), ("backward", "twice")}
 _NEW_PARAMETERS = {("replace", "block"), ("replace", "parameter")}
 _OUTSIDE = {(kind, how) for kind in ("head", "penalty") for how in ("every_rank", "rank_0")}
@@ -75,15 +110,20 @@ def _changes_graph(training: Training) -> str:
     for action in training.actions:
         if action.kind in ("no_sync", "autograd_grad", "fail", "hook", "mode", "copy", "load", "replace", "regroup"):
             return f"{action} changes the iteration"
+    return "an iteration has several forwards" if _has_several_forwards(training) else ""
+
+
+def _has_several_forwards(training: Training) -> bool:
+    """Whether several forwards come before some backward."""
     forwards = 0
     for action in training.all_actions:
         if action.kind == "forward" and action.how in WITH_BACKWARD:
             forwards += 1
         elif action.kind == "backward":
             if forwards > 1:
-                return "an iteration has several forwards"
+                return True
             forwards = 0
-    return ""
+    return False
 
 
 def _interleaves(actions: tuple[Action, ...]) -> bool:

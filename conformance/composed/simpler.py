@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
+from conformance.composed.refusal import not_judged_in_company
 from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank, trains
 from conformance.scenario import Scenario
 
@@ -28,7 +29,16 @@ def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: in
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents."""
+    """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents.
+
+    Those whose DDP is not alone can all be judged.
+    """
+    for candidate in _simpler(scenario):
+        if not not_judged_in_company(Training.of(candidate), candidate.options):
+            yield candidate
+
+
+def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     for training in _simpler_training(Training.of(scenario)):
         yield renamed(scenario.replace(arguments=training.to_json()))
     by_rank = depends_on_rank(Training.of(scenario))
@@ -61,6 +71,7 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         rest = training.blocks[:index] + training.blocks[index + 1 :]
         if trains(rest):
             yield replace(training, blocks=rest, actions=tuple(_renumbered(actions, index)))
+    yield from _simpler_company(training)
     if training.idle:
         yield replace(training, idle="")
     if training.comm_hook:
@@ -79,6 +90,27 @@ def _simpler_training(training: Training) -> Iterator[Training]:
             yield replace(
                 training, actions=(*actions[:index], replace(action, block=action.block - 1), *actions[index + 1 :])
             )
+
+
+def _simpler_company(training: Training) -> Iterator[Training]:
+    if (exchange := training.exchange) is not None:
+        yield replace(training, exchange=None)
+        if exchange.place == "both":
+            yield from (replace(training, exchange=replace(exchange, place=place)) for place in ("forward", "backward"))
+        if exchange.size > 1:
+            yield replace(training, exchange=replace(exchange, size=1))
+        if exchange.block:
+            yield replace(training, exchange=replace(exchange, block=exchange.block - 1))
+    if (beside := training.beside) is not None:
+        yield replace(training, beside=None)
+        for plainer in (replace(beside, shares=False), replace(beside, own_group=False), replace(beside, stays=False)):
+            if plainer != beside:
+                yield replace(training, beside=plainer)
+        for plain in _simpler_block(beside.block):
+            yield replace(training, beside=replace(beside, block=plain))
+        for name in beside.options:
+            rest = {other: value for other, value in beside.options.items() if other != name}
+            yield replace(training, beside=replace(beside, options=rest))
 
 
 def _renumbered(actions: tuple[Action, ...], removed: int) -> Iterator[Action]:

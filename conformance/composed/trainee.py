@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from conformance.composed.exchanges import AllReduce, Exchanges
 from conformance.composed.modules import (
     ROWS,
     SMALL_UNIT,
@@ -45,7 +46,8 @@ class Meeting:
     """A point of the training that all ranks reach: what DDP does there, the truth does for all replicas at once.
 
     `synchronised` tells of a forward and a backward whether DDP is asked to synchronise them, and of facts whether a
-    synchronised backward ran since the facts before. `joining`: in a join context, where not every rank has data.
+    synchronised backward ran since the facts before; `beside` is the same of the wrapper beside the first. `joining`:
+    in a join context, where not every rank has data.
     """
 
     kind: Literal[
@@ -55,6 +57,7 @@ class Meeting:
     synchronised: bool = True
     facts: str = ""
     joining: bool = False
+    beside: bool = True
 
 
 #: The meetings of an iteration.
@@ -68,6 +71,15 @@ class _Pending:
     loss: Tensor
     rows: Tensor
     synchronised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """What the ranks of a training with DDP do besides: `first` and `beside` wrap a module, all ranks call them."""
+
+    first: Callable[[nn.Module], nn.Module]
+    beside: Callable[[nn.Module], nn.Module]
+    all_reduce: AllReduce
 
 
 #: The actions after which there are facts to look at.
@@ -84,19 +96,23 @@ _GRAD_MODES: Mapping[str, _GradMode] = {
 
 
 class Trainee:
-    """Plays the actions of a training on `model`, which is `module` or a DDP around it."""
+    """Plays the actions of a training on `model`, which is `module` or a DDP around it.
+
+    `beside` is the second module, or a DDP around it, or None if there is none.
+    """
 
     def __init__(
         self,
         training: Training,
         rank: int,
+        world_size: int,
         seed: int,
-        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        wrapping: Wrapping | None = None,
         *,
         device: torch.device | str = "cpu",
         phase: _Phase = lambda _: contextlib.nullcontext(),
     ) -> None:
-        """Build the module, the same on every rank, and wrap it. All ranks must construct it."""
+        """Build the module, the same on every rank, and wrap it, if it is to be. All ranks must construct it."""
         self._training = training
         self._rank = rank
         self._seed = seed
@@ -104,10 +120,15 @@ class Trainee:
         self._phase = phase
         with torch.random.fork_rng(devices=[]):  # so that a random state that moves was moved by the DDP
             module = Composed(training, seed).to(device)
+            self.beside: Any = self._make_beside(module)
         self._process = of_process()
         self._belongings = set(belongings(module))
-        self.model: Any = wrap(module)
-        self._is_wrapped = self.model is not module
+        self._is_wrapped = wrapping is not None
+        self.model: Any = module if wrapping is None else wrapping.first(module)
+        if wrapping is not None and self.beside is not None:
+            self.beside = wrapping.beside(self.beside)
+        all_reduce = None if wrapping is None else wrapping.all_reduce
+        self._exchanges = Exchanges(training, rank, world_size, device, all_reduce)
         self._pending: list[_Pending] = []
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
@@ -124,6 +145,21 @@ class Trainee:
         """The module without the DDP."""
         return instance(self.model.module if self._is_wrapped else self.model, Composed)
 
+    @property
+    def module_beside(self) -> Composed | None:
+        """The second module without its DDP, if there is one."""
+        if self.beside is None:
+            return None
+        return instance(self.beside.module if self._is_wrapped else self.beside, Composed)
+
+    def _make_beside(self, module: Composed) -> Composed | None:
+        beside = self._training.beside
+        if beside is None:
+            return None
+        first = module.first if beside.shares else None
+        made = Composed(Training((beside.block,)), self._seed + 1, first)
+        return made.to(self._device)
+
     def play(self) -> Iterator[Meeting]:
         """Do all actions; yields where ranks meet, and where there are facts to look at. All ranks must play it."""
         yield Meeting("observables", False, CONSTRUCTED)
@@ -137,15 +173,11 @@ class Trainee:
         yield Meeting("observables", False, AT_THE_END)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return copies of all parameters, gradients and buffers by name."""
-        module = self.module
-        found: dict[str, Any] = {}
-        for name, parameter in module.named_parameters():
-            found[f"parameter {name}"] = parameter.detach().clone()
-            found[f"grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
-        for name, buffer in module.named_buffers():
-            found[f"buffer {name}"] = buffer.detach().clone()
-        return found
+        """Return copies of all parameters, gradients and buffers by name, and what was exchanged since the last."""
+        found: dict[str, Any] = _values("", self.module)
+        if self.module_beside is not None:
+            found |= _values("beside: ", self.module_beside)
+        return {**found, **self._exchanges.take()}
 
     def observables(self) -> Mapping[str, Any]:
         """Return what the training can observe besides, see `observable`; of the process, what changed since."""
@@ -181,7 +213,7 @@ class Trainee:
         self, *, synchronised: bool = True, grad_mode: _GradMode | None = None, functional: bool = False
     ) -> Iterator[Meeting]:
         yield Meeting("before_forward")
-        where = Where(self._rank, self._num_forwards)
+        where = Where(self._rank, self._num_forwards, self._exchanges.behind)
         self._num_forwards += 1
         key = ("rows", self._seed, where.rank, where.forward)
         # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
@@ -191,15 +223,24 @@ class Trainee:
             with grad_mode() if grad_mode else contextlib.nullcontext():
                 return self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
 
+        def forward_beside() -> Any:
+            with grad_mode() if grad_mode else contextlib.nullcontext():
+                return self.beside(inputs, where=Where(where.rank, where.forward))
+
         with self._phase("forward"):
             output = run_forward(self._training.around, forward)
+            rows_beside = None if self.beside is None else run_forward(self._training.around, forward_beside)
         self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
         self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
-        yield Meeting("after_forward", synchronised and grad_mode is None)
-        if grad_mode is None and (rows.requires_grad or self._outside is not None):
-            loss = self._loss(rows, where)
-            loss = loss if self._outside is None else loss + self._outside
+        if grad_mode is not None:
+            yield Meeting("after_forward", False, beside=False)
+            return
+        yield Meeting("after_forward", synchronised, beside=synchronised or self._beside_stays)
+        loss = self._loss(rows, where)
+        loss = loss if self._outside is None else loss + self._outside
+        loss = loss if rows_beside is None else loss + self._loss(rows_beside, "beside", where.forward)
+        if loss.requires_grad:
             self._pending.append(_Pending(loss, rows, synchronised))
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
@@ -230,9 +271,11 @@ class Trainee:
 
     def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> Iterator[Meeting]:
         yield Meeting("before_backward")
+        self._exchanges.at("before_backward")
         with self._phase("backward"):
             run_backward(self._training.around, partial(loss.backward, retain_graph=retain_graph))
-        yield Meeting("after_backward", synchronised)
+        self._exchanges.at("after_backward")
+        yield Meeting("after_backward", synchronised, beside=synchronised or self._beside_stays)
 
     def _no_sync(self, action: Action) -> Iterator[Meeting]:
         local = action.how != "backward_only"
@@ -255,21 +298,32 @@ class Trainee:
                 outside.enter_context(self._local())
             yield from self._run_backward(one.loss, synchronised=one.synchronised)
 
-    def _local(self) -> contextlib.AbstractContextManager[None]:
-        context: contextlib.AbstractContextManager[None] = (
-            self.model.no_sync() if self._is_wrapped else contextlib.nullcontext()
-        )
-        return context
+    @contextlib.contextmanager
+    def _local(self) -> Iterator[None]:
+        wrappers = [self.model] if self._beside_stays or self.beside is None else [self.model, self.beside]
+        with contextlib.ExitStack() as within:
+            for wrapper in wrappers if self._is_wrapped else ():
+                within.enter_context(wrapper.no_sync())
+            yield
+
+    @property
+    def _beside_stays(self) -> bool:
+        return self._training.beside is not None and self._training.beside.stays
 
     def _zero_grad(self, action: Action) -> Iterator[Meeting]:
-        self.model.zero_grad(set_to_none=action.how == "none")
+        for model in filter(None, (self.model, self.beside)):
+            model.zero_grad(set_to_none=action.how == "none")
         yield from ()
 
     def _step(self, action: Action) -> Iterator[Meeting]:
         self._pending.clear()  # what is written in place now, their graphs hold
         with self._phase("optimizer"):
-            step_by_whole_numbers(self.module)
+            self._take_step()
         yield from ()
+
+    def _take_step(self) -> None:
+        modules = filter(None, (self.module, self.module_beside))
+        step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
     def _freeze(self, action: Action) -> Iterator[Meeting]:
         self._set_requires_grad(action, False)
@@ -447,7 +501,7 @@ class Trainee:
         for meeting in chain(self._run_forward(), self._run_backward_of_all()):
             yield dataclasses.replace(meeting, joining=True)
         with self._phase("optimizer"):
-            step_by_whole_numbers(self.module)
+            self._take_step()
 
     def _run_backward_of_all(self) -> Iterator[Meeting]:
         pending, self._pending = self._pending, []
@@ -491,6 +545,16 @@ class Trainee:
             for name, _ in module.named_parameters(recurse=False):
                 return module, name
         raise AssertionError("every block has a parameter")
+
+
+def _values(prefix: str, module: nn.Module) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {}
+    for name, parameter in module.named_parameters():
+        found[f"{prefix}parameter {name}"] = parameter.detach().clone()
+        found[f"{prefix}grad {name}"] = None if parameter.grad is None else parameter.grad.detach().clone()
+    for name, buffer in module.named_buffers():
+        found[f"{prefix}buffer {name}"] = buffer.detach().clone()
+    return found
 
 
 def _add_mask(layer: Any, args: Any, rows: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from conformance.codec import MismatchError, decode, encode
 from conformance.errors import ScenarioError
@@ -17,6 +18,9 @@ KINDS = (
 )  # fmt: skip
 #: Which ranks run a block, and in which forwards.
 WHEN = ("always", "rank_0", "not_rank_0", "even_forwards", "not_first", "never")
+#: With one that tells most beside others: all ranks in the first forward, then rank 0 alone.
+WHEN_IN_COMPANY = (*WHEN, "rank_0_later")
+WHEN_BY_RANK = ("rank_0", "not_rank_0", "rank_0_later")
 CHECKPOINTS = ("", "non_reentrant", "reentrant")
 #: What forward returns.
 OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
@@ -26,6 +30,11 @@ IDLE = ("", "rank_0", "by_turns")
 COMM_HOOKS = ("", "allreduce", "wider")
 #: What the loop has around forward and, but for autocast and saved tensors, around backward; `surroundings` makes them.
 AROUND = ("", "autocast", "anomaly", "saved_tensors", "dispatch_mode", "thread")
+#: Where the user communicates: behind a block in forward, in its backward, in both, or in a hook of the rows; and
+#: around backward. `exchanges` runs them.
+EXCHANGES = ("forward", "backward", "both", "tensor_hook", "before_backward", "after_backward")
+#: Of how many elements: one, those of a weight, and those of a first layer and a block, each of which may be a bucket.
+SIZES = (1, 4, 12)
 
 #: What a training loop can do, and the ways in which it can do it.
 ACTIONS: Mapping[str, tuple[str, ...]] = {
@@ -73,7 +82,7 @@ class Block:
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a block that nobody can build."""
         _check("kind of block", self.kind, KINDS)
-        _check("when", self.when, WHEN)
+        _check("when", self.when, WHEN_IN_COMPANY)
         _check("checkpoint", self.checkpoint, CHECKPOINTS)
 
 
@@ -98,6 +107,49 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective of the user's over the DDP's group: where, of how many elements, and behind which block if any.
+
+    The number of the block is modulo their number.
+    """
+
+    place: str = "forward"
+    size: int = 1
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for an exchange that nobody can run."""
+        _check("place", self.place, EXCHANGES)
+        if self.size < 1 or self.block < 0:
+            raise ScenarioError(f"size must be >= 1 and block >= 0, got {self.size} and {self.block}")
+
+    @property
+    def within_module(self) -> bool:
+        """Whether it is part of forward, and so only of forwards that run the module's blocks."""
+        return self.place in ("forward", "backward", "both", "tensor_hook")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A second DDP beside the first: around a first layer and `block`; its output is added to every loss.
+
+    `options` are its own. With `shares` its first layer is the first wrapper's; with `own_group` it averages over
+    another group of the same ranks. With `stays` it synchronises where the first wrapper is within `no_sync`.
+    """
+
+    block: Block = Block()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shares: bool = False
+    own_group: bool = False
+    stays: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `ScenarioError` for one that trains nothing."""
+        if not self.block.trainable:
+            raise ScenarioError("what is beside needs a block that is trained")
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """What is trained and how.
 
@@ -105,6 +157,7 @@ class Training:
     backward runs within. With `delays` the gradients of all
     blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
+    In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`).
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -114,6 +167,8 @@ class Training:
     comm_hook: str = ""
     delays: bool = False
     around: str = ""
+    exchange: Exchange | None = None
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
@@ -125,13 +180,20 @@ class Training:
             raise ScenarioError("a training needs a block that is trained")
 
     @property
+    def in_company(self) -> bool:
+        """Whether the DDP is not alone in its group."""
+        return self.exchange is not None or self.beside is not None
+
+    @property
     def all_actions(self) -> tuple[Action, ...]:
         """The actions and those that close every training."""
         return (*self.actions, *CLOSING)
 
     def to_json(self) -> dict[str, object]:
         """Return the arguments of a scenario; `of` gives back an equal training."""
-        return {"training": encode(self)}
+        encoded = encode(self)
+        alone = {name for name in ("exchange", "beside") if encoded[name] is None}  # as it was before there was company
+        return {"training": {name: value for name, value in encoded.items() if name not in alone}}
 
     @staticmethod
     def of(scenario: Scenario) -> Training:
@@ -176,7 +238,7 @@ def depends_on_rank(training: Training) -> bool:
         bool(training.idle)
         or (joins and (freezes or bool(may_miss_gradients(training))))
         or any(action.how == "rank_0" for action in training.actions)
-        or any(block.kind == "branch" or block.when in ("rank_0", "not_rank_0") for block in training.blocks)
+        or any(block.kind == "branch" or block.when in WHEN_BY_RANK for block in training.blocks)
     )
 
 

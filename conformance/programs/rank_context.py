@@ -87,8 +87,12 @@ class RankContext:
 
     def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         """Return the subject around `module`, with the scenario's options updated by `options`."""
+        return self.wrap_with(module, {**self.scenario.options, **options})
+
+    def wrap_with(self, module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """Return the subject around `module`, with `options` and none of the scenario's."""
         with self.phase("construct"):
-            return self._wrap(module, **{**self.scenario.options, **options})
+            return self._wrap(module, **options)
 
     def wrap_in(self, subject: str, module: nn.Module, **options: Any) -> nn.Module:
         """Return `module` wrapped in the DDP called `subject`, on the same ranks, for comparisons within one run."""

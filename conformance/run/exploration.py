@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from conformance.composed.features import WORLD_SIZES, Pair, features, pairs_of, possible_pairs
-from conformance.composed.grammar import chosen_by, cover, draw
+from conformance.composed.choose import chosen_by
+from conformance.composed.features import (
+    WORLD_SIZES,
+    Pair,
+    features,
+    pairs_of,
+    possible_pairs,
+    possible_pairs_in_company,
+)
+from conformance.composed.grammar import cover, draw
 from conformance.composed.simpler import shrink
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
@@ -89,8 +97,8 @@ def explore(
     support, is not judged and covers nothing.
     """
     started = time.monotonic()
-    found = Exploration(seed, possible=possible_pairs(world_sizes))
-    trainings = chain(cover(seed, world_sizes=world_sizes), _random(seed, world_sizes))
+    found = Exploration(seed, possible=possible_pairs(world_sizes) | possible_pairs_in_company(world_sizes))
+    trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
     for scenario in trainings:
         found.duration_s = time.monotonic() - started
         if found.num_judged >= examples or found.duration_s >= budget_s or found.num_not_judged > 10 * examples:
@@ -120,8 +128,10 @@ def explore(
 
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
+    company = random.Random(f"explored in company {seed}")
     while True:
-        yield draw(chosen_by(chooser), world_sizes=world_sizes)
+        yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
+        yield draw(chosen_by(company), world_sizes=world_sizes, company=True)
 
 
 def _shrunk(

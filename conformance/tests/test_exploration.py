@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from conformance.chapters.composed.scenarios import scenarios
 from conformance.checkers.refusal import refuses_together
 from conformance.cli import main
 from conformance.cli.explore import summary
-from conformance.composed.features import features, pairs_of, possible_pairs
-from conformance.composed.grammar import REQUIREMENTS
+from conformance.codec import encode
+from conformance.composed.features import features, pairs_of, possible_pairs, possible_pairs_in_company
+from conformance.composed.grammar import REQUIREMENTS, cover
 from conformance.composed.program import observed_names
-from conformance.composed.refusal import refusal
+from conformance.composed.refusal import not_judged_in_company, refusal
 from conformance.composed.simpler import simpler
-from conformance.composed.training import ACTIONS, Action, Block, Training
+from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Block, Exchange, Training
 from conformance.composed.truth import simulate
 from conformance.errors import ScenarioError
 from conformance.observation import Raised
@@ -73,7 +75,40 @@ def test_what_is_explored_belongs_to_a_requirement() -> None:
 
 def test_the_chapter_covers_every_pair_of_features() -> None:
     covered = frozenset().union(*map(pairs_of, scenarios()))
-    assert possible_pairs() <= covered
+    assert possible_pairs() | possible_pairs_in_company() <= covered
+
+
+def test_what_is_alone_is_written_as_it_was_before_there_was_company() -> None:
+    written = encode(Training().to_json()["training"])
+    assert set(written) == {"blocks", "output", "actions", "idle", "comm_hook", "delays", "around"}
+
+
+def test_a_training_in_company_is_json_and_back() -> None:
+    beside = Beside(Block("counted"), {"bucket_cap_mb": 0.0001}, shares=True)
+    training = Training(exchange=Exchange("both", 4, 2), beside=beside)
+    assert Training.of(Scenario.loads(PROBED.replace(arguments=training.to_json()).dumps())) == training
+
+
+def test_nothing_in_company_may_be_refused_nor_is_made_so_by_shrinking() -> None:
+    drawn = [scenario for scenario in islice(cover(4), 120) if Training.of(scenario).in_company]
+    assert len(drawn) == 60
+    for scenario in drawn:
+        for each in (scenario, *simpler(scenario)):
+            assert not not_judged_in_company(Training.of(each), each.options)
+
+
+@pytest.mark.parametrize("place", EXCHANGES)
+def test_the_truth_knows_what_an_exchange_brings(place: str) -> None:
+    facts = simulate(Training(exchange=Exchange(place, 4)), 3, 0, broadcast_buffers=True)
+    brought = [facts[rank]["2.backward"]["exchanged 0"].tolist() for rank in range(3)]
+    assert brought == [[6.0] * 4] * 3, "1 + 2 + 3"
+
+
+def test_few_of_what_is_explored_may_be_refused() -> None:
+    imagined = Imagined(fails_with())
+    explore(imagined, examples=300, seed=9)
+    refusable = [scenario for scenario in imagined.seen if refusal(Training.of(scenario), scenario.options)]
+    assert len(refusable) <= 30
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)])

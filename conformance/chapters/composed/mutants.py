@@ -35,6 +35,21 @@ class RefusesAlone(Reducing):
             raise error
 
 
+class HoldsBackItsOwnMissing(Reducing):
+    """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
+
+    class OwnReducer(Reducer):
+        """Tells others what is sure, and does not listen."""
+
+        def _tell_others(self, coming: Sequence[bool]) -> None:
+            """Keep it."""
+            self._mine = coming
+            super()._tell_others(coming)
+
+        def _hold_back(self, sure: Sequence[bool]) -> None:
+            super()._hold_back(getattr(self, "_mine", sure))
+
+
 class KeepsDroppedGradients(Reducing):
     """BUG: a gradient that the loop dropped before its first reduction counts; the parameter gets zeros."""
 

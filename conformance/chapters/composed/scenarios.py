@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from conformance.composed.grammar import REQUIREMENTS, cover, needs_of
 from conformance.composed.simpler import renamed
-from conformance.composed.training import Action, Block, Training
+from conformance.composed.training import Action, Beside, Block, Exchange, Training
 from conformance.scenario import Scenario
 
 #: Which of the many sets of trainings that cover all pairs; nightly runs draw others.
@@ -126,6 +126,19 @@ _FOUND: tuple[tuple[Training, dict[str, object]], ...] = (
         ),
         {},
     ),
+    # A second wrapper, of which only the first one's ranks differ in what they use.
+    (Training((Block(when="rank_0"),), beside=Beside(options={"find_unused_parameters": True})), {}),
+    # Two wrappers share a layer, each in a group of its own, and one hands out before the other collects.
+    (
+        Training((Block(),), beside=Beside(shares=True, own_group=True)),
+        {"gradient_as_bucket_view": True, "find_unused_parameters": False},
+    ),
+    # The user communicates within backward; from the second step on rank 0 alone uses a block.
+    (
+        Training((Block(), Block(when="rank_0_later"), Block()), exchange=Exchange("both", 6, 0)),
+        {"bucket_cap_mb": 0.00001},
+    ),
+    (Training((Block(), Block(when="rank_0_later")), exchange=Exchange("backward", 4, 0)), {"bucket_cap_mb": 0.00001}),
 )
 
 

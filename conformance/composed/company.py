@@ -1,0 +1,60 @@
+"""Draws what a DDP is not alone with: the user's collectives, another wrapper, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.composed.choose import Choose
+from conformance.composed.features import BESIDE_TRAITS, KINDS_BESIDE, OPTIONS
+from conformance.composed.training import (
+    EXCHANGES,
+    SIZES,
+    WHEN_IN_COMPANY,
+    Beside,
+    Block,
+    Exchange,
+    Training,
+    depends_on_rank,
+    may_miss_gradients,
+)
+
+#: When a block runs, if the DDP is not alone: what ranks do not use tells most.
+WHEN_TO_DRAW_IN_COMPANY = ("always",) * len(WHEN_IN_COMPANY) + WHEN_IN_COMPANY
+
+
+def in_company(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
+    """Return `training` with company, and with what of it `must` names."""
+    exchanges = any(feature.startswith(("exchange ", "elements ")) for feature in must)
+    has_beside = any(feature.startswith("beside ") for feature in must)
+    if not has_beside:
+        has_beside = choose((False, True))
+    if not exchanges:
+        exchanges = not has_beside or choose((False, False, True))
+    return replace(
+        training,
+        exchange=_exchange(choose, must, len(training.blocks)) if exchanges else None,
+        beside=_beside(choose, must) if has_beside else None,
+    )
+
+
+def _exchange(choose: Choose, must: tuple[str, ...], num_blocks: int) -> Exchange:
+    places = [place for place in EXCHANGES if f"exchange {place}" in must]
+    sizes = [size for size in SIZES if f"elements {size}" in must]
+    return Exchange(choose(places or EXCHANGES), choose(sizes or SIZES), choose(range(num_blocks)))
+
+
+def _beside(choose: Choose, must: tuple[str, ...]) -> Beside:
+    kinds = [kind for kind in KINDS_BESIDE if f"beside block {kind}" in must]
+    whens = [when for when in WHEN_IN_COMPANY if f"beside runs {when}" in must]
+    block = Block(choose(kinds or KINDS_BESIDE), choose(whens or WHEN_TO_DRAW_IN_COMPANY))
+    options: dict[str, object] = {}
+    for name, values in OPTIONS.items():
+        wanted = [value for value in values if f"beside option {name}={value}" in must]
+        if (chosen := choose(wanted or (None, None, None, *values))) is not None:
+            options[name] = chosen
+    second = Training((block,))
+    if depends_on_rank(second) or may_miss_gradients(second):
+        options["find_unused_parameters"] = True
+        options.pop("static_graph", None)
+    traits = {trait: f"beside {trait}" in must or choose((False, False, True)) for trait in BESIDE_TRAITS}
+    return Beside(block, options, **traits)
