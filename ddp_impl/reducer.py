@@ -124,6 +124,7 @@ class Reducer(BucketReduction):
         self._watched = -1  # the number of the last backward whose end was to be reported
         self._forecast: Forecast | None = None
         self._has_forecast = False  # the ranks have told each other what this iteration will bring, or are about to
+        self._num_forwards = 0  # whose gradients the next reduction averages
         self._is_announced = False  # the backward will report when it comes to an output
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
         # the exception; `_is_over` is set when they have.
@@ -176,6 +177,7 @@ class Reducer(BucketReduction):
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
+        self._num_forwards = 1 if self.state.phase is Phase.IDLE else self._num_forwards + 1
         self._handle(Event.FORWARD)
         self._context_id = current_distributed_context_id()
         self._hooks.captures = self._context_id is not None
@@ -611,7 +613,9 @@ class Reducer(BucketReduction):
         forecast, self._forecast = self._forecast, None
         if forecast is not None:
             with self._awaiting_usage():
-                self._hold_back(forecast.result())
+                sure = forecast.result()
+            # Of several forwards each rank may use a parameter in another: its gradient comes at another moment.
+            self._hold_back(sure if self._num_forwards == 1 else [False] * len(sure))
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph

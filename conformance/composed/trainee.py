@@ -51,8 +51,8 @@ class Meeting:
     """
 
     kind: Literal[
-        "before_forward", "after_forward", "before_backward", "after_backward", "left_join", "copied", "facts",
-        "observables",
+        "before_forward", "after_forward", "before_backward", "after_backward", "left_join", "copied", "regrouped",
+        "facts", "observables",
     ]  # fmt: skip
     synchronised: bool = True
     facts: str = ""
@@ -465,7 +465,7 @@ class Trainee:
         self._pending.clear()
         if self._is_wrapped:
             self.model._update_process_group(self.model.process_group)
-        yield from ()
+        yield Meeting("regrouped")
 
     def _copy(self, action: Action) -> Iterator[Meeting]:
         """Go on with a copy, without the hooks and the pending losses of the original."""

@@ -113,7 +113,7 @@ class _Lockstep:
                         replicas.average()
             case "left_join":
                 self._first.left_join(self._with_data[-1])
-            case "copied":
+            case "copied" | "regrouped":
                 self._first.buffers_due = True
             case "observables":
                 for rank, trainee in enumerate(self._trainees):
