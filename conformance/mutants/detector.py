@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from types import TracebackType
 
+from conformance.backends.backend import Backend
 from conformance.mutants.catalogue import Kill, Mutant, Trial
 from conformance.observation import Observation
 from conformance.programs.registry import preloads_of
@@ -29,6 +30,8 @@ from conformance.workers.zygote_process import ZygoteProcess
 
 #: What tells a mutant. A harness error does not: it is our own fault.
 _CAUGHT = frozenset({Verdict.FAIL, Verdict.HANG, Verdict.CRASH})
+#: Over how many backends there are ranks at once; most mutants of a backend are one each.
+_MOST_BACKENDS = 3
 #: What every mutant must pass like its base, so that it is broken in one way only.
 UNTOUCHED = ("CONS-17", "CONS-08")
 
@@ -155,12 +158,18 @@ class Detector:
             self._of_bases[key] = self.tried(mutant.base, scenario)
         return self._of_bases[key]
 
+    def _controller_of(self, backend: Backend) -> Controller:
+        """Return ranks over `backend`; those over the backend that was used longest ago end when they are too many."""
+        controller = self._controllers.pop(backend.source, None) or Controller(backend, zygote=self._zygote)
+        self._controllers[backend.source] = controller
+        if len(self._controllers) > _MOST_BACKENDS:
+            self._controllers.pop(next(iter(self._controllers))).close()
+        return controller
+
     def tried(self, trial: Trial, scenario: Scenario) -> Tried:
         """Run `scenario` on one DDP and backend."""
         backend = trial.backend
-        if backend.source not in self._controllers:
-            self._controllers[backend.source] = Controller(backend, zygote=self._zygote)
-        ranks = WatchedRanks(self._controllers[backend.source], trial.subject)
+        ranks = WatchedRanks(self._controller_of(backend), trial.subject)
         outcome = ScenarioRunner(trial.subject, backend, ranks, native=False).run(scenario)
         return Tried(outcome.subject, tuple(map(_seen_by, ranks.observations.values())))
 
