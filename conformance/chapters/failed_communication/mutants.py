@@ -117,7 +117,7 @@ class ConstructsBlindly(DistributedDataParallel):
             super()._synchronise_state(with_buffers, group_src)
 
 
-class ForgetsBufferFutures(Reducing):
+class DropsErrorsOfBufferFutures(Reducing):
     """BUG: errors in the futures of a buffer hook are dropped."""
 
     class OwnReducer(Reducer):
