@@ -21,6 +21,7 @@ CHECKERS = {
     "no_gradients_in_flight": "At the end every collective of gradients was waited for, unless some rank raised.",
     "refuses_together": "Where one rank refuses with an exception, all do.",
     "same_collectives": "All ranks of a group issued matching collectives in the same order.",
+    "one_order": "All ranks of a group issued matching collectives in the same order, whoever issued them.",
     "same_number_each_step": "After the first step every backward takes the same number of collectives.",
     "same_until_refused": "Ranks issued matching collectives, up to where they refused.",
     "silent_no_sync": "Inside no_sync no backward communicates gradients.",
