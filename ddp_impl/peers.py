@@ -72,7 +72,7 @@ class Peers:
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
         for other in () if is_copy else _living:
-            other._is_past = other._is_past or other.group is group
+            other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
         _living.add(self)
 
     def serve(self, wrapper: object) -> None:
@@ -147,8 +147,8 @@ class Peers:
 
         Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`.
         """
-        if self.lost:
-            raise CommunicationError(self.lost)
+        if lost := self.lost or self.lost_by_another():
+            raise CommunicationError(lost)
         if size_of(self.group) > 1:
             _slow_waits.begin(self, partial(self._speak_of_slow_wait, phase, what, self.step))
         try:

@@ -28,8 +28,8 @@ A rank decides by itself when it waits, and what for: nothing is sent because a 
 when all wrappers of the backward have sent everything, so that what a bucket collects is what the backward brought.
 
 Gradients that do not come are found when the backward is over. That alone makes the values right; the forecast only
-lets buckets leave earlier. So several forwards before one backward, opaque outputs, partial losses and functions that
-hide a backward of their own need no further rules.
+lets buckets leave earlier. So opaque outputs, partial losses and functions that hide a backward of their own need no
+further rules; of several forwards before one backward all buckets are late.
 """
 
 from __future__ import annotations
@@ -535,6 +535,7 @@ class Reducer(BucketReduction):
         self._forecast, self._has_forecast, self._is_announced = None, False, False
         self.usage.unused.clear()
         self._skipped = set()
+        self._to_step.clear()
         self._in_flight.clear()
         self._refusal = None
         self.telemetry.current.backward_start = NEVER
@@ -546,19 +547,23 @@ class Reducer(BucketReduction):
         self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
-        """Have one of the two called when the backward that runs now is over, which `_await_backward` waits for."""
-        if not self._drops_late:
-            WhenBackwardEnds(ended, raised)
-            return
-        self._is_over = over = threading.Event()
+        """Have one of the two called when the backward that runs now is over."""
+        over = self._over()
 
         def report(call: Callable[..., None], *arguments: Any) -> None:
             try:
                 call(*arguments)
             finally:
-                over.set()
+                over()
 
         WhenBackwardEnds(partial(report, ended), partial(report, raised))
+
+    def _over(self) -> Callable[[], None]:
+        """Return what is to be called when the backward that runs now is over, which `_await_backward` waits for."""
+        if not self._drops_late:
+            return lambda: None
+        self._is_over = threading.Event()
+        return self._is_over.set
 
     def _await_backward(self) -> None:
         """Wait until the reducer knows how the last backward ended, outside of a backward."""
@@ -567,11 +572,7 @@ class Reducer(BucketReduction):
 
     def _watch_backward(self) -> None:
         self._watched = current_backward()
-        if self._drops_late:
-            self._is_over = over = threading.Event()
-            backwards.take_part(self, over.set)
-        else:
-            backwards.take_part(self, lambda: None)
+        backwards.take_part(self, self._over())
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_impl import DistributedDataParallel, peers
-from ddp_impl.errors import ReplicaMismatchError
+from ddp_impl.errors import CommunicationError, ReplicaMismatchError
 from ddp_impl.logs import log
 from ddp_impl.peers import Peers
 from ddp_impl.slow_waits import SlowWaits
@@ -202,3 +202,15 @@ def test_a_rank_that_waits_long_says_for_what_and_who_has_not_come(tmp_path: Pat
     assert "weight" in of_zero[0]
     assert "in backward of step 0, and goes on waiting" in of_zero[0]
     assert of_zero[1].startswith("[rank 0] meanwhile rank 1 has not come and does not say that it waits")
+
+
+def test_after_a_failure_of_one_wrapper_no_other_of_its_group_goes_on() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    group = Group(0, store)
+    failing, other = Peers(group), Peers(group)
+    with pytest.raises(ArithmeticError), failing.communicating("backward", "a bucket"):
+        raise ArithmeticError("no such sum")
+    with pytest.raises(CommunicationError, match="Another DistributedDataParallel"), other.awaiting("backward", "more"):
+        pytest.fail("its collective would meet another one of the other ranks")
+    with Peers(group).awaiting("forward", "a new beginning"):
+        pass
