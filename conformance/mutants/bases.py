@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
@@ -76,3 +77,18 @@ class ActsAfterBackward(TorchDDP):
 def at_end(callback: Callable[[], None]) -> None:
     """Have autograd call `callback` when the backward that runs is over."""
     Variable._execution_engine.queue_callback(callback)
+
+
+class LeavesTheInside(DistributedDataParallel):
+    """Compiles with its own backends what the user compiles around it, and not what is compiled inside of it."""
+
+    class OwnCalls(CompiledCalls):
+        """Leaves what is compiled inside to its own backend."""
+
+        def _exchanged(self, callback: Any) -> Any:
+            forward = self._forward
+            return callback if forward is None or forward.compiler is None else super()._exchanged(callback)
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self._compiled_calls.__class__ = self.OwnCalls

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.mutants.bases import LeavesTheInside
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.who_averages import InGraph, Reduction
 from ddp_impl.options import BucketCaps
 
@@ -37,19 +37,8 @@ class CompilesWhole(DistributedDataParallel):
             self._compiled_calls.reduction = Reduction.WHOLE
 
 
-class CutsOnlyAroundItself(DistributedDataParallel):
+class CutsOnlyAroundItself(LeavesTheInside):
     """BUG: graphs are cut if the wrapper is compiled, and stay whole if what is compiled lies inside of it."""
-
-    class OwnCalls(CompiledCalls):
-        """Leaves what is compiled inside to its own backend."""
-
-        def _exchanged(self, callback: Any) -> Any:
-            forward = self._forward
-            return callback if forward is None or forward.compiler is None else super()._exchanged(callback)
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._compiled_calls.__class__ = self.OwnCalls
 
 
 class CutsInEveryForward(DistributedDataParallel):

@@ -11,11 +11,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from conformance.mutants.bases import LeavesTheInside
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile import fusion
-from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
@@ -70,19 +70,8 @@ class FallsBackAlone(DistributedDataParallel):
         return mine
 
 
-class LeavesTheInsideToTheReducer(DistributedDataParallel):
+class LeavesTheInsideToTheReducer(LeavesTheInside):
     """BUG: only a wrapper that is compiled itself averages in the graph, or has its graphs cut."""
-
-    class OwnCalls(CompiledCalls):
-        """Leaves what is compiled inside to its own backend."""
-
-        def _exchanged(self, callback: Any) -> Any:
-            forward = self._forward
-            return callback if forward is None or forward.compiler is None else super()._exchanged(callback)
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._compiled_calls.__class__ = self.OwnCalls
 
 
 class AveragesTheMeshInGraphs(DistributedDataParallel):
