@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.oracles.expected import AnyOf, Close, Matcher
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.suite import load_scenarios
+from conformance.truth.expected import AnyOf, Close, Matcher
 
 
 def parts(value: Any) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conformance.checkers.checker import Evidence, checker, failed, passed, unknown
 from conformance.checkers.facts import explain_facts, summarise, wrong_facts
 from conformance.observation import Raised
-from conformance.oracles.expected import Raises
+from conformance.truth.expected import Raises
 from conformance.verdict import Finding
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from conformance.observation import Facts, Raised
-from conformance.oracles.difference import equal_values
-from conformance.oracles.expected import exact_value, is_open
+from conformance.truth.difference import equal_values
+from conformance.truth.expected import exact_value, is_open
 
 
 def diagnose(name: str, rank: int, expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> str:

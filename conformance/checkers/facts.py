@@ -10,8 +10,8 @@ from conformance.checkers.checker import REPORTED, Evidence, checker, failed, ha
 from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.explanation import let_then, ranks
 from conformance.observation import Facts, Unmeasured
-from conformance.oracles.difference import Difference
-from conformance.oracles.expected import describe, mismatch
+from conformance.truth.difference import Difference
+from conformance.truth.expected import describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6

@@ -18,13 +18,13 @@ from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OB
 from conformance.composed.training import WITH_BACKWARD, Training
 from conformance.composed.truth import simulate
 from conformance.observation import Facts, Raised
-from conformance.oracles.difference import Difference, difference
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.replicas import broadcasts_buffers
 from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.difference import Difference, difference
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.replicas import broadcasts_buffers
 
 #: What a rank observes in place of facts after the refusal.
 ENDED = "ended by the refusal before"

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from conformance.composed.trainee import Meeting, Trainee
 from conformance.composed.training import Training
-from conformance.oracles.replicas import average, broadcasts_buffers, share_buffers, single_threaded
 from conformance.own_mistake import certain, present
+from conformance.truth.device import single_threaded
+from conformance.truth.replicas import average, broadcasts_buffers, share_buffers
 
 
 def simulate(training: Training, world_size: int, seed: int, *, broadcast_buffers: bool) -> Mapping[int, Any]:

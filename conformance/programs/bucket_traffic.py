@@ -14,14 +14,14 @@ from conformance.history import Collective
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Unmeasured
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.steps import simulate_steps
 from conformance.own_mistake import certain
 from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 4
 

@@ -16,14 +16,14 @@ from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.device import replica_device
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
-from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.device import replica_device, single_threaded
+from conformance.truth.expected import Satisfies
+from conformance.truth.replicas import Replicas, broadcasts_buffers
+from conformance.truth.steps import gradients, simulate_steps
 
 NUM_STEPS = 4
 #: Buffers that live in the root module; all others live in a child.

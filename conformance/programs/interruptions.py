@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.oracles.expected import AnyOf, Raises, Satisfies
-from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises, Satisfies
+from conformance.truth.steps import gradients, simulate_steps
 
 
 class Minefield(nn.Module):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.own_mistake import certain
 from conformance.programs.operations.hearsay import all_say
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 #: A trial returns a clause that says what is wrong; an empty text if nothing is.
 Trial = Callable[[], str]

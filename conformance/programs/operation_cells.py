@@ -15,7 +15,6 @@ from torch._C import _distributed_c10d as c10d
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.programs.operations.calls import device_backend, issue, wait_tensors
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.data import dtype_of
@@ -29,6 +28,7 @@ from conformance.programs.operations.neighbours import Neighbours
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 #: So long a wrong result is looked at again: the right one that comes later tells of a Work that was done too early.
 _LINGER_S = 0.3

@@ -15,11 +15,16 @@ from torch.distributed.tensor import DTensor
 
 from conformance.observation import ENDINGS, Raised, Unmeasured
 from conformance.own_mistake import certain, present
+from conformance.truth.baton import DesertedError
 
 if TYPE_CHECKING:
     from conformance.history import Collective
     from conformance.models.catalogue import ModelFixture
     from conformance.scenario import Scenario
+
+
+#: Stands for a demand that a program does not state.
+UNSTATED: Any = object()
 
 
 class Unsupported(Exception):  # noqa: N818 - a signal to the harness, not an error
@@ -112,10 +117,12 @@ class RankContext:
         with self.phase("backward", step):
             loss.backward(**kwargs)
 
-    def observe(self, name: str, value: Any) -> None:
+    def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
         """Report a fact. Detaches and copies tensors to the CPU at once; a DTensor becomes its full tensor.
 
-        All ranks must call it for a sharded DTensor.
+        `must`, an exact value or a matcher, says what the fact has to be where a plain DDP does not show it, such as
+        how much was communicated; without it, the fact has to be what it is on plain ranks (`truth_of`). All ranks must
+        call it for a sharded DTensor.
         """
         certain(name not in self.facts, f"fact {name} observed twice")
         self.facts[name] = _snapshot(value)
@@ -136,16 +143,16 @@ class RankContext:
             self.observe(f"{prefix}/buffer/{name}", buffer)
 
     @contextlib.contextmanager
-    def catching(self, name: str) -> Iterator[None]:
+    def catching(self, name: str, *, must: Any = UNSTATED) -> Iterator[None]:
         """Report as fact `name` the exception that the block raises (a `Raised`), or None when it raises nothing."""
         try:
             yield
-        except (Unsupported, *ENDINGS):
+        except (Unsupported, DesertedError, *ENDINGS):
             raise
         except BaseException as error:
-            self.observe(name, Raised.of(error, traceback.format_exc()))
+            self.observe(name, Raised.of(error, traceback.format_exc()), must=must)
         else:
-            self.observe(name, None)
+            self.observe(name, None, must=must)
 
     @contextlib.contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:

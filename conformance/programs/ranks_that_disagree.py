@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 #: The group's own timeout: a rank that waits for what cannot come must raise after it.
 _TIMEOUT_S = 1.5

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises, Right
 from conformance.programs.operations.calls import named
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises, Right
 
 _OF_REALS = ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")
 

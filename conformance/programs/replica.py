@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from conformance.errors import ReplicaError
 from conformance.observation import Facts, Observation
-from conformance.oracles.carried import packed, unpacked
-from conformance.oracles.device import on_device
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
+from conformance.truth.carried import packed, unpacked
+from conformance.truth.device import on_device
 
 #: The longest truth, of a training of several epochs on a busy machine, takes a tenth of this.
 _DEADLINE_S = 120.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn, optim
 
 from conformance.models.optimizers import sgd
-from conformance.oracles import truth
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.scenario import Step
 
 
@@ -32,7 +32,7 @@ def train(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-train.expects(truth.simulate)
+train.expects(truth_of)
 
 
 def run_step(

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised, Unmeasured
-from conformance.oracles.expected import AnyOf, Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.gradient_traffic import elements_of, other_means
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import AnyOf, Satisfies
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 BRANCHES = "abcd"
 _OPTION = "find_unused_parameters"

@@ -11,10 +11,10 @@ from torch import nn
 
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
 
 #: The arguments of torch's constructor behind the module, in their order, each with its default; a DDP may have more
 #: behind them. The group is the ranks'.

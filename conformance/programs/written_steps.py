@@ -1,4 +1,4 @@
-"""Runs steps that a program writes itself under the DDP; `oracles.steps` runs the same steps without DDP."""
+"""Runs steps that a program writes itself under the DDP; `truth.steps` runs the same steps without DDP."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from conformance.models.integers import RankStep
-from conformance.oracles.steps import StepFunction, gradients
 from conformance.programs.rank_context import RankContext
+from conformance.truth.steps import StepFunction, gradients
 
 
 def rank_step(ctx: RankContext, index: int) -> RankStep:

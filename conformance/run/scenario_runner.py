@@ -13,7 +13,6 @@ from conformance.backends.backend import CAPABILITIES, Backend
 from conformance.checkers.checker import harness_error
 from conformance.models.catalogue import get_fixture
 from conformance.observation import KEPT_ONCE, Facts, Observation
-from conformance.oracles.expected import Satisfies
 from conformance.own_mistake import present
 from conformance.programs.registry import Program, get_program
 from conformance.run.interpreter import check_interpreter
@@ -25,6 +24,7 @@ from conformance.run.shortage import denials, shortage_since
 from conformance.scenario import DTYPES, Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject, capabilities_of
+from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.

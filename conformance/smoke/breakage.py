@@ -13,10 +13,10 @@ from conformance.checkers.facts import WrongFact, wrong_facts
 from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.models.traced_blocks import read_block
 from conformance.observation import Facts, Observation
-from conformance.oracles.difference import kind, show
-from conformance.oracles.expected import mismatch
 from conformance.own_mistake import present
 from conformance.smoke.programs.arrivals import LATER
+from conformance.truth.difference import kind, show
+from conformance.truth.expected import mismatch
 
 #: What torch says when a group in Python lacks a method, and it has no backend in C++ to ask.
 _NO_METHOD = "No backend type associated with device type"

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 
 from conformance.observation import Raised
-from conformance.oracles.difference import difference
-from conformance.oracles.expected import AnyOf, Anything, Close, Raises, Satisfies, describe, mismatch
+from conformance.truth.difference import difference
+from conformance.truth.expected import AnyOf, Anything, Close, Raises, Satisfies, describe, mismatch
 
 NAN = math.nan
 WRONG = Raised.of(RuntimeError("sizes of fc1.weight differ"))

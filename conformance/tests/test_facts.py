@@ -14,8 +14,8 @@ from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.facts import wrong_facts
 from conformance.checkers.registry import get_checker
 from conformance.observation import Facts, Raised, Unmeasured
-from conformance.oracles.expected import Anything, Close, Raises, Satisfies
 from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
+from conformance.truth.expected import Anything, Close, Raises, Satisfies
 from conformance.verdict import Finding, Verdict
 
 MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])

@@ -6,11 +6,11 @@ import pytest
 
 from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.observation import Raised
-from conformance.oracles.expected import Anything, mismatch
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
+from conformance.truth.expected import Anything, mismatch
 
 #: Every requirement of these has somebody who breaks it; `test_mutants` shows that it notices.
 FEATURES = ("join", "static_graph", "comm_hooks")

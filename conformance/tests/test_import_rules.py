@@ -16,10 +16,9 @@ ROOMS = (
     ("errors", "codec", "history", "kept_waiting", "own_mistake", "plugins"),
     ("scenario", "observation", "sim_device"),
     ("verdict", "spec", "models", "starters"),
-    ("suite", "oracles", "backends"),
+    ("suite", "truth", "backends"),
     ("checkers", "recorder"),
     ("programs",),
-    ("truth",),
     ("composed",),
     ("chapters", "subjects"),
     ("workers",),
@@ -33,7 +32,7 @@ ROOMS = (
 )
 TIERS = {room: tier for tier, rooms in enumerate(ROOMS) for room in rooms}
 #: What is pure names no implementation, no backend and no process.
-PURE = {"spec", "suite", "models", "oracles", "checkers", "programs", "truth", "chapters"}
+PURE = {"spec", "suite", "models", "truth", "checkers", "programs", "chapters"}
 EFFECTS = {"backends", "sim_device", "subjects", "recorder", "workers"}
 NAMES_DDP_IMPL = {"subjects", "mutants"}
 

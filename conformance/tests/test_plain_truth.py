@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 import conformance.truth
 from conformance.observation import Facts
-from conformance.oracles.expected import mismatch
-from conformance.oracles.replicas import single_threaded
 from conformance.own_mistake import present
 from conformance.programs.registry import get_program
+from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.suite import load_scenarios
 from conformance.truth.baton import DesertedError
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import mismatch
 from conformance.truth.plain_ddp import Backwards, PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
-from conformance.truth.truth import truth_of
 
 #: Programs whose every sampled scenario the plain DDP must answer as its expectation does.
 AGREEING = (

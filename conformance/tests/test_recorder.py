@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conformance.backends.gloo import GLOO
 from conformance.history import Collective
-from conformance.oracles.difference import difference
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
+from conformance.truth.difference import difference
 
 WORLD_SIZE = 2
 Experiment = Callable[[int, Recorder], Any]

@@ -11,15 +11,15 @@ import torch
 from conformance.backends.backend import get_backend
 from conformance.errors import ReplicaError
 from conformance.observation import Facts
-from conformance.oracles.carried import packed, unpacked
-from conformance.oracles.difference import difference
-from conformance.oracles.expected import Raises, Satisfies
 from conformance.programs.registry import get_program
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.tests.worker_programs import at_most
+from conformance.truth.carried import packed, unpacked
+from conformance.truth.difference import difference
+from conformance.truth.expected import Raises, Satisfies
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 
@@ -88,10 +88,10 @@ def test_expected_facts_travel_whole() -> None:
     [
         ["named", "os", "system"],
         ["function", "os", 0, None, None],
-        ["function", "conformance.oracles.carried", 10_000, None, None],
+        ["function", "conformance.truth.carried", 10_000, None, None],
         ["record", "conformance.workers.controller", "Controller"],
-        ["record", "conformance.oracles.expected", "Raises", "too", "many", "fields"],
-        ["enum", "conformance.oracles.expected", "Raises", "x"],
+        ["record", "conformance.truth.expected", "Raises", "too", "many", "fields"],
+        ["enum", "conformance.truth.expected", "Raises", "x"],
         ["torch", "load"],
         ["tensor", 1],
         ["exec", "1"],

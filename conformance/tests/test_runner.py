@@ -17,7 +17,6 @@ from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
 from conformance.observation import Ending, Facts, Observation, Raised
-from conformance.oracles.expected import Satisfies
 from conformance.programs.registry import Program
 from conformance.run import runner
 from conformance.run.known_failures import MET, Excuse
@@ -27,6 +26,7 @@ from conformance.run.patience import hangs_after, nothing_but_hangs
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject, get_subject
+from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
 
 GLOO = get_backend("gloo")

@@ -8,12 +8,12 @@ import torch
 from conformance.chapters.construction.subgroups import groups_of
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.observation import Raised
-from conformance.oracles.expected import mismatch
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
+from conformance.truth.expected import mismatch
 
 #: Options that say nothing when they are given like this. (Some values are lists, so this is no set.)
 DEFAULTS = [[name, False] for name in ("find_unused_parameters", "gradient_as_bucket_view", "batched_grad_copy")]

@@ -12,12 +12,12 @@ from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRo
 from conformance.errors import ScenarioError
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Raised
-from conformance.oracles.expected import Close, mismatch
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
+from conformance.truth.expected import Close, mismatch
 from conformance.workers.controller import Controller
 
 

@@ -17,10 +17,10 @@ from conformance.models.catalogue import load_fixtures
 from conformance.models.recipe import RESTARTS, Learner, Recipe, loss_ratio
 from conformance.models.tasks import get_task
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies, mismatch
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.truth.expected import Satisfies, mismatch
 
 SHORT = {"task": "digits", "epochs": 2, "max_steps": 4, "batch_size": 8}
 

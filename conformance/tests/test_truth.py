@@ -15,9 +15,9 @@ from torch import Tensor
 
 from conformance.models.catalogue import get_fixture
 from conformance.models.optimizers import LEARNING_RATE, MOMENTUM
-from conformance.oracles import truth
-from conformance.oracles.replicas import single_threaded
+from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario, Step
+from conformance.truth.device import single_threaded
 
 
 def scenario(model: str = "mlp", world_size: int = 2, **changes: Any) -> Scenario:
@@ -38,7 +38,7 @@ def local_gradients(run: Scenario, state: Mapping[str, Tensor], rank: int, step:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_gradients_are_means_and_sgd_follows_them(world_size: int) -> None:
     run = scenario("many_small_layers", world_size, schedule=(Step(), Step(local_backwards=2)))
-    facts = truth.simulate(run)
+    facts = truth_of(run)
     state: dict[str, Tensor] = dict(get_fixture(run.model).build(run).named_parameters())
     momentum = {name: torch.zeros_like(parameter) for name, parameter in state.items()}
     for step, micros in ((0, 1), (1, 3)):
@@ -54,7 +54,7 @@ def test_gradients_are_means_and_sgd_follows_them(world_size: int) -> None:
 
 def test_local_backwards_stay_local() -> None:
     run = scenario("mlp", 2, schedule=(Step(local_backwards=1),))
-    facts = truth.simulate(run)
+    facts = truth_of(run)
     state = dict(get_fixture("mlp").build(run).named_parameters())
     for rank in range(2):
         for name, gradient in local_gradients(run, state, rank, 0, 1).items():
@@ -64,25 +64,25 @@ def test_local_backwards_stay_local() -> None:
 
 
 def test_step_without_synchronisation_lets_ranks_diverge() -> None:
-    facts = truth.simulate(scenario("mlp", 2, schedule=(Step(local_backwards=1, synchronised=False),)))
+    facts = truth_of(scenario("mlp", 2, schedule=(Step(local_backwards=1, synchronised=False),)))
     assert "step0/loss" not in facts[0]
     assert not torch.equal(facts[0]["final/parameter/0.weight"], facts[1]["final/parameter/0.weight"])
 
 
 def test_locally_unused_counts_as_zero_and_globally_unused_keeps_its_gradient() -> None:
     run = scenario("rank_branch", 4, schedule=(Step(),))
-    facts = truth.simulate(run)
+    facts = truth_of(run)
     state = dict(get_fixture(run.model).build(run).named_parameters())
     local = [local_gradients(run, state, rank, 0, 1) for rank in range(4)]
     assert "branches.0.weight" not in local[1]
     mean = (local[0]["branches.0.weight"].double() + local[2]["branches.0.weight"].double()) / 4
     assert torch.equal(facts[1]["step0/grad/branches.0.weight"].double(), mean)
-    assert truth.simulate(scenario("rank_branch", 1))[0]["step1/grad/branches.1.0.weight"] is None
+    assert truth_of(scenario("rank_branch", 1))[0]["step1/grad/branches.1.0.weight"] is None
 
 
 def test_use_under_no_sync_counts_for_the_next_average() -> None:
     # With micro-batch 0 rank 0 uses experts 0 and 1; with micro-batch 1, which synchronises, it uses 5 and 6.
-    facts = truth.simulate(scenario("moe", 2, schedule=(Step(local_backwards=1),)))
+    facts = truth_of(scenario("moe", 2, schedule=(Step(local_backwards=1),)))
     for expert in (0, 1, 2, 3, 5, 6, 7, 8):
         assert facts[1][f"step0/grad/experts.{expert}.weight"] is not None
         assert torch.equal(
@@ -93,16 +93,16 @@ def test_use_under_no_sync_counts_for_the_next_average() -> None:
 
 
 def test_kept_gradients_of_globally_unused_parameters_are_untouched() -> None:
-    facts = truth.simulate(scenario("moe", 1, schedule=(Step(), Step(zero_grad="keep"))))[0]
+    facts = truth_of(scenario("moe", 1, schedule=(Step(), Step(zero_grad="keep"))))[0]
     # Step 0 uses experts 0 and 1, step 1 uses 3 and 4.
     assert torch.equal(facts["step1/grad/experts.0.weight"], facts["step0/grad/experts.0.weight"])
     assert facts["step0/grad/experts.3.weight"] is None
-    zeroed = truth.simulate(scenario("moe", 1, schedule=(Step(), Step(zero_grad="zeros"))))[0]
+    zeroed = truth_of(scenario("moe", 1, schedule=(Step(), Step(zero_grad="zeros"))))[0]
     assert not zeroed["step1/grad/experts.0.weight"].any()
 
 
 def running_means(run: Scenario, step: str) -> list[Tensor]:
-    facts = truth.simulate(run)
+    facts = truth_of(run)
     return [facts[rank][f"{step}/buffer/1.running_mean"] for rank in range(run.world_size)]
 
 
@@ -146,7 +146,7 @@ def test_only_a_forward_that_follows_a_synchronised_one_gets_rank_0s_buffers() -
 
 
 def test_use_counts_for_one_average_only() -> None:
-    facts = truth.simulate(scenario("moe", 2))
+    facts = truth_of(scenario("moe", 2))
     # Step 0 uses experts 0 to 3 on the two ranks, step 1 uses 3 to 6.
     assert facts[0]["step0/grad/experts.0.weight"] is not None
     assert facts[0]["step1/grad/experts.0.weight"] is None
@@ -162,14 +162,14 @@ def test_ignored_buffers_stay_local() -> None:
 
 
 def test_ignored_parameters_stay_local() -> None:
-    facts = truth.simulate(scenario("mlp", 2, arguments={"ignored": ["0.weight"]}))
+    facts = truth_of(scenario("mlp", 2, arguments={"ignored": ["0.weight"]}))
     assert not torch.equal(facts[0]["final/parameter/0.weight"], facts[1]["final/parameter/0.weight"])
     assert torch.equal(facts[0]["step0/grad/0.bias"], facts[1]["step0/grad/0.bias"])
 
 
 def test_sparse_gradients_stay_sparse_with_the_rows_of_all_ranks() -> None:
     run = scenario("sparse_embedding", 2, schedule=(Step(),))
-    gradient = truth.simulate(run)[0]["step0/grad/users.weight"]
+    gradient = truth_of(run)[0]["step0/grad/users.weight"]
     state = dict(get_fixture(run.model).build(run).named_parameters())
     local = [local_gradients(run, state, rank, 0, 1)["users.weight"].coalesce() for rank in range(2)]
     assert gradient.is_sparse
@@ -179,27 +179,16 @@ def test_sparse_gradients_stay_sparse_with_the_rows_of_all_ranks() -> None:
     assert torch.equal(gradient.to_dense().double(), mean)
 
 
-def test_result_is_shared_between_scenarios_that_differ_in_buckets_only() -> None:
-    run = scenario("mlp", 2)
-    assert truth.simulate(run) is truth.simulate(run.replace(options={"bucket_cap_mb": 1}, id="truth/TRUTH/y"))
-    for changed in (
-        run.replace(seed=1), run.replace(world_size=3), run.replace(dtype="float64"), run.replace(model="frozen"),
-        run.replace(schedule=(Step(),)), run.replace(options={"broadcast_buffers": False}),
-        run.replace(arguments={"ignored": ["0.bias"]}),
-    ):  # fmt: skip
-        assert truth.simulate(changed) is not truth.simulate(run)
-
-
 def test_inexact_gradients_are_an_error_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformance.models.catalogue.make_exact", lambda module: module)
     with pytest.raises(AssertionError, match="multiple of"):
-        truth.simulate(scenario("mlp", 3, seed=12345))
+        truth_of(scenario("mlp", 3, seed=12345))
 
 
 def digest(run: Scenario) -> str:
     """Return a digest of every fact of every rank."""
     total = hashlib.sha256()
-    for facts in truth.simulate(run).values():
+    for facts in truth_of(run).values():
         for name, value in facts.items():
             dense = value.to_dense() if isinstance(value, Tensor) else value
             content = dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if dense is not None else b""
@@ -232,7 +221,7 @@ def test_same_bits_with_other_threads_and_in_another_process() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     before, random_state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
-    truth._simulate.cache_clear()
+
     try:
         here = [digest(scenario(name)) for name in PORTABLE]
         assert torch.get_num_threads() == 2

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from conformance.models.exact import exact_mean
-from conformance.oracles.replicas import sparse_like
 
 
 def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -32,3 +31,9 @@ def _mean(gradients: Sequence[Tensor]) -> Tensor:
         return exact_mean(gradients)
     exact = exact_mean([each.where(finite, torch.zeros_like(each)) for each in gradients])
     return exact.where(finite, sum(gradients[1:], start=gradients[0]) / len(gradients))
+
+
+def sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    """Return `mean` at those rows that are present in any of the sparse `gradients`."""
+    rows = torch.cat([gradient.coalesce().indices() for gradient in gradients], dim=1).unique(dim=1)
+    return torch.sparse_coo_tensor(rows, mean[tuple(rows)], mean.shape, is_coalesced=True, check_invariants=True)

@@ -13,12 +13,13 @@ from conformance.errors import ScenarioError
 from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Satisfies
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 #: The kinds of micro-batches, and whether their gradients are synchronised. `forward_inside` runs its forward inside
 #: `no_sync` and its backward outside, `backward_inside` the reverse; `after_inner` runs between leaving an inner

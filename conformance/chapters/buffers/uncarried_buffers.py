@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
 
 _NUM_BYTES = 24
 

@@ -13,13 +13,14 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Raises
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 

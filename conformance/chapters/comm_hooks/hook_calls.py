@@ -16,15 +16,15 @@ from torch.futures import Future
 from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.replicas import single_threaded
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import certain, present
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 

@@ -18,14 +18,14 @@ from torch.futures import Future
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Anything, Raises, Satisfies
-from conformance.oracles.steps import gradients, simulate_steps
 from conformance.own_mistake import present
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Anything, Raises, Satisfies
+from conformance.truth.steps import gradients, simulate_steps
 
 
 def _step(model: Any, turn: RankStep) -> None:

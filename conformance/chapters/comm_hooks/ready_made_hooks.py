@@ -36,14 +36,14 @@ from conformance.models.batches import mixed_seed
 from conformance.models.integers import RankStep, integers
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
-from conformance.oracles import truth
-from conformance.oracles.expected import Close
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.train import run_step
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import Close
 
 NUM_STEPS = 4
 #: Steps of post-localSGD and of PowerSGD before they begin to differ from an average.
@@ -228,7 +228,7 @@ def hooked_training(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-hooked_training.expects(truth.simulate)
+hooked_training.expects(truth_of)
 
 
 class Matrices(nn.Module):

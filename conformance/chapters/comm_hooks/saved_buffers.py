@@ -13,14 +13,15 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 _NUM_STEPS = 2
 

@@ -15,12 +15,12 @@ from conformance.chapters.comm_hooks.hook_mending import any_backend
 from conformance.models.catalogue import get_fixture
 from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
-from conformance.oracles.device import replica_device
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.device import replica_device, single_threaded
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 5
 #: Steps in which torch's hook only learns what is in which bucket.

@@ -19,14 +19,14 @@ from torch._C._distributed_c10d import Work
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.steps import simulate_steps
 from conformance.own_mistake import present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.steps import simulate_steps
 
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
 _NUM_STEPS = 3

@@ -7,11 +7,11 @@ from typing import Any
 
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
 
 
 @program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)

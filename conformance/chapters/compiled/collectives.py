@@ -12,14 +12,14 @@ from conformance.checkers.protocol import is_gradient
 from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.steps import simulate_steps
 from conformance.own_mistake import certain
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
 _WAIT = ("_c10d_functional.wait_tensor.default",)

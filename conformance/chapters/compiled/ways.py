@@ -19,12 +19,12 @@ from conformance.chapters.compiled.overlap import listening, mark
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import simulate_steps
 
 _WIDTH = 3
 _NUM_LAYERS = 4

@@ -12,11 +12,11 @@ from torch import nn
 from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
 #: The step of what is trained before: its data are no other step's.

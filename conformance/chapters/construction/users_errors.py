@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import ENDINGS, Facts, Raised
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.steps import gradients, simulate_steps
 
 #: Where the module raises: in forward itself, in the backward of an autograd function, or in a hook of a tensor.
 PLACES = ("forward", "function", "hook")

@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises
+from conformance.truth.steps import simulate_steps
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)

@@ -18,15 +18,16 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 #: How often `counted_hook` and `counted_buffer_hook` were called: a pickled hook is found again by its name.
 _calls: list[str] = []

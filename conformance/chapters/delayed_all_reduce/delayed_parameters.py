@@ -13,13 +13,14 @@ from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises, Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 3
 

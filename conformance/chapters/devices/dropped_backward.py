@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 _WIDTH = 3
 

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises, Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 _NUM_STEPS = 3
 _WIDTH = 4

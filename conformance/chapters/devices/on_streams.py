@@ -20,14 +20,15 @@ from conformance.chapters.devices.trace import is_late, launches_early, waits_ea
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_of
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Satisfies
+from conformance.truth.replicas import Replicas, broadcasts_buffers
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 #: Ranks agree on buckets once: before the second step, with a static graph perhaps before the third.

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Close, Satisfies
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Close, Satisfies
 
 _NUM_STEPS = 4
 _WIDTH = 4

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from conformance.chapters.failed_communication.failing_group import FailingGroup
 from conformance.chapters.failed_communication.features import FEATURES, Feature, Training
 from conformance.observation import ENDINGS, Facts
-from conformance.oracles.expected import Satisfies
 from conformance.own_mistake import certain, instance
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
 
 #: Longer than a busy machine keeps a rank waiting; a rank that has been told nothing may wait in vain.
 _TIMEOUT = timedelta(seconds=8)

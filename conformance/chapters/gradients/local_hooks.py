@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.steps import StepFunction, simulate_steps
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.steps import StepFunction, simulate_steps
 
 NUM_STEPS = 4
 #: When hooks are registered: before wrapping, after it, behind two steps, or in each step behind its forward.

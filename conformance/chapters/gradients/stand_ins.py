@@ -12,12 +12,12 @@ from torch.func import functional_call
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import simulate_steps
 
 WIDTH = 4
 

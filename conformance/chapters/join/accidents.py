@@ -19,14 +19,14 @@ from conformance.chapters.join.oracle import UnevenPlan
 from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
-from conformance.oracles.steps import gradients, simulate_steps
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises
+from conformance.truth.steps import gradients, simulate_steps
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")
 

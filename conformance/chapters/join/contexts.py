@@ -14,8 +14,6 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 from conformance.chapters.join.oracle import UnevenPlan, UnevenReplicas
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.steps import gradients
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
@@ -23,6 +21,8 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.steps import gradients
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")
 

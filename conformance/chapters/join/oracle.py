@@ -18,10 +18,9 @@ from conformance.models.catalogue import get_fixture
 from conformance.models.exact import exact_mean
 from conformance.models.optimizers import LEARNING_RATE
 from conformance.observation import Facts
-from conformance.oracles.device import replica_device
-from conformance.oracles.replicas import single_threaded
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
+from conformance.truth.device import replica_device, single_threaded
 
 
 @dataclass(frozen=True)

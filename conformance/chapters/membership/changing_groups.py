@@ -14,9 +14,6 @@ from conformance.models.bomb import Bomb
 from conformance.models.exact import exact_mean
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
-from conformance.oracles.replicas import single_threaded
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -24,6 +21,9 @@ from conformance.programs.storages import marks_of_options, num_storages
 from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Raises
+from conformance.truth.steps import gradients
 
 #: What a rank may do in a step that has no backward.
 _WITHOUT_BACKWARD = ("forward", "evaluate")

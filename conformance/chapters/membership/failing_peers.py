@@ -16,13 +16,13 @@ from torch.futures import Future
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
 from conformance.own_mistake import instance, present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises
 
 #: The step in which the last rank fails, counted from 0. Where branches differ, no step comes to its end.
 FAILING_STEP = 2

@@ -23,13 +23,13 @@ from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
 from conformance.observation import Facts
-from conformance.oracles.replicas import single_threaded
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.steps import gradients
 
 NUM_STEPS = 3
 

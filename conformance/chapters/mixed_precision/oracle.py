@@ -13,10 +13,11 @@ from conformance.models.exact import exact_mean
 from conformance.models.low_precision import LowPrecisionCopy, Precision, build_coarse, precision_of
 from conformance.models.optimizers import sgd
 from conformance.observation import Facts
-from conformance.oracles.device import replica_device
-from conformance.oracles.replicas import broadcasts_buffers, single_threaded, sparse_like
-from conformance.oracles.steps import follow_step, gradients
 from conformance.scenario import Scenario, Step
+from conformance.truth.device import replica_device, single_threaded
+from conformance.truth.means import sparse_like
+from conformance.truth.replicas import broadcasts_buffers
+from conformance.truth.steps import follow_step, gradients
 
 
 class LowPrecisionReplicas:

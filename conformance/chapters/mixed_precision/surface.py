@@ -13,10 +13,10 @@ from torch.distributed import fsdp
 from conformance.models.integers import integers
 from conformance.models.low_precision import Precision, precision_of
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises
 
 #: What no half precision can hold beside 1.
 _LITTLE = 2.0**-13

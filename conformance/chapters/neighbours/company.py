@@ -25,9 +25,9 @@ from conformance.models.low_precision import precision_of
 from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.truth import truth_of
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
 GROUPS = ("one", "own", "parts", "overlapping")

@@ -24,15 +24,16 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises, Satisfies
-from conformance.oracles.replicas import Replicas, single_threaded
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import AnyOf, Raises, Satisfies
+from conformance.truth.replicas import Replicas
+from conformance.truth.steps import gradients
 
 #: Name -> class and settings. Those of SGD are powers of two: multiplying by them is exact.
 OPTIMIZERS: Mapping[str, tuple[type[optim.Optimizer], Mapping[str, Any]]] = {

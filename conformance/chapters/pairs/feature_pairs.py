@@ -27,14 +27,15 @@ from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Facts, Raised
-from conformance.oracles.expected import AnyOf, Satisfies
-from conformance.oracles.replicas import single_threaded, sparse_like
-from conformance.oracles.steps import gradients
 from conformance.own_mistake import certain, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import AnyOf, Satisfies
+from conformance.truth.means import sparse_like
+from conformance.truth.steps import gradients
 
 #: Feature -> words of which a refusal must use one, to be a reason.
 FEATURES: Mapping[str, tuple[str, ...]] = {

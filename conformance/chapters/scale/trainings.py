@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from conformance.chapters.scale.values import arbitrary, whole
 from conformance.models.batches import mixed_seed
 from conformance.observation import Facts
-from conformance.oracles.difference import Difference, difference
 from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.difference import Difference, difference
 
 #: How many wrong tensors a rank describes.
 NUM_REPORTED = 8

@@ -16,8 +16,6 @@ from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised, Unmeasured
-from conformance.oracles.expected import AnyOf, Raises, Satisfies
-from conformance.oracles.steps import StepFunction, simulate_steps
 from conformance.own_mistake import certain
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
@@ -28,6 +26,8 @@ from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises, Satisfies
+from conformance.truth.steps import StepFunction, simulate_steps
 
 NUM_STEPS = 4
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")

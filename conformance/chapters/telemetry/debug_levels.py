@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_le
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
-from conformance.oracles.expected import Satisfies
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
+from conformance.truth.steps import simulate_steps
 
 _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 

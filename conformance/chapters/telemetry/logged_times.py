@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises, Satisfies
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises, Satisfies
 
 _NAMES = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
 

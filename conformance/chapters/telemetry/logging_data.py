@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import Satisfies
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
 
 Data = Mapping[str, int | str]
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn, optim
 
 from conformance.models.sharded import ShardedModel, get_sharded_model
 from conformance.observation import Facts
-from conformance.oracles.expected import Close
-from conformance.oracles.replicas import broadcasts_buffers, single_threaded
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
+from conformance.truth.expected import Close
+from conformance.truth.replicas import broadcasts_buffers
 
 #: Powers of two, so that products with them are exact.
 LEARNING_RATE, MOMENTUM = 0.125, 0.5

@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRows
 from conformance.chapters.tensor_parallel.sharded_training import grid, observe_whole, run_backward, sharded_module
 from conformance.observation import Facts
-from conformance.oracles.replicas import single_threaded
 from conformance.own_mistake import instance, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.device import single_threaded
 
 _STEPS_BEFORE, _STEPS = 2, 4
 

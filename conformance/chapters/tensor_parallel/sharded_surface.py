@@ -19,11 +19,11 @@ from conformance.chapters.tensor_parallel.sharded_training import Grid, grid, gr
 from conformance.history import Collective
 from conformance.models.sharded import get_sharded_model
 from conformance.observation import Facts
-from conformance.oracles.expected import Raises
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Raises
 
 _NUM_STEPS = 4
 _MOMENTS = ("wrapped", "forward", "after_forward", "after_backward", "after_no_sync", "after_step", "evaluation")

@@ -13,11 +13,11 @@ from torch import Tensor
 from conformance.models.catalogue import get_fixture
 from conformance.models.recipe import Learner, Recipe
 from conformance.observation import Facts
-from conformance.oracles.device import replica_device
-from conformance.oracles.expected import Anything, Satisfies
-from conformance.oracles.replicas import Replicas, broadcasts_buffers, single_threaded
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
+from conformance.truth.device import replica_device, single_threaded
+from conformance.truth.expected import Anything, Satisfies
+from conformance.truth.replicas import Replicas, broadcasts_buffers
 
 
 def simulate_training(scenario: Scenario) -> Mapping[int, Facts]:

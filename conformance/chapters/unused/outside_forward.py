@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.oracles.expected import AnyOf, Raises
-from conformance.oracles.steps import simulate_steps
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
+from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 4
 WIDTH = 4

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.oracles.difference import equal_values
 from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import REDUCTIONS, Cell
 from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
+from conformance.truth.difference import equal_values
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 _NUMEL = 500
 #: No backend must know these; one that does not must say so.

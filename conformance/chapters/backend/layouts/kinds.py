@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from conformance.checkers.explanation import shorten
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 _NAME = "all_gather into slots that overlap by half"
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from conformance.checkers.explanation import ranks
 from conformance.observation import Facts
-from conformance.oracles.expected import Right
 from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.hearsay import told
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 
 _SAME = "the bits of an inexact sum"
 _AGAIN = "the bits of the same sum again"

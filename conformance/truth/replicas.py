@@ -6,25 +6,14 @@ communication, one mean per parameter.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.models.exact import exact_mean
-
-
-@contextlib.contextmanager
-def single_threaded() -> Iterator[None]:
-    """Compute with one thread, as every rank does, and restore the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from conformance.truth.means import sparse_like
 
 
 def broadcasts_buffers(options: Mapping[str, Any]) -> bool:
@@ -111,9 +100,3 @@ def average(parameters: Sequence[Tensor]) -> None:
         mean = sparse_like(mean, present)
     for parameter, own in zip(parameters, dense, strict=True):
         parameter.grad = mean.clone() if mean.is_sparse else torch.empty_like(own).copy_(mean)
-
-
-def sparse_like(mean: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Return `mean` at those rows that are present in any of the sparse `gradients`."""
-    rows = torch.cat([gradient.coalesce().indices() for gradient in gradients], dim=1).unique(dim=1)
-    return torch.sparse_coo_tensor(rows, mean[tuple(rows)], mean.shape, is_coalesced=True, check_invariants=True)

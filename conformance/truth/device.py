@@ -1,4 +1,4 @@
-"""The device on which oracles run models whose results are rounded: the rank's own."""
+"""Where a truth is computed: the device, which is the rank's own, and the number of threads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,21 @@ def replica_device() -> torch.device:
 
 @contextlib.contextmanager
 def on_device(device: torch.device) -> Iterator[None]:
-    """Have oracles compute on `device` within the block."""
+    """Have truths be computed on `device` within the block."""
     global _device
     before, _device = _device, device
     try:
         yield
     finally:
         _device = before
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Compute with one thread, as every rank does, and restore the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from conformance.observation import Raised
-from conformance.oracles.difference import Difference, difference, kind, show
 from conformance.own_mistake import present
+from conformance.truth.difference import Difference, difference, kind, show
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,19 @@ class Anything:
 
 @dataclass(frozen=True)
 class Satisfies:
-    """A value for which `predicate` returns True; `name` completes the sentence "the fact must be ..."."""
+    """A value for which `predicate(value, *arguments)` is true; `name` completes the sentence "the fact must be ...".
+
+    `predicate` is a function of a module, so that another process finds it by its name (`carried`).
+    """
 
     name: str
-    predicate: Callable[[Any], bool]
+    predicate: Callable[..., bool]
+    arguments: tuple[Any, ...] = ()
 
     def mismatch(self, got: Any) -> Difference | None:
         """Return None if the predicate holds. A predicate that raises cannot judge such a value: it does not hold."""
         try:
-            holds = self.predicate(got)
+            holds = self.predicate(got, *self.arguments)
         except Exception as error:
             return Difference(f"is {show(got)}, expected {self.name} (asking raised {type(error).__name__}: {error})")
         return None if holds else Difference(f"is {show(got)}, expected {self.name}")
@@ -151,6 +155,24 @@ class Satisfies:
     def __str__(self) -> str:
         """Return the name."""
         return self.name
+
+
+def _is_at_least(got: float, least: float) -> bool:
+    return got >= least
+
+
+def _is_at_most(got: float, most: float) -> bool:
+    return got <= most
+
+
+def at_least(least: float, what: str = "") -> Satisfies:
+    """Return what a number of `what` of at least `least` satisfies."""
+    return Satisfies(f"at least {least} {what}".rstrip(), _is_at_least, (least,))
+
+
+def at_most(most: float, what: str = "") -> Satisfies:
+    """Return what a number of `what` of at most `most` satisfies."""
+    return Satisfies(f"at most {most} {what}".rstrip(), _is_at_most, (most,))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from torch import nn, optim
 
 from conformance.models.integers import RankStep
 from conformance.observation import Facts
-from conformance.oracles.replicas import Replicas, single_threaded
 from conformance.scenario import Step
+from conformance.truth.device import single_threaded
+from conformance.truth.replicas import Replicas
 
 #: Runs forward and backward of one step on a module, wrapped or not; may return further facts of the step.
 StepFunction = Callable[[Any, RankStep], Mapping[str, Any] | None]

@@ -1,1 +1,0 @@
-"""Oracles: pure functions that compute what ranks must observe, and how an expectation is written."""
