@@ -66,7 +66,12 @@ def digests_of(scenario: Scenario) -> Iterator[tuple[str, str]]:
     expectation = get_program(scenario.program).expectation
     if expectation is None:
         return
-    for rank, facts in expectation(scenario).items():
+    try:
+        expected = expectation(scenario)
+    except Exception as error:  # a run says HARNESS_ERROR
+        yield f"{scenario.id} raised", digest(repr(error))
+        return
+    for rank, facts in expected.items():
         for name, value in facts.items():
             yield f"{scenario.id} {rank} {name!r}", digest(value)
 

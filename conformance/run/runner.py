@@ -15,16 +15,17 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
-from conformance.own_mistake import present
+from conformance.pending import Pending
 from conformance.programs.registry import get_program, preloads_of
 from conformance.recorder.flight_record import IMPORT
+from conformance.run.attempt import Ranks
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
-from conformance.run.scenario_runner import Ranks, ScenarioRunner
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
@@ -33,7 +34,7 @@ from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
-_Waiting = tuple[int, Callable[[float], Outcome | None]]
+_Waiting = tuple[int, Pending[Outcome]]
 
 #: While one scenario is judged, the next one runs. When no rank of a column has made progress for so long, the one
 #: after that begins, too: ranks that hang, until their deadline or another one's timeout, leave the processors idle.
@@ -115,7 +116,7 @@ def probe(subject: Subject, world_size: int, controller: Ranks, backend: str = "
     no say.
     """
     scenario = Scenario("probe", ("PROBE",), "train", "mlp", world_size, schedule=(Step(),))
-    observations = present(controller.start(scenario, subject)(math.inf)).values()
+    observations = controller.start(scenario, subject).wait().values()
     failed = [one for one in observations if one.fate.kind not in ("returned", "abandoned")]
     if apart := [one for one in failed if one.phase == "rendezvous"]:
         raise BackendError(
@@ -170,8 +171,8 @@ def _run(
     waiting: list[_Waiting] = []
     interrupted = False
 
-    def has_ended(place: int, wait: Callable[[float], Outcome | None], silence_s: float) -> bool:
-        outcome = wait(silence_s)
+    def has_ended(place: int, pending: Pending[Outcome], silence_s: float) -> bool:
+        outcome = pending.within(silence_s)
         if outcome is not None:
             outcomes[place] = outcome
             on_event(Progress(scenarios[place], len(outcomes), len(scenarios), outcome))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from conformance.observation import Facts, Observation
-from conformance.run.scenario_runner import Ranks
+from conformance.pending import Pending
+from conformance.run.attempt import Ranks
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 
@@ -20,26 +21,21 @@ class WatchedRanks:
         self._ranks = ranks
         self._subject = subject
 
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation] | None]:
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         """Start, and keep what comes of it, as `Ranks.start`."""
-        wait = self._ranks.start(scenario, subject, fresh=fresh)
 
-        def kept(silence_s: float) -> dict[int, Observation] | None:
-            observations = wait(silence_s)
-            if observations is not None and subject == self._subject:
+        def keep(observations: Mapping[int, Observation]) -> Mapping[int, Observation]:
+            if subject == self._subject:
                 self.observations = observations
             return observations
 
-        return kept
+        return self._ranks.start(scenario, subject, fresh=fresh).then(keep)
 
-    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Start to compute the facts and keep them, as `Ranks.expect`."""
-        wait = self._ranks.expect(scenario)
 
-        def kept() -> Mapping[int, Facts]:
-            self.expected = wait()
-            return self.expected
+        def keep(facts: Mapping[int, Facts]) -> Mapping[int, Facts]:
+            self.expected = facts
+            return facts
 
-        return kept
+        return self._ranks.expect(scenario).then(keep)

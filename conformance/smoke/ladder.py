@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
-from conformance.run.scenario_runner import ScenarioRunner, needs_of
+from conformance.pending import Pending
+from conformance.run.needs import needs_of
+from conformance.run.scenario_runner import ScenarioRunner
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
@@ -190,7 +192,7 @@ def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:
     return Status.ABSENT, f"{capability!r} is not declared, and does not work ({verdict.value})"
 
 
-def _facts(expected: Callable[[], Mapping[int, Facts]], observations: Mapping[int, Observation]) -> Mapping[int, Facts]:
+def _facts(expected: Pending[Mapping[int, Facts]], observations: Mapping[int, Observation]) -> Mapping[int, Facts]:
     """Return the expected facts; none where the backend gave neither the ranks nor the one for the truth a group.
 
     Raises:
@@ -198,7 +200,7 @@ def _facts(expected: Callable[[], Mapping[int, Facts]], observations: Mapping[in
 
     """
     try:
-        return expected()
+        return expected.wait()
     except ReplicaError:
         if all(one.fate.kind == "returned" for one in observations.values()):
             raise

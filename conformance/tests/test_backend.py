@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import FileStore
 from conformance.backends.backend import get_backend
 from conformance.errors import BackendError
 from conformance.recorder.recorded_group import as_process_group
-from conformance.run.scenario_runner import needs_of
+from conformance.run.needs import needs_of
 from conformance.scenario import Scenario
 from conformance.workers.finder import find_backend
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -143,7 +143,7 @@ def boundaries(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], N
     return install
 
 
-def _two_scenarios(controller: Controller) -> list[dict[int, Observation]]:
+def _two_scenarios(controller: Controller) -> list[Mapping[int, Observation]]:
     """Run a scenario on new ranks, and one on ranks of another world size, which must be forked."""
     return [controller.run(STEP, TORCH), controller.run(STEP.replace(world_size=1), TORCH)]
 

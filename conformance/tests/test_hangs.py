@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -106,9 +106,9 @@ def controller() -> Iterator[Controller]:
 @pytest.fixture(scope="module")
 def whole(controller: Controller) -> Callable[[Scenario], dict[int, Observation]]:
     """Run a scenario to its end, once."""
-    seen: dict[str, dict[int, Observation]] = {}
+    seen: dict[str, Mapping[int, Observation]] = {}
 
-    def run(scenario: Scenario) -> dict[int, Observation]:
+    def run(scenario: Scenario) -> Mapping[int, Observation]:
         if scenario.id not in seen:
             seen[scenario.id] = controller.run(scenario, OURS)
         assert {str(one.fate) for one in seen[scenario.id].values()} == {"returned"}

@@ -14,6 +14,7 @@ ROOT = Path(conformance.__file__).parent
 # From values over pure judgement to effects and fronts. What stands on one line does not import each other.
 ROOMS = (
     ("errors", "codec", "history", "kept_waiting", "own_mistake", "plugins"),
+    ("pending",),
     ("scenario", "observation", "sim_device"),
     ("verdict", "spec", "models", "starters"),
     ("suite", "truth", "backends"),

@@ -17,7 +17,6 @@ import torch
 
 from conformance.backends.backend import get_backend
 from conformance.observation import Ending, Observation, Raised
-from conformance.own_mistake import present
 from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import get_subject
@@ -48,7 +47,7 @@ def controller() -> Iterator[Controller]:
         yield controller
 
 
-def run(controller: Controller, wanted: Scenario) -> dict[int, Observation]:
+def run(controller: Controller, wanted: Scenario) -> Mapping[int, Observation]:
     observations = controller.run(wanted, TORCH)
     assert list(observations) == list(range(wanted.world_size))
     assert all(observation.rank == rank for rank, observation in observations.items())
@@ -96,17 +95,17 @@ def test_ranks_that_make_progress_are_not_silent(controller: Controller) -> None
     run(controller, scenario("idle"))  # ranks are there
     silence = at_this_load(0.4)
     begin = time.monotonic()
-    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
-    assert wait_for_ranks(silence) is not None
+    pending = controller.start(scenario("slow", arguments={"times": 5, "seconds": silence / 2}), TORCH)
+    assert pending.within(silence) is not None
     assert time.monotonic() - begin > 2.2 * silence
 
 
 def test_fresh_ranks_leave_no_warm_ones_of_their_kind(controller: Controller) -> None:
     """What made a scenario fail may be in any of them, also in those that another scenario has got since."""
     first = pids(run(controller, scenario("idle")))
-    wait_for_ranks = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
+    pending = controller.start(scenario("slow", arguments={"times": 1, "seconds": 0.3}), TORCH)
     fresh = {rank: seen.facts["pid"] for rank, seen in controller.run(scenario("idle"), TORCH, fresh=True).items()}
-    assert wait_for_ranks(math.inf) is not None
+    assert pending.wait()
     assert pids(run(controller, scenario("idle"))) == list(fresh.values()) != first
     assert all_end(first, 5.0)
 
@@ -122,14 +121,14 @@ def test_ranks_that_nobody_needs_for_long_are_ended(controller: Controller, monk
 
 
 def test_who_listens_after_the_deadline_hears_what_was_said_before(controller: Controller) -> None:
-    wait_for_ranks = controller.start(scenario("long_answer", deadline_s=0.5), TORCH)
-    observations = wait_for_ranks(0.0)
+    pending = controller.start(scenario("long_answer", deadline_s=0.5), TORCH)
+    observations = pending.within(0.0)
     (pool,) = controller._busy
     assert all(wait([channel], at_this_load(30)) for channel in pool._channels)  # they begin to answer
     for absence_s in (1.0, LATE_GRACE_S + 0.2, LATE_GRACE_S + 0.2, *itertools.repeat(0.01, 1000)):
         if observations is None:
             time.sleep(absence_s)  # the ranks wait for a reader meanwhile, who reads a part each time
-            observations = wait_for_ranks(0.0)
+            observations = pending.within(0.0)
     assert observations is not None
     assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
 
@@ -167,9 +166,9 @@ def test_other_ranks_run_while_some_are_waited_for(controller: Controller, tmp_p
     pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # waits for no reader
     waiting = controller.start(scenario("wait_for_word", arguments={"pipe": str(tmp_path / "pipe")}), TORCH)
     first = pids(run(controller, scenario("step")))
-    assert waiting(0.0) is None
+    assert waiting.within(0.0) is None
     os.write(pipe, b"go")  # a letter for each
-    observations = waiting(math.inf)
+    observations = waiting.wait()
     os.close(pipe)
     assert observations is not None
     assert {str(one.fate) for one in observations.values()} == {"returned"}
@@ -387,7 +386,7 @@ def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
     monkeypatch.setattr(hearing_module, "LATE_GRACE_S", 0.1)
     ranks = [seen.facts["pid"] for seen in run(controller, scenario("idle")).values()]
     deadline_s, began = at_this_load(1.0), time.monotonic()
-    wait_for_ranks = controller.start(
+    pending = controller.start(
         scenario("slow", arguments={"times": 1, "seconds": deadline_s / 2, "sleeps": 20}, deadline_s=deadline_s), TORCH
     )
     while any(flight.alive_at < began for flight in flights(controller)):
@@ -397,7 +396,7 @@ def test_ranks_that_were_stopped_while_nobody_listened_are_not_late(
     time.sleep(1.5 * deadline_s)
     for pid in ranks:
         os.kill(pid, signal.SIGCONT)
-    observations = wait_for_ranks(math.inf)
+    observations = pending.wait()
     assert observations is not None
     assert [str(one.fate) for one in observations.values()] == ["returned"] * 2
 
@@ -488,11 +487,11 @@ def test_an_exception_on_one_rank_ends_the_wait_of_the_others(controller: Contro
 
 def test_a_program_may_leave_through_sys_exit(controller: Controller, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    wait_for_ranks = controller.start(scenario("exit", arguments={"pipe": str(tmp_path / "pipe")}), TORCH)
+    pending = controller.start(scenario("exit", arguments={"pipe": str(tmp_path / "pipe")}), TORCH)
     (pool,) = controller._busy
     assert wait([pool._channels[1]], None)  # the other one has answered
     (tmp_path / "pipe").write_text("x")
-    observations = present(wait_for_ranks(math.inf))
+    observations = pending.wait()
     assert str(observations[0].fate) == "exited 3"
     assert "leaving" in observations[0].stderr
     assert str(observations[1].fate) == "returned"

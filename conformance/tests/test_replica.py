@@ -56,21 +56,21 @@ def test_ranks_with_other_kernels_conform(ranks: Controller, scenario_id: str) -
 
 def test_the_kernels_are_others(ranks: Controller) -> None:
     """Without this the test above could not fail."""
-    differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(ranks.expect(scenario(one))()))]
+    differing = [one for one in ROUNDED if difference(here(scenario(one)), dict(ranks.expect(scenario(one)).wait()))]
     assert differing
 
 
 def test_an_expectation_that_raises_is_the_harness_s_failure(ranks: Controller) -> None:
     wrong = scenario(ROUNDED[0]).replace(dtype="complex64")
     with pytest.raises(ReplicaError, match="has dtypes"):
-        ranks.expect(wrong)()
-    assert ranks.expect(scenario(ROUNDED[0]))()[0]
+        ranks.expect(wrong).wait()
+    assert ranks.expect(scenario(ROUNDED[0])).wait()[0]
 
 
 def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -> None:
     one, other = scenario(ROUNDED[0]), scenario(ROUNDED[1])
     ranks.expect(one)
-    assert ranks.expect(other)()[0].keys() == here(other)[0].keys()
+    assert ranks.expect(other).wait()[0].keys() == here(other)[0].keys()
 
 
 def test_expected_facts_travel_whole() -> None:

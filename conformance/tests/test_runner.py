@@ -11,12 +11,14 @@ from unittest import mock
 
 import pytest
 
+import conformance.run.attempt
 import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.history import Collective
 from conformance.observation import Ending, Facts, Observation, Raised
+from conformance.pending import Pending
 from conformance.programs.registry import Program
 from conformance.run import runner
 from conformance.run.known_failures import MET, Excuse
@@ -57,14 +59,12 @@ class PretendedRanks:
             for rank in range(scenario.world_size)
         }
 
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation] | None]:
-        return lambda timeout_s: self.run(scenario, subject, fresh=fresh)
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
+        return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
 
-    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         expectation = vars(conformance.run.scenario_runner)["get_program"](scenario.program).expectation
-        return partial(expectation, scenario)
+        return Pending.waiting_for(partial(expectation, scenario))
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def test_each_attempt_is_judged_once_and_torch_is_followed_where_it_passed(monke
         return real(scenario, program, observations, *facts)  # type: ignore[arg-type]
 
     real = conformance.run.judge.judge
-    monkeypatch.setattr(conformance.run.scenario_runner, "judge", judge)
+    monkeypatch.setattr(conformance.run.attempt, "judge", judge)
     monkeypatch.setattr(conformance.run.judge, "judge", judge)
     program = Program("train", lambda ctx: None, invariants=(), native_facts=("step",))
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
@@ -221,7 +221,7 @@ def test_an_exception_in_truth_or_judge_is_a_harness_error(part: str, monkeypatc
         raise ZeroDivisionError(part)
 
     if part == "judge":
-        monkeypatch.setattr(conformance.run.scenario_runner, "judge", fail)
+        monkeypatch.setattr(conformance.run.attempt, "judge", fail)
     else:
         program = Program("train", lambda ctx: None, expectation=fail)  # type: ignore[arg-type]
         monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
@@ -350,18 +350,16 @@ class SlowRanks(PretendedRanks):
         super().__init__()
         self.slow = slow
 
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation] | None]:
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
         observations = self.run(scenario, subject, fresh=fresh)
         begun = len(self.asked)
 
-        def wait(timeout_s: float) -> dict[int, Observation] | None:
-            is_patient = math.isinf(timeout_s)
+        def ended(silence_s: float) -> Mapping[int, Observation] | None:
+            is_patient = math.isinf(silence_s)
             is_over = subject is not self.slow or len(self.asked) - begun >= 4
             return observations if is_patient or is_over else None
 
-        return wait
+        return Pending(ended)
 
 
 @pytest.mark.parametrize("slow", [MINE, get_subject("torch")], ids=lambda subject: subject.name)
@@ -586,10 +584,9 @@ def test_what_a_process_keeps_once_is_no_failure() -> None:
 
 def test_ranks_that_have_run_another_scenario_meanwhile_are_not_asked_what_they_keep() -> None:
     ranks = KeepingRanks(always=False)
-    wait = ScenarioRunner(MINE, GLOO, ranks, native=False).start(scenario("a"))
+    pending = ScenarioRunner(MINE, GLOO, ranks, native=False).start(scenario("a"))
     ranks.taken_after = 1
-    outcome = wait(math.inf)
-    assert outcome is not None
+    outcome = pending.wait()
     assert outcome.subject.verdict is Verdict.PASS
     assert [name for name, _ in ranks.asked] == ["a", "a", "a", "a"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch._C._distributed_c10d import TCPStore
@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Facts, Observation, remembered
+from conformance.pending import Pending
 from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
@@ -145,22 +146,20 @@ class AttachedController:
                 self._forget(chosen, pool)
         return {rank: replace(seen, after=after) for rank, seen in sorted(observations.items())}
 
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation]]:
-        """Return a function that does what `run` does, however long it takes: an agent runs one rank at a time."""
-        return lambda silence_s: self.run(scenario, subject, fresh=fresh)
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
+        """Return what `run` returns; it runs, however long it takes, when asked: an agent runs one rank at a time."""
+        return Pending.waiting_for(lambda: self.run(scenario, subject, fresh=fresh))
 
-    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
-        """Return a function that has a replica, a rank that no subject ever runs in, compute what ranks must observe.
+    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
+        """Return what a replica, a rank that no subject ever runs in, computes: what ranks must observe.
 
-        The replica starts when the function is called: an agent runs one rank at a time.
+        The replica starts when it is asked for: an agent runs one rank at a time.
 
         Raises, when the facts are asked for:
             ReplicaError: the replica did not return.
 
         """
-        return lambda: expected_by(self.run(replica_of(scenario), NO_DDP)[0])
+        return self.start(replica_of(scenario), NO_DDP).then(lambda observations: expected_by(observations[0]))
 
     def close(self) -> None:
         """Send every agent `Goodbye` and close the connections."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conformance.backends.backend import Backend
 from conformance.observation import Facts, Observation
-from conformance.own_mistake import present
+from conformance.pending import Pending
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
@@ -63,7 +62,7 @@ class Controller:
             zygote.preload(preload)
         self._zygote = zygote or ZygoteProcess(work_dir, preload)
 
-    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+    def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Mapping[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
 
         Returns at the latest when no rank has made progress for the scenario's deadline, not counting seconds in which
@@ -75,16 +74,12 @@ class Controller:
             ConformanceError: the zygote cannot start, for example because an import fails.
 
         """
-        observations = self.start(scenario, subject, fresh=fresh)(math.inf)
-        return present(observations)
+        return self.start(scenario, subject, fresh=fresh).wait()
 
-    def start(
-        self, scenario: Scenario, subject: Subject, *, fresh: bool = False
-    ) -> Callable[[float], dict[int, Observation] | None]:
-        """Start to run the scenario; returns a function that waits until no rank has made progress for so many seconds.
+    def start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Mapping[int, Observation]]:
+        """Start to run the scenario; what `run` returns is there when the ranks have ended.
 
-        It returns what `run` does, or None as long as the ranks have not ended. Other ranks may run meanwhile: until
-        it has returned something, another scenario gets other ranks. With `fresh` none of the ranks that have run the
+        Until it has been taken, another scenario gets other ranks. With `fresh` none of the ranks that have run the
         subject at this world size runs another scenario.
 
         Raises:
@@ -101,7 +96,7 @@ class Controller:
             self._give_back(key, pool)
             raise
 
-        def wait(silence_s: float) -> dict[int, Observation] | None:
+        def observations(silence_s: float) -> Mapping[int, Observation] | None:
             is_over = bool(failed)
             try:
                 is_over = is_over or pool.is_over(silence_s)
@@ -113,35 +108,18 @@ class Controller:
                 if is_over:
                     self._give_back(key, pool)
 
-        return wait
+        return Pending(observations)
 
-    def expect(self, scenario: Scenario) -> Callable[[], Mapping[int, Facts]]:
+    def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.
 
-        Returns a function that waits for the facts; until then, another scenario gets another one.
+        Until the facts have been taken, another scenario gets another one.
 
         Raises, when the facts are asked for:
             ReplicaError: the replica did not return.
 
         """
-        computation = replica_of(scenario)
-        key = _key(computation, NO_DDP)
-        pool = self._take(key)
-        try:
-            failed = pool.start()
-            if not failed:
-                pool.begin(computation, NO_DDP)
-        except BaseException:
-            self._give_back(key, pool)
-            raise
-
-        def result() -> Mapping[int, Facts]:
-            try:
-                return expected_by((failed or pool.finish())[0])
-            finally:
-                self._give_back(key, pool)
-
-        return result
+        return self.start(replica_of(scenario), NO_DDP).then(lambda observations: expected_by(observations[0]))
 
     def close(self) -> None:
         """End all ranks, and the zygote unless it was passed in. None of them is left when this returns."""

@@ -1,0 +1,35 @@
+"""What a scenario needs of a backend and of a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from conformance.backends.backend import CAPABILITIES
+from conformance.models.catalogue import get_fixture
+from conformance.scenario import DTYPES, Scenario
+from conformance.subjects.subject import capabilities_of
+
+#: What a scenario needs of a backend that names one of these in its arguments.
+_DECLARED = frozenset(DTYPES) & CAPABILITIES
+
+
+def needs_of(scenario: Scenario) -> frozenset[str]:
+    """Return what a scenario needs: what it lists, and what follows from its options, its model and its dtypes.
+
+    Subjects declare options, backends dtypes, and both sparse gradients, so that no chapter must think of them.
+    """
+    named = {scenario.dtype, *_texts(scenario.arguments)}
+    has_sparse = get_fixture(scenario.model).sparse or "sparse" in {*named, *scenario.needs}
+    sparse = {"sparse", "sparse_gradients"} if has_sparse else set()
+    return frozenset({*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in `value`, JSON data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for one in value.values() for text in _texts(one))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for one in value for text in _texts(one))

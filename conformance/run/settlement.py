@@ -1,0 +1,136 @@
+"""What a failure on ranks that have run other scenarios is worth: the subject's own, or what an earlier one left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from conformance.observation import KEPT_ONCE
+from conformance.run.attempt import Attempt
+from conformance.scenario import Scenario
+from conformance.verdict import Finding, ScenarioResult, Verdict
+
+#: So many characters of what a rank wrote stay of a failure that fresh ranks do not show.
+_MOST_SAID = 3000
+
+#: These say that a rank kept something that it had not before.
+_OF_TRACES = ("leaves_no_trace", "leaves_no_process")
+
+
+class TryAgain(Protocol):
+    """Runs a scenario on ranks of the subject and waits for it."""
+
+    def __call__(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
+        """Return the attempt; with `fresh` that of ranks that have run nothing yet."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The attempt that counts, the verdict on it, and the scenario before it that spoilt the ranks, empty if none."""
+
+    attempt: Attempt
+    result: ScenarioResult
+    contaminated_by: str = ""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """Settles attempts: `judge` says what one is worth by itself, `try_again` has ranks try; `started` by their ids."""
+
+    judge: Callable[[Attempt], ScenarioResult]
+    try_again: TryAgain
+    started: Mapping[str, Scenario]
+
+    def of(self, attempt: Attempt, is_known: Callable[[Verdict], bool]) -> Settled:
+        """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
+        attempt, result = self._without_what_is_kept_once(attempt)
+        if not result.verdict.is_failure or not attempt.after or is_known(result.verdict):
+            return Settled(attempt, result)
+        again, alone = self._without_what_is_kept_once(self.try_again(attempt.scenario, fresh=True))
+        if alone.verdict is result.verdict:
+            return Settled(attempt, result)
+        spoiler = self._spoiler(attempt, result.verdict)
+        if spoiler is None:
+            return Settled(attempt, _unstable(result, alone.verdict, attempt.after[-1]))
+        spoilt_by, is_certain = spoiler
+        return Settled(again, _contaminated(alone, result, spoilt_by, is_certain=is_certain), spoilt_by)
+
+    def _without_what_is_kept_once(self, attempt: Attempt) -> tuple[Attempt, ScenarioResult]:
+        """Return the attempt and its result; where ranks only kept what a process may keep once, those of a second one.
+
+        Ranks that have run the scenario before keep nothing more of that kind. If such ranks cannot be had, the first
+        attempt stands.
+        """
+        result = self.judge(attempt)
+        if not _kept_at_most_once(attempt, result):
+            return attempt, result
+        again = self.try_again(attempt.scenario)
+        own = attempt.scenario.id
+        if again.after[-1:] != (own,):  # the same ranks run another scenario meanwhile
+            self.try_again(attempt.scenario, fresh=True)
+            again = self.try_again(attempt.scenario)
+        return (again, self.judge(again)) if again.after[-1:] == (own,) else (attempt, result)
+
+    def _spoiler(self, attempt: Attempt, verdict: Verdict) -> tuple[str, bool] | None:
+        """Return the scenario that spoils `attempt`, and whether that is certain; None if none does.
+
+        It is certain if other ranks that run it and what followed come to `verdict` as well; what several left
+        together is charged to the first of them. Where ranks cannot run the same again, it is a guess.
+        """
+
+        def comes_after(number: int) -> bool | None:
+            """Whether it comes to that verdict after the latest `number` scenarios; None if ranks cannot run them."""
+            earlier = attempt.after[-number:]
+            if not all(name in self.started for name in earlier):
+                return None
+            for place, name in enumerate(earlier):
+                self.try_again(self.started[name], fresh=place == 0)
+            again = self.try_again(attempt.scenario)
+            return self.judge(again).verdict is verdict if again.after == earlier else None
+
+        too_few, enough = 0, 1
+        found = comes_after(enough)
+        if found is False and len(attempt.after) > enough:
+            too_few, enough = enough, len(attempt.after)
+            found = comes_after(enough)
+        if found is None:
+            return attempt.after[-1], False
+        while found and enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            if comes_after(middle):
+                enough = middle
+            else:
+                too_few = middle
+        return (attempt.after[-enough], True) if found else None
+
+
+def _kept_at_most_once(attempt: Attempt, result: ScenarioResult) -> bool:
+    """Whether the attempt failed for nothing but what ranks kept, and a process may keep all of that once."""
+    kept = [phrase for observation in attempt.observations.values() for phrase in observation.hygiene]
+    failed = [finding for finding in result.findings if finding.verdict.is_failure]
+    only_kept = all(finding.checker in _OF_TRACES for finding in failed)
+    return bool(failed) and only_kept and all(phrase.startswith(KEPT_ONCE) for phrase in kept)
+
+
+def _contaminated(alone: ScenarioResult, after: ScenarioResult, by: str, *, is_certain: bool) -> ScenarioResult:
+    """Return the verdict of fresh ranks with what it was `after` the same ranks had run the scenario `by`."""
+    summary = (
+        f"contaminated by {by}: {after.verdict.value} on ranks that had run it{', twice' * is_certain},"
+        f" {alone.verdict.value} on fresh ones; it left something behind that ranks could not notice"
+        f"{', or the verdict is not stable' * (not is_certain)}"
+    )
+    told = [one.summary for one in after.findings_that_tell]
+    told += [f"rank {one.rank} said:\n{one.stderr[-_MOST_SAID:]}" for one in after.ranks if one.stderr]
+    finding = Finding("runner", alone.verdict, summary, "\n".join(told))
+    return replace(alone, findings=(finding, *alone.findings))
+
+
+def _unstable(result: ScenarioResult, alone: Verdict, before: str) -> ScenarioResult:
+    """Return the failure `result` with what came when it was tried again: what fails at times, fails."""
+    summary = (
+        f"the verdict is not stable: {result.verdict.value}, then {alone.value} on fresh ranks, and again no"
+        f" {result.verdict.value} on others that had first run what those that failed had, {before} last; replay it"
+        " with --times 100"
+    )
+    return replace(result, findings=(*result.findings, Finding("runner", result.verdict, summary)))
