@@ -34,10 +34,11 @@ class Iterations(RuleBasedStateMachine):
         self.is_open = False  # an iteration was armed, and neither finalized nor abandoned
         self.is_watched = False
         self.late: set[int] = set()
+        self.unused: set[int] = set()  # buckets that a backward leaves out and the reducer settles when it is over
 
-    @initialize(late=st.sets(st.integers(0, NUM_BUCKETS - 1)))
-    def some_buckets_are_late(self, late: set[int]) -> None:
-        self.late = late
+    @initialize(late=st.sets(st.integers(0, NUM_BUCKETS - 1)), unused=st.sets(st.integers(0, NUM_BUCKETS - 1)))
+    def some_buckets_are_late_and_some_unused(self, late: set[int], unused: set[int]) -> None:
+        self.late, self.unused = late, unused
 
     def send(self, event: Event, bucket: int = 0) -> None:
         before = copy.deepcopy(vars(self.state))
@@ -73,6 +74,10 @@ class Iterations(RuleBasedStateMachine):
         if action is Action.WATCH:
             assert not self.is_watched, "one backward is watched twice"
             self.is_watched = True
+        if action is Action.SETTLE:
+            for bucket in self.unused:
+                if self.state.buckets[bucket] is BucketPhase.FILLING:
+                    self.send(Event.BUCKET_FULL, bucket)
         if action is Action.LAUNCH:
             assert Action.FORECAST in self.done, "a bucket left before unused parameters were known"
             self.launch()
@@ -106,6 +111,7 @@ class Iterations(RuleBasedStateMachine):
         self.send(event)
 
     @rule(bucket=st.integers(0, NUM_BUCKETS - 1))
+    @precondition(lambda self: self.state.phase is not Phase.INCOMPLETE)  # a gradient comes first, or the reducer settles
     def bucket_full(self, bucket: int) -> None:
         self.send(Event.BUCKET_FULL, bucket)
 
