@@ -21,4 +21,4 @@ OWN="$ROOT/.cache/clients"
 if ! "$OWN/bin/python" -c "import torchvision" 2> /dev/null; then
     : > "$("$OWN/bin/python" -c 'import importlib.util as i; print(i.find_spec("torchvision").submodule_search_locations[0])')/_meta_registrations.py"
 fi
-"$OWN/bin/python" -m conformance clients --into "${PAGE:-docs/clients.md}" "$@"
+"$OWN/bin/python" -m workshop clients --into "${PAGE:-docs/clients.md}" "$@"

@@ -57,6 +57,6 @@ for profile in ${PROFILES:-core gpu full}; do
     done
 done
 ddp bench --backend "$BACKEND" --world-size 1 --rounds "${ROUNDS:-40}" --out "$OUT/bench.json" | tee "$OUT/bench.txt"
-ddp report gpu "${reports[@]}" --bench "$OUT/bench.txt" --out "$PAGE"
+"$PYTHON" -m workshop gpu "${reports[@]}" --bench "$OUT/bench.txt" --out "$PAGE"
 echo "Wrote $PAGE."
 exit "$status"

@@ -29,4 +29,4 @@ for subject in ddp_impl torch REPLICATE FSDP2_REPLICATE TORCHFT TORCHFT_PURE FAI
     "$OWN/bin/python" -m conformance run "$@" --ddp "$ddp" --no-native --quiet --report "$REPORTS/$subject" || [ $? -eq 1 ]
     boards+=("$REPORTS/$subject")
 done
-ddp-conformance report scoreboard "${boards[@]}" --into "${PAGE:-README.md}"
+python -m workshop scoreboard "${boards[@]}" --into "${PAGE:-README.md}"

@@ -24,7 +24,6 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 COMMANDS = {
     "run": "conformance.cli.run:command",
     "list": "conformance.cli.listing:command",
-    "specification": "conformance.cli.specification:command",
     "explore": "conformance.cli.explore:command",
     "replay": "conformance.cli.replay:command",
     "report": "conformance.cli.report:command",
@@ -36,8 +35,6 @@ COMMANDS = {
     "bench": "conformance.cli.bench:command",
     "upstream": "conformance.cli.upstream:command",
     "mutants": "conformance.cli.mutants:command",
-    "clients": "conformance.cli.clients:command",
-    "renew": "conformance.cli.renew:command",
 }
 
 
@@ -105,8 +102,6 @@ def main() -> None:
     ddp-conformance new backend acme              write a package to start from
     ddp-conformance upstream                      run torch's own DDP tests on ddp_impl
     ddp-conformance mutants                       test the suite: which requirements detect which bug?
-    ddp-conformance clients                       run real training scripts on torch's DDP and on ddp_impl
-    ddp-conformance renew                         rewrite the generated pages of a checkout
 
     Ranks are processes on this machine, unless `run --attach` takes those of a launcher. They talk over the loopback
     interface and rendezvous through a file.

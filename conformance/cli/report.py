@@ -11,7 +11,6 @@ import click
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath
-from conformance.cli.scoreboard import command as scoreboard
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
 from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
@@ -37,7 +36,6 @@ def command() -> None:
     ddp-conformance report plain report | jq .scenarios    for programs: JSON in which nothing is shared
     ddp-conformance report merge a/report.json b/report.json -o report.json
     ddp-conformance report diff last-night report
-    ddp-conformance report scoreboard a b --into README.md
     """
 
 
@@ -119,50 +117,6 @@ def plain(report: Path, out: Path | None) -> None:
     stands where it belongs, as conformance/report/report.schema.json says.
     """
     _write(plain_text(read_report(report)), out)
-
-
-@command.command()
-@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
-@_OUT
-def behaviours(reports: tuple[Path, ...], out: Path | None) -> None:
-    """Make Markdown of what a complete DDP does, row by row, with the verdicts of REPORTS."""
-    from conformance.report.behaviours import behaviours_page
-    from conformance.spec.behaviours import load_behaviours
-
-    _write(behaviours_page(load_behaviours(), [read_report(report) for report in reports]), out)
-
-
-@command.command()
-@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
-@_OUT
-def pairs(reports: tuple[Path, ...], out: Path | None) -> None:
-    """Make a table in Markdown of which features work together; REPORTS hold chapter pairs."""
-    from conformance.report.pairs import features_in, pairs_page
-    from conformance.suite import load_scenarios
-
-    _write(pairs_page([read_report(report) for report in reports], features_in(load_scenarios())), out)
-
-
-@command.command()
-@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
-@_OUT
-def devices(reports: tuple[Path, ...], out: Path | None) -> None:
-    """Make a table in Markdown of how often ranks wait for their device; REPORTS hold chapter devices."""
-    from conformance.report.devices import devices_page
-
-    _write(devices_page([read_report(report) for report in reports]), out)
-
-
-@command.command()
-@click.argument("reports", type=_EXISTING, nargs=-1, required=True)
-@click.option("--bench", type=NamedPath(exists=True), required=True, help="What `bench` printed.")
-@_OUT
-def gpu(reports: tuple[Path, ...], bench: Path, out: Path | None) -> None:
-    """Make the page in Markdown about the runs of `ci/gpu.sh`."""
-    from conformance.report.gpu import gpu_page
-
-    today = datetime.date.today().isoformat()
-    _write(gpu_page([read_report(report) for report in reports], bench.read_text(), today), out)
 
 
 @command.command()
@@ -277,7 +231,6 @@ def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> 
 
 
 command.add_command(verify)
-command.add_command(scoreboard)
 
 
 def _date(text: str) -> datetime.date:

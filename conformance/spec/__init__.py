@@ -1,1 +1,1 @@
-"""Reads the specification: the catalogue of requirements, profiles, and the rows of docs/behaviours.md."""
+"""Reads the specification: the catalogue of requirements and profiles."""

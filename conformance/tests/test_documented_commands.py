@@ -52,7 +52,7 @@ NOT_HERE = {
     r"--certified": "it cannot be narrowed; `sign`, which needs it, runs it",
     r"bench --growth": "it takes minutes; BENCH=1 bash ci/nightly.sh measures",
     r"bench --workload": "it takes a quarter of an hour and more; BENCH=1 bash ci/nightly.sh measures",
-    r"report devices ours torch": "it needs whole reports of chapter devices, which take minutes",
+    r"^python -m workshop": "it changes this checkout; workshop/tests run it",
     r"^EXPECTTEST_ACCEPT": "it rewrites a page",
     r"pip install": "it fetches packages; test_onboarding.py installs the generated one",
     r"detection\.md": "it runs every mutant: MUTANTS=1 bash ci/nightly.sh",

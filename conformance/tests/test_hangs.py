@@ -104,7 +104,7 @@ def controller() -> Iterator[Controller]:
 
 
 @pytest.fixture(scope="module")
-def whole(controller: Controller) -> Callable[[Scenario], dict[int, Observation]]:
+def whole(controller: Controller) -> Callable[[Scenario], Mapping[int, Observation]]:
     """Run a scenario to its end, once."""
     seen: dict[str, Mapping[int, Observation]] = {}
 
@@ -119,7 +119,7 @@ def whole(controller: Controller) -> Callable[[Scenario], dict[int, Observation]
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 def test_a_hang_is_explained_in_time(
-    controller: Controller, whole: Callable[[Scenario], dict[int, Observation]], place: Place
+    controller: Controller, whole: Callable[[Scenario], Mapping[int, Observation]], place: Place
 ) -> None:
     scenario = BY_ID[place.scenario]
     missed: Collective = whole(scenario)[place.rank].history[place.missed]

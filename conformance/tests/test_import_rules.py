@@ -26,8 +26,7 @@ ROOMS = (
     ("bench",),
     ("run",),
     ("report", "upstream"),
-    ("smoke", "mutants", "clients"),
-    ("pages",),
+    ("smoke", "mutants"),
     ("cli", "pytest_plugin"),
     ("test_chapters", "__main__"),
 )
@@ -68,6 +67,7 @@ def test_imports_go_down(path: Path) -> None:
     own = room_of(own_name)
     assert own in TIERS, f"{own} has no tier: place it in ROOMS"
     for name in imported_names(path):
+        assert name.split(".")[0] != "workshop", f"{own} imports {name}, which is not installed"
         if name.split(".")[0] == "ddp_impl":
             assert own in NAMES_DDP_IMPL, f"{own} names ddp_impl: only {', '.join(sorted(NAMES_DDP_IMPL))} may"
         elif name.startswith("conformance."):

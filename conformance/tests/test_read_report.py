@@ -122,7 +122,7 @@ def test_a_page_of_the_run_is_the_page_of_its_file() -> None:
 
 def test_the_published_schema_is_that_of_the_values() -> None:
     assert json.loads(PUBLISHED.read_text()) == report_schema(), (
-        f"{PUBLISHED.name} is stale: run `ddp-conformance renew`"
+        f"{PUBLISHED.name} is stale: run `python -m workshop renew`"
     )
     jsonschema.Draft202012Validator.check_schema(report_schema())
 

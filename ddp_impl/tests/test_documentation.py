@@ -14,4 +14,4 @@ DOCS = Path(ddp_impl.__file__).parent.parent / "docs"
 def test_the_diagram_is_that_of_the_table() -> None:
     shown = re.search(r"```mermaid\n(.*?)```", (DOCS / "reducer.md").read_text(), re.DOTALL)
     assert shown is not None
-    assert shown.group(1) == diagram(), "docs/reducer.md is stale: run `ddp-conformance renew`"
+    assert shown.group(1) == diagram(), "docs/reducer.md is stale: run `python -m workshop renew`"

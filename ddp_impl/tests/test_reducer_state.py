@@ -111,7 +111,7 @@ class Iterations(RuleBasedStateMachine):
         self.send(event)
 
     @rule(bucket=st.integers(0, NUM_BUCKETS - 1))
-    @precondition(lambda self: self.state.phase is not Phase.INCOMPLETE)  # a gradient comes first, or the reducer settles
+    @precondition(lambda self: self.state.phase is not Phase.INCOMPLETE)  # there it settles, or a gradient comes
     def bucket_full(self, bucket: int) -> None:
         self.send(Event.BUCKET_FULL, bucket)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from conformance.errors import SpecificationError
-from conformance.report.behaviours import behaviours_page
-from conformance.report.pairs import pairs_page
 from conformance.run.outcome import Note
 from conformance.run.report import JudgedSubject
-from conformance.spec.behaviours import Behaviour, load_behaviours
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import FAIL, HANG, PASS, outcome, stored
+from workshop.behaviour_rows import Behaviour, load_behaviours
+from workshop.behaviours import behaviours_page
+from workshop.pairs import pairs_page
 
 
 @pytest.mark.parametrize("row", load_behaviours(), ids=lambda row: row.name)

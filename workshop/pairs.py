@@ -16,7 +16,7 @@ _HEAD = """# Pairs of features
 
 Every feature with every other one, trained for some steps over two ranks and compared with the truth.
 `works`: the training is right. `refused`: the pair is refused before it trains, by an error that speaks of both.
-Anything else is the verdict of a pair that went wrong. Made by `ddp-conformance renew --report FOLDER`.
+Anything else is the verdict of a pair that went wrong. Made by `python -m workshop renew --report FOLDER`.
 """
 
 

@@ -11,20 +11,20 @@ from conformance.errors import ReportError
 from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.mutants.page import detection_page
 from conformance.mutants.printed import found_on, made_on, not_tried
-from conformance.pages.counts import count
-from conformance.pages.page import Made, Make, Page
-from conformance.report.behaviours import behaviours_page
-from conformance.report.devices import CHAPTER as DEVICES
-from conformance.report.devices import ROWS, devices_page
-from conformance.report.pairs import CHAPTER as PAIRS
-from conformance.report.pairs import features_in, pairs_page
 from conformance.report.schema import report_schema
-from conformance.report.specification import specification_pages
 from conformance.run.report import Report
-from conformance.spec.behaviours import load_behaviours
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.reducer_diagram import reducer_diagram
 from conformance.suite import load_scenarios
+from workshop.behaviour_rows import load_behaviours
+from workshop.behaviours import behaviours_page
+from workshop.counts import count
+from workshop.devices import CHAPTER as DEVICES
+from workshop.devices import ROWS, devices_page
+from workshop.page import Made, Make, Page
+from workshop.pairs import CHAPTER as PAIRS
+from workshop.pairs import features_in, pairs_page
+from workshop.specification import specification_pages
 
 COUNTS = "docs/counts.toml"
 SPECIFICATION = "docs/specification"
@@ -130,7 +130,7 @@ def _left(now: str, needed: str, mistakes: Sequence[str]) -> Made:
     """Return the page as it is, with what is wrong with it that only reports can mend."""
     need = f"a report of {needed}"
     if mistakes:
-        return Made(now or None, f"{mistakes[0]}; it needs {need}: run `ddp-conformance renew --report FOLDER`")
+        return Made(now or None, f"{mistakes[0]}; it needs {need}: run `python -m workshop renew --report FOLDER`")
     return Made(now, note=f"shows verdicts and was left alone; --report FOLDER with {need} renews it")
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from conformance.report.markdown import as_code
 from conformance.run.outcome import combine
 from conformance.run.report import Report
-from conformance.spec.behaviours import SECTIONS, Behaviour
 from conformance.verdict import ScenarioResult, Verdict
+from workshop.behaviour_rows import SECTIONS, Behaviour
 
 _HEAD = """# Behaviours
 
 What a complete DistributedDataParallel does, the requirements that hold one to it, and what a run has shown.
 A cell says `PASS`, or how many of the row's scenarios came to the worst verdict; `-` where the run has none of them.
-Made by `ddp-conformance renew --report FOLDER`; the rows are in `conformance/spec/behaviours.toml`.
+Made by `python -m workshop renew --report FOLDER`; the rows are in `workshop/behaviours.toml`.
 """
 
 

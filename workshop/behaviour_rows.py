@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.errors import SpecificationError
 
-BEHAVIOURS_FILE = Path(__file__).with_suffix(".toml")
+BEHAVIOURS_FILE = Path(__file__).with_name("behaviours.toml")
 
 #: The sections of the page: what a complete DDP consists of, and what users of torch's DDP reported.
 SECTIONS = {"systems": "What a complete DDP consists of", "reports": "What users ran into"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.clients.client import Client
-from conformance.clients.comparison import Judgement, Result, judged
-from conformance.clients.torch_fault import TorchFault
-from conformance.clients.trial import tried
-from conformance.clients.way import BY_IMPORT, BY_LAUNCHER, TORCH, Way
+from workshop.clients.client import Client
+from workshop.clients.comparison import Judgement, Result, judged
+from workshop.clients.torch_fault import TorchFault
+from workshop.clients.trial import tried
+from workshop.clients.way import BY_IMPORT, BY_LAUNCHER, TORCH, Way
 
 
 @dataclass(frozen=True, slots=True)

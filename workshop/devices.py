@@ -37,7 +37,7 @@ buckets; at world size 2. Each wait empties the queue of the device. Made from r
 
     ddp-conformance run --backend sim devices --report ours
     ddp-conformance run --backend sim devices --ddp torch --report torch
-    ddp-conformance report devices ours torch --out docs/devices.md
+    python -m workshop renew --report ours --report torch
 """
 
 _FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block,

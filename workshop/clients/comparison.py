@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from conformance.clients.torch_fault import TorchFault
-from conformance.clients.trial import Trial
+from workshop.clients.torch_fault import TorchFault
+from workshop.clients.trial import Trial
 
 
 class Result(Enum):

@@ -1,4 +1,4 @@
-"""`ddp-conformance report scoreboard`: makes one table of several subjects' reports."""
+"""`python -m workshop scoreboard`: makes one table of several subjects' reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from conformance.cli.options import NamedPath
 from conformance.errors import ReportError
 from conformance.report.read import read_report
-from conformance.report.scoreboard import inserted, scoreboard
+from workshop.scoreboard import inserted, scoreboard
 
 _FILE = NamedPath()
 

@@ -1,4 +1,4 @@
-"""`ddp-conformance clients`: trainings as people write them, on torch's DDP and on ours."""
+"""`python -m workshop clients`: trainings as people write them, on torch's DDP and on ours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+import workshop
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath
 
@@ -26,20 +27,18 @@ def command(names: tuple[str, ...], into: Path | None) -> None:
     ci/clients.sh` makes an environment that has them.
 
     \b
-    ddp-conformance clients
-    ddp-conformance clients gan zero --into docs/clients.md
+    python -m workshop clients
+    python -m workshop clients gan zero --into docs/clients.md
 
     Exits with 1 when a script's facts differ, other than by a documented fault of torch's DDP.
     """
-    import conformance
-    from conformance.clients.client import load_clients
-    from conformance.clients.page import renewed
-    from conformance.clients.row import run
-    from conformance.clients.torch_fault import load_torch_faults
-    from conformance.pages.page import repository_of
     from conformance.run.environment import package_version
+    from workshop.clients.client import load_clients
+    from workshop.clients.page import renewed
+    from workshop.clients.row import run
+    from workshop.clients.torch_fault import load_torch_faults
 
-    folder = repository_of(Path(conformance.__file__).parent) / "fixtures" / "scripts" / "clients"
+    folder = workshop.ROOT / "fixtures" / "scripts" / "clients"
     clients, faults = load_clients(folder, names), load_torch_faults(folder)
     for client in clients:
         _ = client.versions  # before minutes of work: is everything installed?

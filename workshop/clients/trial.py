@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.clients.client import Client
-from conformance.clients.way import THE_DDP, Way
 from conformance.errors import ClientError
+from workshop.clients.client import Client
+from workshop.clients.way import THE_DDP, Way
 
 WORLD_SIZE = 2
 _TORCHRUN = (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conformance.cli import main
 from conformance.errors import ReportError
-from conformance.report.scoreboard import inserted, scoreboard
 from conformance.run.report import Report
 from conformance.tests.reports_by_hand import CRASH, FAIL, HOSTILE, PASS, UNSUPPORTED, outcome, stored
+from workshop.__main__ import main
+from workshop.scoreboard import inserted, scoreboard
 
 DAY = datetime.date(2027, 1, 2)
 ONE = "gradients/GRAD-01/mlp", "gradients/GRAD-02/mlp", "gradients/GRAD-02/cnn", "buckets/BUCKET-01/mlp"
@@ -74,7 +74,7 @@ def test_the_command_replaces_what_a_page_has_between_the_markers(tmp_path: Path
     of("first", tmp_path, PASS, PASS, PASS, PASS)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- scoreboard -->\nold\n<!-- end of scoreboard -->\nafter\n")
-    arguments = ["report", "scoreboard", str(tmp_path / "first"), "--into", str(page), "--date", "2027-01-02"]
+    arguments = ["scoreboard", str(tmp_path / "first"), "--into", str(page), "--date", "2027-01-02"]
     for _ in range(2):  # the second time in the place of the first
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output

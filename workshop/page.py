@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from conformance.errors import ReportError
 from conformance.run.report import Report
 
 #: What brings a stale page up to date; every test that finds one says it.
-RENEW = "run `ddp-conformance renew`"
+RENEW = "run `python -m workshop renew`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,6 @@ class Comparison:
     def explanation(self) -> str:
         """One line: the page, what is the matter with it, and what to do."""
         return f"{self.path} {self.made.lacks}" if self.made.lacks else f"{self.path} is stale: {RENEW}"
-
-
-def repository_of(package: Path) -> Path:
-    """Return the checkout that a package's folder lies in; raises `ReportError` for one that is installed without."""
-    root = package.parent
-    if (root / "pyproject.toml").is_file() and (root / "docs" / "specification").is_dir():
-        return root
-    raise ReportError(
-        f"generated pages are in a checkout of the repository, and {root} is none: "
-        "clone it, `pip install -e .` there, and call this command from that environment"
-    )
 
 
 def compare(root: Path, pages: Iterable[Page], reports: Sequence[Report] = ()) -> tuple[Comparison, ...]:

@@ -1,30 +1,29 @@
-"""Every generated page of the repository is that of today, and `ddp-conformance renew` makes it so."""
+"""Every generated page of the repository is that of today, and `python -m workshop renew` makes it so."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-import conformance
-from conformance.cli import main
+import workshop
 from conformance.errors import ReportError
 from conformance.mutants.catalogue import Kill, Mutant, load_mutants
-from conformance.pages import catalogue, page
-from conformance.pages.catalogue import COUNTS, generated_pages
-from conformance.pages.counts import count
-from conformance.pages.page import Made, Page, State, compare, repository_of
 from conformance.run.report import Report
 from conformance.scenario import Scenario
-from conformance.spec.behaviours import load_behaviours
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import PASS, outcome, run_report
-
-ROOT = Path(conformance.__file__).parent.parent
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="installed without its repository's pages")
+from workshop import ROOT, page
+from workshop import generated_pages as pages
+from workshop.behaviour_rows import load_behaviours
+from workshop.counts import count
+from workshop.generated_pages import COUNTS, generated_pages
+from workshop.page import Made, Page, State, compare
+from workshop.renew import command
 
 
 def test_every_generated_page_is_that_of_today() -> None:
@@ -37,7 +36,8 @@ def test_every_file_that_says_who_made_it_is_renewed() -> None:
     said = {
         str(file.relative_to(ROOT))
         for file in (*ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.toml"), *ROOT.glob("docs/specification/*.md"))
-        if "Made by `ddp-conformance" in file.read_text() or "Generated from" in file.read_text()
+        if re.search("Made by `(python -m workshop|ddp-conformance)", file.read_text())
+        or "Generated from" in file.read_text()
     }
     assert said <= {one.path for one in generated_pages(ROOT)}
     assert {COUNTS, "docs/behaviours.md", "docs/pairs.md", "docs/detection.md", "docs/reducer.md"} <= said
@@ -53,13 +53,12 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "docs", root / "docs")
     (root / "conformance" / "report").mkdir(parents=True)
     shutil.copy(ROOT / "conformance" / "report" / "report.schema.json", root / "conformance" / "report")
-    (root / "pyproject.toml").touch()
-    monkeypatch.setattr(conformance, "__file__", str(root / "conformance" / "__init__.py"))
+    monkeypatch.setattr(workshop, "ROOT", root)
     return root
 
 
 def renew(*arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["renew", *arguments])
+    done = CliRunner().invoke(command, arguments)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.output
     return done.exit_code, done.output
 
@@ -78,7 +77,7 @@ def test_what_was_edited_removed_or_left_over_is_renewed(repository: Path) -> No
     code, said = renew("--check")
     assert code == 1
     for path in pages:
-        assert f"{path} is stale: run `ddp-conformance renew`" in said
+        assert f"{path} is stale: run `python -m workshop renew`" in said
     assert left_over.exists(), "--check changes nothing"
 
     code, said = renew()
@@ -91,7 +90,7 @@ def test_what_was_edited_removed_or_left_over_is_renewed(repository: Path) -> No
 
 def test_a_new_mutant_is_a_gap_that_only_ranks_can_close(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = Mutant("RightOften", "conformance.chapters.gradients.mutants:NoDivision", "torch", (Kill("GRAD-01"),))
-    monkeypatch.setattr(catalogue, "load_mutants", lambda: (*load_mutants(), new))
+    monkeypatch.setattr(pages, "load_mutants", lambda: (*load_mutants(), new))
     for arguments in ((), ("--check",)):
         code, said = renew(*arguments)
         assert code == 1
@@ -104,11 +103,11 @@ def test_a_new_mutant_is_a_gap_that_only_ranks_can_close(repository: Path, monke
 def test_a_changed_behaviour_waits_for_a_report(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = load_behaviours()
     changed = (dataclasses.replace(first, promise="Something else."), *others)
-    monkeypatch.setattr(catalogue, "load_behaviours", lambda: changed)
+    monkeypatch.setattr(pages, "load_behaviours", lambda: changed)
     code, said = renew("--check")
     assert code == 1
     assert f"docs/behaviours.md differs from behaviours.toml in the row {first.name!r}" in said
-    assert "run `ddp-conformance renew --report FOLDER`" in said
+    assert "run `python -m workshop renew --report FOLDER`" in said
 
 
 def report_of(subject: str, *scenarios: Scenario) -> Report:
@@ -143,14 +142,6 @@ def test_a_report_that_would_empty_cells_is_refused() -> None:
     *others, last = load_scenarios()
     with pytest.raises(ReportError, match=f"the reports of ddp_impl lack 1 of them, such as {last.id}: run these too"):
         page_at("docs/behaviours.md").make("old", [report_of("ddp_impl", *others)])
-
-
-def test_outside_of_a_checkout_the_command_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "__file__", str(tmp_path / "conformance" / "__init__.py"))
-    code, said = renew()
-    assert code == 2
-    assert f"generated pages are in a checkout of the repository, and {tmp_path} is none: clone it" in said
-    assert repository_of(ROOT / "conformance") == ROOT
 
 
 def test_a_page_that_does_not_exist_and_cannot_be_made_is_not_made_empty(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 import conformance
-from conformance.cli import main
-from conformance.clients.client import Client, load_clients
-from conformance.clients.comparison import Judgement, Result, differences_of, judged
-from conformance.clients.page import clients_page, renewed, row_text, rows_on
-from conformance.clients.row import Row
-from conformance.clients.torch_fault import TorchFault, load_torch_faults
-from conformance.clients.trial import Trial, tried
-from conformance.clients.way import BY_IMPORT, TORCH, Way
 from conformance.errors import ClientError
+from workshop.__main__ import main
+from workshop.clients.client import Client, load_clients
+from workshop.clients.comparison import Judgement, Result, differences_of, judged
+from workshop.clients.page import clients_page, renewed, row_text, rows_on
+from workshop.clients.row import Row
+from workshop.clients.torch_fault import TorchFault, load_torch_faults
+from workshop.clients.trial import Trial, tried
+from workshop.clients.way import BY_IMPORT, TORCH, Way
 
 ROOT = Path(conformance.__file__).parent.parent
 FOLDER = ROOT / "fixtures" / "scripts" / "clients"
@@ -65,7 +65,7 @@ def test_the_command_fails_when_a_client_differs(
     def run(client: Client, *_: object) -> Row:
         return Row(client, ("losses",), {"import": Judgement(result, "losses is 1")}, 1.0, 1.0)
 
-    monkeypatch.setattr("conformance.clients.row.run", run)
+    monkeypatch.setattr("workshop.clients.row.run", run)
     page = tmp_path / "page.md"
     done = CliRunner().invoke(main, ["clients", "sam", "gan", "--into", str(page)])
     assert done.exit_code == status, done.output

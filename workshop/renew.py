@@ -1,4 +1,4 @@
-"""`ddp-conformance renew`: bring the generated pages of a checkout up to date."""
+"""`python -m workshop renew`: bring the generated pages of a checkout up to date."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+import workshop
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath
 
@@ -27,23 +28,21 @@ def command(check: bool, folders: tuple[Path, ...]) -> None:
     them they are left alone.
 
     \b
-    ddp-conformance renew
-    ddp-conformance renew --check
-    ddp-conformance renew --report full --report compiled --report parallel --report torch
+    python -m workshop renew
+    python -m workshop renew --check
+    python -m workshop renew --report full --report compiled --report parallel --report torch
 
     Exits with 1 when a page is stale that only a run can renew, and with --check when any is.
     """
-    import conformance
-    from conformance.pages.catalogue import ELSEWHERE, generated_pages
-    from conformance.pages.page import State, compare, repository_of, write
     from conformance.report.read import read_report
+    from workshop.generated_pages import ELSEWHERE, generated_pages
+    from workshop.page import State, compare, write
 
-    root = repository_of(Path(conformance.__file__).parent)
-    pages = compare(root, generated_pages(root), [read_report(folder) for folder in folders])
+    pages = compare(workshop.ROOT, generated_pages(workshop.ROOT), [read_report(folder) for folder in folders])
     for page in pages:
         if check and page.state is not State.FRESH:
             click.echo(page.explanation)
-        elif not check and write(root, page):
+        elif not check and write(workshop.ROOT, page):
             click.echo(f"{'rewrote' if page.made.text is not None else 'removed'} {page.path}")
         if not check and page.made.lacks:
             click.echo(page.explanation, err=True)

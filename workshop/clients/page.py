@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from conformance.clients.client import Client
-from conformance.clients.comparison import Judgement
-from conformance.clients.row import Row
 from conformance.report.markdown import as_code
+from workshop.clients.client import Client
+from workshop.clients.comparison import Judgement
+from workshop.clients.row import Row
 
 _TITLE = "# Clients: trainings that do not notice which DDP they have"
 _TEXT = """\

@@ -1,0 +1,6 @@
+"""What serves only this repository and is not installed: generated pages, clients, tables of reports."""
+
+from pathlib import Path
+
+#: The checkout.
+ROOT = Path(__file__).parents[1]

@@ -1,0 +1,44 @@
+"""`python -m workshop`, in a checkout: renews generated pages, and makes those that need runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from conformance.cli import UsageError
+from conformance.errors import ConformanceError
+from workshop.gpu_table import command as gpu
+from workshop.make_scoreboard import command as scoreboard
+from workshop.renew import command as renew
+from workshop.run_clients import command as clients
+
+
+class Workshop(click.Group):
+    """Prints an error of the harness as one paragraph."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except ConformanceError as error:
+            raise UsageError(str(error)) from error
+
+
+@click.group("workshop", cls=Workshop, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Make what this repository contains and nobody writes by hand.
+
+    \b
+    python -m workshop renew          rewrite the generated pages of this checkout
+    python -m workshop clients        run real training scripts on torch's DDP and on ddp_impl
+    python -m workshop scoreboard     make one table of several DDPs' reports
+    python -m workshop gpu            make the page about the runs of ci/gpu.sh
+    """
+
+
+for one in (renew, clients, scoreboard, gpu):
+    main.add_command(one)
+
+if __name__ == "__main__":
+    main(prog_name="python -m workshop")

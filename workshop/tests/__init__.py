@@ -1,0 +1,1 @@
+"""Tests of what serves only this repository."""
