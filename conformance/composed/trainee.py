@@ -32,11 +32,11 @@ from conformance.composed.modules import (
     step_by_whole_numbers,
     with_small_weights,
 )
-from conformance.composed.observable import belongings, of_input, of_module, of_output, of_process
 from conformance.composed.surroundings import run_backward, run_forward
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
 from conformance.own_mistake import instance
+from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hostile_subjects import STATE
 
-from conformance.workers.hygiene import seed_everything, surroundings, violations
+from conformance.surroundings.hygiene import seed_everything, surroundings, violations
 
 #: Prints what is noticed of every act, each in a process that is forked for it before torch has computed anything.
 _NOTICED = """
@@ -20,7 +20,7 @@ sys.path[:0] = sys.argv[1:]
 import torch
 import torch.distributed as dist
 from hostile_subjects import STATE
-from conformance.workers.hygiene import surroundings, violations
+from conformance.surroundings.hygiene import surroundings, violations
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from conformance.checkers.checker import Evidence
 from conformance.checkers.fate import does_not_interfere
 from conformance.observation import Ending, Observation
+from conformance.surroundings.interference import Interference
 from conformance.tests.evidence_by_hand import SCENARIO
-from conformance.workers.interference import Interference
 
 
 def users_module() -> Any:

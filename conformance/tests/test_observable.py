@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-from conformance.composed.observable import modes, of_process
-from conformance.workers.hygiene import surroundings, violations
+from conformance.surroundings.hygiene import surroundings, violations
+from conformance.surroundings.observable import modes, of_process
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "grad mode": torch.no_grad,

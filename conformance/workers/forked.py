@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
+
+from conformance.surroundings.processes import processes
 
 #: The environment variable by which /proc/<pid>/environ shows which zygote a process belongs to.
 MARKER = "DDP_CONFORMANCE_DIRECTORY"
@@ -67,21 +69,6 @@ def end_process(status: int) -> NoReturn:
         _exit(status)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    return stat is not None and stat.state in ("T", "t")
-
-
-def children_of(pid: int) -> dict[int, str]:
-    """Return the name of every process that the process `pid` started and nobody has waited for, by its number.
-
-    Looks at every process of the machine, which takes some milliseconds.
-    """
-    stats = {int(folder.name): _stat(folder) for folder in _processes()}
-    return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
-
-
 def kill_heirs(directory: str | Path, but: int | None = None) -> None:
     """Kill every process that belongs to the private directory of a zygote, by its environment; `but` not this one.
 
@@ -100,36 +87,11 @@ def kill_heirs(directory: str | Path, but: int | None = None) -> None:
 
 def _processes_with(variable: bytes) -> list[int]:
     found = []
-    for folder in _processes():
+    for folder in processes():
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
             if variable in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
-
-
-def _processes() -> list[Path]:
-    """Return the folder of every process of the machine; none where there is no /proc."""
-    try:
-        return [folder for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
-    except FileNotFoundError:
-        return []
-
-
-class _Stat(NamedTuple):
-    name: str
-    state: str
-    parent: int
-
-
-def _stat(folder: Path) -> _Stat | None:
-    """Return what the kernel says of a process; None if it has ended."""
-    try:
-        text = (folder / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain any character
-    state, parent = rest.split()[:2]
-    return _Stat(name, state, int(parent))
 
 
 def name_of_signal(signum: int) -> str:

@@ -13,9 +13,9 @@ from conformance.backends.backend import Backend
 from conformance.observation import KEPT_ONCE, Ending, Observation, remembered
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
+from conformance.surroundings.processes import is_stopped
 from conformance.workers import machine_time
 from conformance.workers.autopsy import describe, tail
-from conformance.workers.forked import is_stopped
 from conformance.workers.hearing import Hearing
 from conformance.workers.messages import Answer, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess

@@ -38,13 +38,13 @@ from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
+from conformance.surroundings.hygiene import seed_everything, surroundings, traces
+from conformance.surroundings.interference import Interference
+from conformance.surroundings.relied_functions import ReliedFunctions, inherited
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
-from conformance.workers.hygiene import seed_everything, surroundings, traces
-from conformance.workers.interference import Interference
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
-from conformance.workers.relied_functions import ReliedFunctions, inherited
 from conformance.workers.tensors import portable
 
 #: The backend's own timeout. The controller's deadline must fire first: the controller knows all ranks, a backend one.

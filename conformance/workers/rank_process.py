@@ -19,12 +19,12 @@ from typing import NoReturn
 
 import msgspec
 
+from conformance.surroundings.hygiene import surroundings
+from conformance.surroundings.relied_functions import inherited, settle
 from conformance.workers.channel import Channel
 from conformance.workers.forked import end_process
-from conformance.workers.hygiene import surroundings
 from conformance.workers.messages import Job, Seat
 from conformance.workers.rank_main import rank_main
-from conformance.workers.relied_functions import inherited, settle
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
 PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")

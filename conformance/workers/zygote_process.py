@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conformance.errors import ConformanceError
+from conformance.surroundings.processes import is_stopped
 from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair
-from conformance.workers.forked import MARKER, is_stopped, kill_heirs, name_of_signal, signal_group
+from conformance.workers.forked import MARKER, kill_heirs, name_of_signal, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
 from conformance.workers.messages import (
     Ended,

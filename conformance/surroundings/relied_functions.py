@@ -28,7 +28,8 @@ _MODULES = (
 _OWN_CODE = (
     "torch._tensor", "torch.autograd.", "torch.distributed.algorithms.", "torch.distributed.distributed_c10d",
     "torch.nn.init", "torch.nn.modules.", "torch.nn.parallel.distributed", "torch.nn.parameter", "torch.nn.utils.",
-    "torch.optim.", "conformance.models.", "conformance.programs.", "conformance.recorder.", "conformance.workers.",
+    "torch.optim.", "conformance.models.", "conformance.programs.", "conformance.recorder.",
+    "conformance.surroundings.", "conformance.workers.",
 )  # fmt: skip
 #: Classes written in C++ that Python code can change all the same.
 _NATIVE_CLASSES = ("ProcessGroup", "Work")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from conformance.composed.observable import belongings, foreign_random_states, modes, of_module, of_process
+from conformance.surroundings.observable import belongings, foreign_random_states, modes, of_module, of_process
 
 _WATCHED = ("forward", "backward", "optimizer")
 #: Options that ask for changes of the module.

@@ -1,0 +1,46 @@
+"""The machine's processes, as `/proc` shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+def processes() -> list[Path]:
+    """Return the folder of every process of the machine; none where there is no /proc."""
+    try:
+        return [folder for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is in state T (stopped by a signal) or t (by a debugger)."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    return stat is not None and stat.state in ("T", "t")
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Return the name of every process that the process `pid` started and nobody has waited for, by its number.
+
+    Looks at every process of the machine, which takes some milliseconds.
+    """
+    stats = {int(folder.name): _stat(folder) for folder in processes()}
+    return {number: stat.name for number, stat in stats.items() if stat is not None and stat.parent == pid}
+
+
+class _Stat(NamedTuple):
+    name: str
+    state: str
+    parent: int
+
+
+def _stat(folder: Path) -> _Stat | None:
+    """Return what the kernel says of a process; None if it has ended."""
+    try:
+        text = (folder / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may contain any character
+    state, parent = rest.split()[:2]
+    return _Stat(name, state, int(parent))
