@@ -241,10 +241,15 @@ def _local_hooks() -> Iterator[Scenario]:
 def _apart() -> Iterator[Scenario]:
     layers = model("many_small_layers").named("")
     local = Variant("local", needs=("no_sync",), fields={"schedule": (Step(local_backwards=1), Step())})
-    others = (model("moe").named("unused"), model("mixed_dtypes").named("dtypes"))
     ways = (
-        *(layers | way for way in (PLAIN, VIEW, EACH_ALONE.named("alone"), STATIC)),
-        *(*others, model("batchnorm_mlp").named("buffers"), layers | local),
+        layers,
+        layers | VIEW,
+        layers | EACH_ALONE.named("alone"),
+        layers | STATIC,
+        model("moe").named("unused"),
+        model("mixed_dtypes").named("dtypes"),
+        model("batchnorm_mlp").named("buffers"),
+        layers | local,
     )
     # One at a time: to start interpreters costs seconds, which all of these share.
     yield from _train("GRAD-40", "interpreters", 2, ways, apart=True, deadline_s=60.0)

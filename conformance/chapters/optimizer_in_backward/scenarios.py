@@ -28,12 +28,7 @@ _THREE = [_ALL] * 3
 _HOOK = Variant(needs=("comm_hook",))
 
 
-def _optimizers(slug: str = "", **names: list[str]) -> Variant:
-    """Return the optimizers of branches; `rest` stands for all others."""
-    return arguments(slug, optimizers={{"rest": "*"}.get(branch, branch): chosen for branch, chosen in names.items()})
-
-
-_MOMENTUM = _optimizers(rest=["momentum"])
+_MOMENTUM = arguments(optimizers={"*": ["momentum"]})
 
 
 def _train(
@@ -56,40 +51,42 @@ def scenarios() -> Iterator[Scenario]:
 def _plain() -> Iterator[Scenario]:
     for name in ("sgd", "momentum", "adam", "adamw", "rmsprop"):
         worlds = (1, 2, 3, 4) if name in ("momentum", "adam") else (2, 3)
-        yield from _train("OPTIM-01", "", worlds, _optimizers(name, rest=[name]) | Variant(also=("OPTIM-02",)))
+        stepped = arguments(name, optimizers={"*": [name]})
+        yield from _train("OPTIM-01", "", worlds, stepped | Variant(also=("OPTIM-02",)))
     for world_size in (2, 3):
         yield from _train("OPTIM-02", "never-zeroed", world_size, _MOMENTUM, zero_grad=False)
         ways = (PLAIN.named("plain"), VIEW, STATIC, STATIC | VIEW)
         alone = EACH_ALONE.named("")
         yield from _train("OPTIM-18", "", world_size, ways, alone, _MOMENTUM, watch="a.weight")
         yield from _train("OPTIM-03", "kept", world_size, keep_gradients=True)
-        yield from _train("OPTIM-03", "kept-partly", world_size, _optimizers(a=["sgd"]), keep_gradients=True)
+        yield from _train("OPTIM-03", "kept-partly", world_size, keep_gradients=True, optimizers={"a": ["sgd"]})
         twice = [[["a a b c d"]]] * 3
-        yield from _train("OPTIM-04", "used-twice", world_size, _optimizers(rest=["adam"]), steps=twice)
+        yield from _train("OPTIM-04", "used-twice", world_size, steps=twice, optimizers={"*": ["adam"]})
         yield from _train("OPTIM-06", "after-wrapping", world_size, _MOMENTUM, after=True)
     yield from _train("OPTIM-03", "kept", 2, VIEW, keep_gradients=True)
     yield from _train("OPTIM-06", "after-wrapping", 2, VIEW, after=True)
     ways = (VIEW, EACH_ALONE, VIEW | EACH_ALONE, STATIC, STATIC | VIEW, UNUSED)
     yield from _train("OPTIM-08", "", (2, 3), ways, _MOMENTUM)
-    never_zeroed = _optimizers("never-zeroed", rest=["adam"])
+    never_zeroed = arguments("never-zeroed", optimizers={"*": ["adam"]})
     yield from _train("OPTIM-08", "", (2, 3), VIEW, never_zeroed, zero_grad=False)
 
 
 def _choices() -> Iterator[Scenario]:
-    chosen = (_optimizers("some", a=["momentum"], c=["adam"]), _optimizers("one", b=["sgd"]))
+    some, one = {"a": ["momentum"], "c": ["adam"]}, {"b": ["sgd"]}
+    chosen = (arguments("some", optimizers=some), arguments("one", optimizers=one))
     yield from _train("OPTIM-05", "", 2, chosen, (PLAIN.at(2, 3), VIEW, EACH_ALONE))
     chosen = (
-        _optimizers("each-its-own", a=["momentum"], b=["adam"], c=["adamw"], d=["rmsprop"]),
-        _optimizers("two-each", rest=["momentum", "sgd"]),
+        arguments("each-its-own", optimizers={"a": ["momentum"], "b": ["adam"], "c": ["adamw"], "d": ["rmsprop"]}),
+        arguments("two-each", optimizers={"*": ["momentum", "sgd"]}),
+        arguments("two-on-one", optimizers={"a": ["sgd", "momentum"], "*": ["sgd"]}),
     )
-    two_on_one = _optimizers("two-on-one", a=["sgd", "momentum"], rest=["sgd"])
-    yield from _train("OPTIM-07", "", (2, 3), (*chosen, two_on_one))
+    yield from _train("OPTIM-07", "", (2, 3), chosen)
     yield from _train("OPTIM-11", "hook", (2, 3), (PLAIN, VIEW, EACH_ALONE), _MOMENTUM, _HOOK, hook=True)
     ignored = (arguments("bias", ignored=["a.bias"]), arguments("branch", ignored=["c.weight", "c.bias"]))
     yield from _train("OPTIM-12", "", (2, 3), ignored, _MOMENTUM)
     for name in ("momentum", "adam"):
         for world_size in (2, 3):
-            stepped = _optimizers(name, rest=[name])
+            stepped = arguments(name, optimizers={"*": [name]})
             yield from _train("OPTIM-13", "", world_size, stepped, halve_rates=True)
             yield from _grid("OPTIM-14", "", "restarted_optimizer_in_backward", world_size, stepped)
 
@@ -107,8 +104,7 @@ def _accumulating() -> Iterator[Scenario]:
     for way in (PLAIN, VIEW, EACH_ALONE):
         searching = UNUSED.named("") | way
         yield from _train("OPTIM-10", "by-rank", (2, 3), searching, _MOMENTUM, steps=by_rank)
-        decaying = _optimizers(rest=["adamw"])
-        yield from _train("OPTIM-10", "nobody", 2, searching, decaying, steps=[[["a b"]]] * 3)
+        yield from _train("OPTIM-10", "nobody", 2, searching, steps=[[["a b"]]] * 3, optimizers={"*": ["adamw"]})
 
 
 def _fused() -> Iterator[Scenario]:
