@@ -12,9 +12,15 @@ from conformance.scenario import Scenario
 _grid = Grid("failed_communication", fields(min_collectives=0, recorded=False))
 
 _REQUIREMENTS = {
-    "call": "FAIL-01", "wait": "FAIL-01", "gone": "FAIL-01", "future": "FAIL-02", "false": "FAIL-03",
-    "told": "FAIL-03", "size": "FAIL-04", "late": "FAIL-05",
-}  # fmt: skip
+    "call": "FAIL-01",
+    "wait": "FAIL-01",
+    "gone": "FAIL-01",
+    "future": "FAIL-02",
+    "false": "FAIL-03",
+    "told": "FAIL-03",
+    "size": "FAIL-04",
+    "late": "FAIL-05",
+}
 
 
 def scenarios() -> Iterator[Scenario]:

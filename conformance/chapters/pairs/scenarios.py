@@ -17,13 +17,20 @@ REQUIREMENTS = {feature: f"PAIR-{number:02}" for number, feature in enumerate(FE
 
 #: Feature -> the capabilities that a subject or backend needs for it; of the others every DDP is capable.
 _NEEDS = {
-    "join": "join", "static_graph": "static_graph", "find_unused_parameters": "find_unused_parameters",
-    "comm_hook": "comm_hook", "mixed_precision": "mixed_precision", "optimizer_in_backward": "optimizer_in_backward",
-    "no_sync": "no_sync", "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "delayed_all_reduce": "delay_all_reduce", "skip_all_reduce_unused_params": "skip_all_reduce_unused_params",
-    "ignored_parameters": "ignored_parameters", "sparse_gradients": "sparse",
+    "join": "join",
+    "static_graph": "static_graph",
+    "find_unused_parameters": "find_unused_parameters",
+    "comm_hook": "comm_hook",
+    "mixed_precision": "mixed_precision",
+    "optimizer_in_backward": "optimizer_in_backward",
+    "no_sync": "no_sync",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "delayed_all_reduce": "delay_all_reduce",
+    "skip_all_reduce_unused_params": "skip_all_reduce_unused_params",
+    "ignored_parameters": "ignored_parameters",
+    "sparse_gradients": "sparse",
     "update_process_group": "update_process_group",
-}  # fmt: skip
+}
 
 
 def scenarios() -> Iterator[Scenario]:
