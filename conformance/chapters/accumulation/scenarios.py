@@ -68,8 +68,8 @@ def _twisted() -> Iterator[Scenario]:
     yield from _steps("ACCUM-09", "only-local", (2, 3, 4), by_turns, UNUSED.named(""), (PLAIN, VIEW))
 
 
-def _local(num_local: int, **rest: str) -> tuple[Step, ...]:
-    return (Step(local_backwards=num_local, **rest),) * 3
+def _local(num_local: int, zero_grad: str = "none") -> tuple[Step, ...]:
+    return (Step(local_backwards=num_local, zero_grad=zero_grad),) * 3
 
 
 def _schedules() -> Iterator[Scenario]:

@@ -115,10 +115,10 @@ def _caps() -> Iterator[Scenario]:
     lists = (_cap_list("growing", 100, 300, 1000), _cap_list("shrinking", 1300, 600, 1), _cap_list("single", 400))
     yield from _traffic("BUCKET-07", "", (2, 3), lists, needs=("bucket_cap_mb_list",))
     small, tiny = capped("cap-small", 0.004), EACH_ALONE.named("cap-tiny")
-    caps = (tiny, small, capped("cap-25", 25), options("cap-list", bucket_cap_mb_list=[0.001, 0.0001]))
+    large, several = capped("cap-25", 25), options("cap-list", bucket_cap_mb_list=[0.001, 0.0001])
     trained = models("mlp", "gpt", "many_small_layers", "mixed_dtypes", "lstm")
     three_steps = fields(schedule=(Step(),) * 3)
-    yield from _grid("BUCKET-08", "", "train", 2, trained, caps, three_steps)
+    yield from _grid("BUCKET-08", "", "train", 2, trained, (tiny, small, large, several), three_steps)
     yield from _grid("BUCKET-08", "", "train", 3, model("gpt"), small, three_steps)
     yield from _grid("BUCKET-08", "", "train", 4, model("mlp"), tiny, VIEW, three_steps)
 

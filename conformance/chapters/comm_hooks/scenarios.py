@@ -139,10 +139,10 @@ def _ready_made() -> Iterator[Scenario]:
         worlds = (2, 3) if hook.slug == "allreduce" else (2,)
         yield from _grid("HOOK-15", "", "hooked_training", worlds, hook, trainings, schedule=(Step(),) * 3)
     small = capped("small", 0.0005)  # torch cannot shard a single bucket
-    ways = (PLAIN, small, (small | VIEW).named("view"))
+    sizes = (PLAIN, small, (small | VIEW).named("view"))
     whole, sharded = arguments("whole", shard_buckets=False), arguments("sharded", shard_buckets=True)
-    yield from _grid("HOOK-25", "", "zero_overlap", (2, 3), whole, ways)
-    yield from _grid("HOOK-25", "", "zero_overlap", (2, 3), sharded, ways[1:])
+    yield from _grid("HOOK-25", "", "zero_overlap", (2, 3), whole, sizes)
+    yield from _grid("HOOK-25", "", "zero_overlap", (2, 3), sharded, sizes[1:])
 
 
 def _power_sgd() -> Iterator[Scenario]:

@@ -148,6 +148,6 @@ def _peers() -> Iterator[Scenario]:
     skipping = SKIPPING | UNUSED.named("") | Variant(needs=("skip_all_reduce_unused_params",))
     yield from _grid("MEMBER-18", "", "prompt_exception", (2, 3), nobody, (*_VARIANTS, skipping), ENDS_SOON)
     yield from _grid("MEMBER-18", "", "prompt_exception", (2, 3), some, _VARIANTS, ENDS_SOON)
-    for way in WAYS_ON:
-        needs = ("no_sync",) if way == "no_sync" else ("join",) if "join" in way else ()
-        yield from _grid("MEMBER-17", "", "ways_on", (2, 3), each("way", [way]), waiting, needs=needs)
+    for way_on in WAYS_ON:
+        needs = ("no_sync",) if way_on == "no_sync" else ("join",) if "join" in way_on else ()
+        yield from _grid("MEMBER-17", "", "ways_on", (2, 3), each("way", [way_on]), waiting, needs=needs)

@@ -65,8 +65,8 @@ def _plain() -> Iterator[Scenario]:
         yield from _train("OPTIM-06", "after-wrapping", world_size, _MOMENTUM, after=True)
     yield from _train("OPTIM-03", "kept", 2, VIEW, keep_gradients=True)
     yield from _train("OPTIM-06", "after-wrapping", 2, VIEW, after=True)
-    ways = (VIEW, EACH_ALONE, VIEW | EACH_ALONE, STATIC, STATIC | VIEW, UNUSED)
-    yield from _train("OPTIM-08", "", (2, 3), ways, _MOMENTUM)
+    others = (VIEW, EACH_ALONE, VIEW | EACH_ALONE, STATIC, STATIC | VIEW, UNUSED)
+    yield from _train("OPTIM-08", "", (2, 3), others, _MOMENTUM)
     never_zeroed = arguments("never-zeroed", optimizers={"*": ["adam"]})
     yield from _train("OPTIM-08", "", (2, 3), VIEW, never_zeroed, zero_grad=False)
 
@@ -75,12 +75,12 @@ def _choices() -> Iterator[Scenario]:
     some, one = {"a": ["momentum"], "c": ["adam"]}, {"b": ["sgd"]}
     chosen = (arguments("some", optimizers=some), arguments("one", optimizers=one))
     yield from _train("OPTIM-05", "", 2, chosen, (PLAIN.at(2, 3), VIEW, EACH_ALONE))
-    chosen = (
+    mixed = (
         arguments("each-its-own", optimizers={"a": ["momentum"], "b": ["adam"], "c": ["adamw"], "d": ["rmsprop"]}),
         arguments("two-each", optimizers={"*": ["momentum", "sgd"]}),
         arguments("two-on-one", optimizers={"a": ["sgd", "momentum"], "*": ["sgd"]}),
     )
-    yield from _train("OPTIM-07", "", (2, 3), chosen)
+    yield from _train("OPTIM-07", "", (2, 3), mixed)
     yield from _train("OPTIM-11", "hook", (2, 3), (PLAIN, VIEW, EACH_ALONE), _MOMENTUM, _HOOK, hook=True)
     ignored = (arguments("bias", ignored=["a.bias"]), arguments("branch", ignored=["c.weight", "c.bias"]))
     yield from _train("OPTIM-12", "", (2, 3), ignored, _MOMENTUM)

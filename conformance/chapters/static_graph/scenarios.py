@@ -215,5 +215,5 @@ def _broken_promises() -> Iterator[Scenario]:
     frozen = arguments("frozen", freezes="c.weight") | c_changes
     yield from _switched("STATIC-20", "", 2, [["a b c"]] * 4, frozen, program="changing_graph")
     uses = [["a b c"]] * 2 + [["a b c", "a b", "a b c"]] * 2
-    hanging = {"program": "changing_graph", "deadline_s": 4.0}
+    hanging: dict[str, Any] = {"program": "changing_graph", "deadline_s": 4.0}
     yield from _switched("STATIC-21", "goes-unused-on-rank-1", 2, uses, ways, c_changes, **hanging)

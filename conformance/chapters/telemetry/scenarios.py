@@ -46,8 +46,9 @@ def _facts() -> Iterator[Scenario]:
     ways = (PLAIN.named("default"), VIEW, UNUSED, STATIC, small, LOCAL_BUFFERS.named("no-buffers"), large, everything)
     yield from _data("TELE-03", "", 2, "options", ways)
     some = capped("some", 0.00003)
-    ways = (PLAIN.named("one"), SCALARS_ALONE, some, VIEW, (STATIC | SCALARS_ALONE).named("static"))
-    yield from _data("TELE-04", "", (2, 3), "buckets", (*ways, VIEW | SCALARS_ALONE))
+    static = (STATIC | SCALARS_ALONE).named("static")
+    caps = (PLAIN.named("one"), SCALARS_ALONE, some, VIEW, static, VIEW | SCALARS_ALONE)
+    yield from _data("TELE-04", "", (2, 3), "buckets", caps)
     uses = (
         arguments("constant", uses=["a b"] * 3),
         arguments("all", uses=["a b c d"] * 3),
@@ -60,8 +61,8 @@ def _facts() -> Iterator[Scenario]:
         yield from _data("TELE-13", "uneven", world_size, "join", needs=("join",))
         yield from _data("TELE-14", "unfinished", world_size, "error")
         yield from _data("TELE-15", "environment", world_size, "environment")
-        ways = (searching, searching | VIEW) if world_size == 2 else (searching,)
-        yield from _data("TELE-10", "", world_size, "unused", uses, ways, also=("TELE-11",))
+        searched = (searching, searching | VIEW) if world_size == 2 else searching
+        yield from _data("TELE-10", "", world_size, "unused", uses, searched, also=("TELE-11",))
 
 
 def _times() -> Iterator[Scenario]:

@@ -24,9 +24,9 @@ def scenarios() -> Iterator[Scenario]:
     axes = {"numel": (7, 20_000), "lifetime": ("sync", "wait"), "peer": ("", "late")}
     blocks = every_cell(operations, ["float32"], **axes)
     yield from _grid.cells("COAL-03", blocks, 2, 3)
-    operations = ("all_reduce_coalesced", "reduce_scatter_single_coalesced")
+    reducing = ("all_reduce_coalesced", "reduce_scatter_single_coalesced")
     ops = ("MAX", "MIN", "PRODUCT", "BXOR")
-    reductions = every_cell(operations, ["int64"], op=ops, path=("public", "group"))
+    reductions = every_cell(reducing, ["int64"], op=ops, path=("public", "group"))
     yield from _grid.cells("COAL-07", reductions, 2, 3)
     yield from _grid.cells("COAL-08", every_cell(["all_reduce_coalesced"], dtypes, path="detail"), 2, by="path")
     for world_size in (2, 3):

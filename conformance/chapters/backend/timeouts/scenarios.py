@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.chapters.backend.timeouts.waiting import CALLS
-from conformance.chapters.variants import arguments, dashed, each
+from conformance.chapters.variants import Variant, dashed, each
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
@@ -28,8 +28,7 @@ def scenarios() -> Iterator[Scenario]:
                 if operation == "recv" and suffix == "own":
                     continue  # its method takes none
                 also = ("WORK-05", "WORK-07") if suffix == "of-group" else ()
-                given = arguments(f"{slug}-{suffix}", operation=operation, whose=whose)
-                patient = {"also": also, "needs": needs, "deadline_s": 20.0}
-                yield from _grid(requirement, "", "nobody_comes", world_size, given, **patient)
+                called = Variant(f"{slug}-{suffix}", arguments={"operation": operation, "whose": whose}, needs=needs)
+                yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=20.0)
         operations = each("operation", ("all_reduce", "barrier"))
         yield from _grid("TIME-06", "", "somebody_is_slow", world_size, operations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid, every_cell
-from conformance.chapters.variants import each
+from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, LIFETIMES, NEIGHBOURS, Cell
 from conformance.programs.operations.data import FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
@@ -45,8 +45,8 @@ def scenarios() -> Iterator[Scenario]:
         cells = every_cell(["reduce"], ["int64"], root=roots, numel=(1, 7, 257), strict=True)
         yield from _grid.cells("VAL-05", cells, world_size)
         inexact = each("dtype", ("float32", "float64"))
-        given = {"also": ("VAL-18",), "arguments": {"numel": 1000}}
-        yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, **given)
+        long = arguments(numel=1000) | Variant(also=("VAL-18",))
+        yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, long)
         yield from _grid("VAL-19", "not-a-number", "not_a_number", world_size)
     yield from _side_effects()
     yield from _many()

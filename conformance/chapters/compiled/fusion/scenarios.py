@@ -33,7 +33,7 @@ def _count(requirement: str, slug: str, fusion: str, worlds: Worlds = 2, **rest:
 
 def _counted() -> Iterator[Scenario]:
     for fusion, requirement in _FUSIONS.items():
-        several = {"way": _THREE_EACH, "sizes": [10] * 12}
+        several: dict[str, Any] = {"way": _THREE_EACH, "sizes": [10] * 12}
         also = ("FUSE-05", "FUSE-06")
         yield from _count(requirement, f"sixty-{fusion}", fusion, also=also, way=_TEN_EACH, sizes=[10] * 60)
         yield from _count(requirement, f"twelve-{fusion}", fusion, (2, 3), also=also, **several)
@@ -45,8 +45,8 @@ def _counted() -> Iterator[Scenario]:
             options("list", bucket_cap_mb_list=[16 / 2**20, 60 / 2**20]),
         )
         for cap in caps if fusion == "concat" else caps[-1:]:
-            capped_ = {"way": cap.named(f"{cap.slug}-{fusion}"), "sizes": [4, 5, 6, 7, 8, 9]}
-            yield from _count("FUSE-04", "", fusion, also=(requirement,), **capped_)
+            way = cap.named(f"{cap.slug}-{fusion}")
+            yield from _count("FUSE-04", "", fusion, also=(requirement,), way=way, sizes=[4, 5, 6, 7, 8, 9])
 
 
 def _pairs() -> Iterator[Scenario]:
@@ -66,15 +66,15 @@ def _pair(
     shown = ["FUSE-07"] + (["FUSE-08"] if len(set(groups)) == 2 else [])
     shown += ["FUSE-09"] if len(set(dtypes)) == 2 else []
     name = f"groups-of-{groups[0]}-and-{groups[1]}-{kinds}-{slug}"
-    given = {"compile_": order, "groups": list(groups), "dtypes": dtypes, "requirements": tuple(shown)}
-    yield from _make.written(shown[-1], name, "compiled_pair", world_size, **given)
+    pair: dict[str, Any] = {"groups": list(groups), "dtypes": dtypes, "requirements": tuple(shown)}
+    yield from _make.written(shown[-1], name, "compiled_pair", world_size, compile_=order, **pair)
 
 
 def _captured() -> Iterator[Scenario]:
     """Yield backwards that compiled autograd captures once more."""
     for fusion in _FUSIONS:
         order = {"fusion": fusion, "compiled_autograd": True}
-        six = {"compile_": order, "way": _THREE_EACH, "sizes": [10] * 6}
+        six: dict[str, Any] = {"compile_": order, "way": _THREE_EACH, "sizes": [10] * 6}
         for slug, dtypes in (("captured", ["float32"]), ("captured-dtypes", _TWO_DTYPES)):
             yield from _make.written("FUSE-11", f"{slug}-{fusion}", "compiled_collectives", dtypes=dtypes, **six)
 
@@ -82,6 +82,6 @@ def _captured() -> Iterator[Scenario]:
 def _compressed() -> Iterator[Scenario]:
     for fusion in _FUSIONS:
         for hook in ("fp16", "bf16"):
-            given = {"averages": "graph", "num_in_graphs": 1, "hook": hook, "gradients": "small"}
+            given: dict[str, Any] = {"averages": "graph", "num_in_graphs": 1, "hook": hook, "gradients": "small"}
             order = {"fusion": fusion}
             yield from _make.compiled("FUSE-10", f"{hook}-{fusion}", "ready_made_hook", compile_=order, **given)

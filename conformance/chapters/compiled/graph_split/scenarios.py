@@ -15,6 +15,7 @@ from conformance.chapters.variants import (
     UNUSED,
     VIEW,
     Variant,
+    arguments,
     capped,
     dashed,
     fields,
@@ -113,13 +114,14 @@ def _cuts() -> Iterator[Scenario]:
         yield from _cut("SPLIT-07", "", sizes, way=way)
     for slug, ignored, frozen in (("ignored", [0, 2], []), ("frozen", [], [3]), ("both", [4], [0, 1])):
         yield from _cut("SPLIT-08", slug, sizes, way=_ALONE, ignored=ignored, frozen=frozen)
-    order = {"sizes": sizes, "judge": ["elements", "later", "overlap"]}
-    yield from _make.compiled("SPLIT-10", "", "bucket_traffic", way=(EACH_ALONE, _bytes(44, "two-each")), **order)
-    views = {"sizes": sizes, "judge": ["elements", "later"]}
-    yield from _make.compiled("SPLIT-10", "view", "bucket_traffic", way=_ALONE | VIEW.named(""), **views)
-    two_dtypes = ["float32", "float64"] * 2 + ["float32"]
-    kinds = {"sizes": sizes, "judge": ["elements", "dtypes"], "dtypes": two_dtypes}
-    yield from _make.compiled("SPLIT-10", "dtypes", "bucket_traffic", way=_ALONE, **kinds)
+    order, kinds = ["elements", "later", "overlap"], ["elements", "dtypes"]
+    ways = (
+        EACH_ALONE | arguments(judge=order),
+        _bytes(44, "two-each") | arguments(judge=order),
+        _ALONE | VIEW | arguments(judge=["elements", "later"]),
+        _ALONE | arguments("dtypes", judge=kinds, dtypes=["float32", "float64", "float32", "float64", "float32"]),
+    )
+    yield from _make.compiled("SPLIT-10", "", "bucket_traffic", way=ways, sizes=sizes)
 
 
 def _features() -> Iterator[Scenario]:
@@ -128,8 +130,8 @@ def _features() -> Iterator[Scenario]:
         ("first", ["local sync", "sync"]),
         ("inside", ["forward_inside sync", "backward_inside", "sync"]),
     ):
-        given = {"steps": [step.split() for step in steps], "zero_grad": "none", "flags": False}
-        yield from _make.compiled("SPLIT-11", slug, "accumulation", **given)
+        split = [step.split() for step in steps]
+        yield from _make.compiled("SPLIT-11", slug, "accumulation", steps=split, zero_grad="none", flags=False)
     accumulating = (Step(local_backwards=2), Step(zero_grad="keep"), Step())
     yield from _train("SPLIT-11", "schedule", schedule=accumulating)
     yield from _make.members("SPLIT-12", [[0, 1], [0, 1]], 2, buffer=True)
@@ -156,7 +158,7 @@ def _features() -> Iterator[Scenario]:
 
 
 def _graphs() -> Iterator[Scenario]:
-    sizes = {"batches": [4, 2, 7, 3, 5, 6], "num_steps": 6}
+    sizes: dict[str, Any] = {"batches": [4, 2, 7, 3, 5, 6], "num_steps": 6}
     yield from _make.case("SPLIT-19", "plain", "same", num_captured=[4, 8], **sizes)
     yield from _make.case("SPLIT-19", "plain", "by-rank", num_captured=[4, 8], by_rank=True, **sizes)
     yield from _make.case("SPLIT-19", "sizes", num_captured=[2, 12], **sizes)
@@ -183,10 +185,9 @@ def _graphs() -> Iterator[Scenario]:
 
 
 def _neighbours() -> Iterator[Scenario]:
-    shown = {"requirements": ("SPLIT-27", "SPLIT-28")}
-    caps = (PLAIN.named("default-caps"), ONE_MIB.named("one-mib"))
-    yield from _make.written("SPLIT-28", "", "compiled_neighbours", way=caps, **shown)
-    yield from _make.written("SPLIT-28", "bare", "compiled_neighbours", bare=True, **shown)
+    ways = (PLAIN.named("default-caps"), ONE_MIB.named("one-mib"), arguments("bare", bare=True))
+    shown = ("SPLIT-27", "SPLIT-28")
+    yield from _make.written("SPLIT-28", "", "compiled_neighbours", way=ways, requirements=shown)
     yield from _make.written("SPLIT-27", "settings-aot", "compiled_neighbours", compile_=_AOT)
 
 
@@ -243,12 +244,12 @@ def _ways() -> Iterator[Scenario]:
 
 
 def _meshes() -> Iterator[Scenario]:
-    alone = {"way": _ALONE, "num_steps": 3}
+    alone = _ALONE | arguments(num_steps=3)
     for mesh in ((2, 2), (4, 1), (1, 4)):
         for backend in ("eager", "watched"):
-            yield from _make.sharded("SPLIT-33", f"cut-{backend}", mesh, compile_={"backend": backend}, **alone)
+            yield from _make.sharded("SPLIT-33", f"cut-{backend}", mesh, compile_={"backend": backend}, way=alone)
     yield from _make.sharded("SPLIT-33", "whole", (2, 2), compile_={"reduction": "whole", **_AOT}, num_steps=3)
-    yield from _make.sharded("SPLIT-33", "inductor", (2, 2), compile_={"backend": "inductor"}, **alone)
+    yield from _make.sharded("SPLIT-33", "inductor", (2, 2), compile_={"backend": "inductor"}, way=alone)
     yield from _make.sharded("SPLIT-33", "uneven", (2, 2), compile_=_AOT, model="uneven", num_steps=3)
     moved = {"compile_": {"way": "in_place"}, "load_mesh": [4, 1]}
     yield from _make.sharded("SPLIT-33", "checkpoint-to-4x1-from", (2, 2), "sharded_checkpoint", **moved)

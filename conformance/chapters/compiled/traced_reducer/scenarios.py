@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.compiled.compiled_scenarios import ONE_MIB, CompiledScenarios
-from conformance.chapters.variants import EACH_ALONE, PLAIN, STATIC, UNUSED, VIEW, capped, dashed
+from conformance.chapters.variants import EACH_ALONE, PLAIN, STATIC, UNUSED, VIEW, arguments, capped, dashed
 from conformance.scenario import Scenario
 
 _make = CompiledScenarios("traced_reducer", "in_graph", "watched")
@@ -37,11 +37,11 @@ def _features() -> Iterator[Scenario]:
         ("first", ["local sync", "sync sync"], "none"),
         ("keep", ["sync", "sync", "local sync"], "keep"),
     ):
-        given = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": False}
-        yield from _make.compiled("TRACE-04", slug, "accumulation", **given)
+        split = [step.split() for step in steps]
+        yield from _make.compiled("TRACE-04", slug, "accumulation", steps=split, zero_grad=zero_grad, flags=False)
     for hook in ("fp16", "bf16", "builtin_fp16"):
-        given = {"averages": "graph", "hook": hook, "gradients": "small"}
-        yield from _make.compiled("TRACE-05", dashed(hook), "ready_made_hook", **given)
+        given = arguments(averages="graph", gradients="small", hook=hook)
+        yield from _make.compiled("TRACE-05", dashed(hook), "ready_made_hook", way=given)
     yield from _make.compiled("TRACE-06", "calls", "hook_calls", averages="reducer", answer="sum", judge=["raw"])
     uses = [["a b c d", "a c"], ["a b", "c d a"], ["d", "d"]]
     yield from _make.compiled("TRACE-07", "by-rank", "unused_parameters", way=UNUSED.named(""), uses=uses)
@@ -56,9 +56,9 @@ def _features() -> Iterator[Scenario]:
 
 
 def _graphs() -> Iterator[Scenario]:
-    sizes = {"batches": [4, 2, 7, 3, 5, 6], "num_steps": 6, "num_captured": [1, 2]}
-    yield from _make.case("TRACE-13", "plain", "same", **sizes)
-    yield from _make.case("TRACE-13", "plain", "by-rank", by_rank=True, **sizes)
+    sizes = ONE_MIB | arguments(batches=[4, 2, 7, 3, 5, 6], num_steps=6, num_captured=[1, 2])
+    ways = (sizes.named("same"), sizes | arguments("by-rank", by_rank=True))
+    yield from _make.case("TRACE-13", "plain", way=ways)
     for way in ("wrapper", "before"):
         yield from _make.case("TRACE-14", "plain", f"full-{way}", compile_={"way": way, "fullgraph": True})
     yield from _make.compiled("TRACE-15", "rounded", "train")
@@ -74,23 +74,23 @@ def _others() -> Iterator[Scenario]:
     for case in ("graph_break", "breaks_on_one_rank", "begins_without_parameters"):
         yield from _make.case("TRACE-22", case)
     for inside, num_graphs in (("module", 1), ("forward", 1), ("parts", 4)):
-        given = {"inside": inside, "num_graphs": num_graphs}
-        yield from _make.written("TRACE-23", inside, "compiled_ways", way=ONE_MIB, **given)
+        way = ONE_MIB | arguments(inside, inside=inside, num_graphs=num_graphs)
+        yield from _make.written("TRACE-23", "", "compiled_ways", way=way)
     for slug, whole in (("", True), ("with-breaks", False)):
         order = {"compiled_autograd": True, "whole_backward": whole}
         yield from _make.case("TRACE-19", "plain", slug, compile_=order, way=PLAIN, num_steps=3)
-    unhooked = {"model": "unhooked", "num_steps": 3}
+    unhooked = arguments(model="unhooked", num_steps=3)
     # Of a mesh with rows of several ranks, the graphs hold the reductions of tensor parallelism too.
     for mesh, of_rows in (((2, 2), 1), ((4, 1), 0), ((1, 4), 1)):
         for fusion in ("concat", "coalesced"):
-            order = {"fusion": fusion}
-            yield from _make.sharded("TRACE-20", fusion, mesh, compile_=order, num_in_graphs=of_rows + 1, **unhooked)
-    yield from _make.sharded("TRACE-20", "inductor", (2, 2), compile_={"backend": "inductor"}, **unhooked)
+            num = unhooked | arguments(num_in_graphs=of_rows + 1)
+            yield from _make.sharded("TRACE-20", fusion, mesh, compile_={"fusion": fusion}, way=num)
+    yield from _make.sharded("TRACE-20", "inductor", (2, 2), compile_={"backend": "inductor"}, way=unhooked)
     moved = {"model": "unhooked", "compile_": {"way": "in_place"}, "load_mesh": [4, 1]}
     yield from _make.sharded("TRACE-20", "checkpoint-to-4x1-from", (2, 2), "sharded_checkpoint", **moved)
     one_layer = capped("", 80 / 2**20)
     for fusion in ("concat", "coalesced"):
         for backend in ("watched", "inductor"):
-            order = {"backend": backend, "fusion": fusion}
+            both = {"backend": backend, "fusion": fusion}
             slug = f"{fusion}-{backend}"
-            yield from _make.written("TRACE-21", slug, "compiled_overlap", compile_=order, way=one_layer)
+            yield from _make.written("TRACE-21", slug, "compiled_overlap", compile_=both, way=one_layer)
