@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Axis, Grid, Worlds
+from conformance.chapters.variants import (
+    ENDS_SOON,
+    PLAIN,
+    UNUSED,
+    VIEW,
+    Variant,
+    dashed,
+    fields,
+    model,
+    models,
+)
 from conformance.composed.training import ACTIONS, Action, Block, Training
-from conformance.models.catalogue import get_fixture
 from conformance.scenario import Scenario, Step
 
-_of_chapter = in_chapter("accumulation")
+_grid = Grid("accumulation", Variant(needs=("no_sync",)))
 
-_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
-_FIND: dict[str, Any] = {"find_unused_parameters": True}
-_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (("", {}), ("-view", _VIEW), ("-unused", _FIND))
-_NEEDS = ("no_sync",)
-
-
-def _scenario(requirement: str, slug: str, program: str, world_size: int, **rest: Any) -> Scenario:
-    return _of_chapter(requirement, slug, program, world_size, needs=_NEEDS, **rest)
+_VARIANTS = (PLAIN, VIEW, UNUSED)
+_ZERO_GRAD = ("zeros", "keep")
 
 
 def _steps(
-    requirement: str, slug: str, world_size: int, options: dict[str, Any], *steps: str, zero_grad: str = "none"
-) -> Scenario:
-    """Return a scenario of program `accumulation`; each step is written as micro-batches between blanks."""
-    arguments = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": requirement == "ACCUM-11"}
-    return _scenario(requirement, slug, "accumulation", world_size, options=options, arguments=arguments)
+    requirement: str, slug: str, worlds: Worlds, steps: tuple[str, ...], *axes: Axis, zero_grad: str = "none"
+) -> Iterator[Scenario]:
+    """Yield scenarios of program `accumulation`; each step is written as micro-batches between blanks."""
+    given = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": requirement == "ACCUM-11"}
+    yield from _grid(requirement, slug, "accumulation", worlds, *axes, arguments=given)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -39,22 +42,19 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _plain() -> Iterator[Scenario]:
-    for suffix, options in _VARIANTS:
-        for world_size in (2, 3, 4):
-            yield _steps("ACCUM-01", f"local{suffix}", world_size, options, "sync", "local local", "local", "sync")
+    for way in _VARIANTS:
+        yield from _steps("ACCUM-01", "local", (2, 3, 4), ("sync", "local local", "local", "sync"), way)
         for world_size in (2, 3):
-            yield _steps("ACCUM-07", f"uneven{suffix}", world_size, options, "local_by_rank sync", "local_by_rank sync")
-            yield _steps("ACCUM-08", f"first{suffix}", world_size, options, "local local sync", "local sync", "sync")
-    yield _steps("ACCUM-07", "uneven-first", 4, {}, "sync", "local_by_rank local sync")
-    for zero_grad in ("zeros", "keep"):
-        for suffix, options in _VARIANTS[:2]:
-            yield _steps(
-                "ACCUM-03", f"{zero_grad}{suffix}", 2, options, "local sync", "local sync", "sync", zero_grad=zero_grad
-            )
+            yield from _steps("ACCUM-07", "uneven", world_size, ("local_by_rank sync",) * 2, way)
+            yield from _steps("ACCUM-08", "first", world_size, ("local local sync", "local sync", "sync"), way)
+    yield from _steps("ACCUM-07", "uneven-first", 4, ("sync", "local_by_rank local sync"))
+    for zero_grad in _ZERO_GRAD:
+        steps = ("local sync", "local sync", "sync")
+        yield from _steps("ACCUM-03", zero_grad, 2, steps, (PLAIN, VIEW), zero_grad=zero_grad)
 
 
 def _twisted() -> Iterator[Scenario]:
-    for suffix, options in _VARIANTS:
+    for way in (PLAIN.at(2, 3), VIEW, UNUSED):
         for requirement, slug, steps in (
             ("ACCUM-04", "nested", ("sync", "after_inner sync", "after_inner", "sync")),
             ("ACCUM-05", "forward-inside", ("sync", "forward_inside sync", "forward_inside forward_inside sync")),
@@ -63,55 +63,33 @@ def _twisted() -> Iterator[Scenario]:
             ("ACCUM-11", "empty", ("after_empty", "local after_empty after_empty", "sync")),
             ("ACCUM-11", "every-kind", ("local after_inner sync", "forward_inside backward_inside", "after_exception")),
         ):
-            for world_size in (2, 3):
-                if world_size == 3 and options:
-                    continue
-                yield _steps(requirement, f"{slug}{suffix}", world_size, options, *steps)
-    for suffix, options in (("", _FIND), ("-view", {**_FIND, **_VIEW})):
-        for world_size in (2, 3, 4):
-            yield _steps(
-                "ACCUM-09", f"only-local{suffix}", world_size, options,
-                "sync:ab", "local:b sync:a", "local:a local:b sync:a", "local:a sync:b sync:a", "sync:b",
-            )  # fmt: skip
+            yield from _steps(requirement, slug, 2, steps, way)
+    by_turns = ("sync:ab", "local:b sync:a", "local:a local:b sync:a", "local:a sync:b sync:a", "sync:b")
+    yield from _steps("ACCUM-09", "only-local", (2, 3, 4), by_turns, UNUSED.named(""), (PLAIN, VIEW))
+
+
+def _local(num_local: int, zero_grad: str = "none") -> tuple[Step, ...]:
+    return (Step(local_backwards=num_local, zero_grad=zero_grad),) * 3
 
 
 def _schedules() -> Iterator[Scenario]:
     # None of them has buffers: which forwards copy those around `no_sync` is BUFFER-13.
-    models = ("mlp", "channels_last_cnn", "gpt", "lstm", "many_small_layers", "mixed_dtypes", "moe", "sparse_embedding")
-    for model in models:
-        fixture = get_fixture(model)
-        needed = _FIND if fixture.has_unused else {}
-        for num_local, world_size in ((1, 2), (3, 2), (2, 3)):
-            schedule = tuple(Step(local_backwards=num_local) for _ in range(3))
-            yield _scenario(
-                "ACCUM-02", f"{model.replace('_', '-')}-{num_local}-local", "train", world_size, model=model,
-                options=needed, schedule=schedule, dtype=fixture.dtypes[0],
-            )  # fmt: skip
-    for world_size in (1, 4):
-        schedule = tuple(Step(local_backwards=2) for _ in range(3))
-        yield _scenario("ACCUM-02", "mlp-2-local", "train", world_size, model="mlp", schedule=schedule)
-    for model in ("mlp", "gpt"):
-        for zero_grad in ("zeros", "keep"):
-            for suffix, options in _VARIANTS[:2]:
-                schedule = tuple(Step(local_backwards=1, zero_grad=zero_grad) for _ in range(3))
-                yield _scenario(
-                    "ACCUM-03", f"{model}-{zero_grad}{suffix}", "train", 2, model=model, options=options,
-                    schedule=schedule,
-                )  # fmt: skip
+    layered = models("mlp", "channels_last_cnn", "gpt", "lstm", "many_small_layers", "mixed_dtypes", "moe")
+    one, two, three = (fields(f"{count}-local", schedule=_local(count)) for count in (1, 2, 3))
+    counts = (one, three, two.at(3))
+    yield from _grid("ACCUM-02", "", "train", 2, (*layered, model("sparse_embedding")), counts)
+    mlp = model("mlp")
+    yield from _grid("ACCUM-02", "", "train", (1, 4), mlp, two)
+    zeroing = [fields(way, schedule=_local(1, zero_grad=way)) for way in _ZERO_GRAD]
+    yield from _grid("ACCUM-03", "", "train", 2, models("mlp", "gpt"), zeroing, (PLAIN, VIEW))
     only_local = Step(local_backwards=2, synchronised=False)
-    for suffix, options in _VARIANTS[:2]:
+    stepping = fields(schedule=(Step(), only_local, only_local, Step(local_backwards=1)))
+    paused, kept = Step(local_backwards=1, synchronised=False, optimizer=False), Step(zero_grad="keep")
+    apart = fields(schedule=(paused, kept, paused, paused, kept))
+    for way in (PLAIN, VIEW):
         for world_size in (2, 3):
-            schedule = (Step(), only_local, only_local, Step(local_backwards=1))
-            yield _scenario(
-                "ACCUM-10", f"local-optimizer{suffix}", "train", world_size, model="mlp", options=options,
-                schedule=schedule,
-            )  # fmt: skip
-            paused = Step(local_backwards=1, synchronised=False, optimizer=False)
-            schedule = (paused, Step(zero_grad="keep"), paused, paused, Step(zero_grad="keep"))
-            yield _scenario(
-                "ACCUM-08", f"steps-apart{suffix}", "train", world_size, model="mlp", options=options,
-                schedule=schedule,
-            )  # fmt: skip
+            yield from _grid("ACCUM-10", "local-optimizer", "train", world_size, mlp.named(""), way, stepping)
+            yield from _grid("ACCUM-08", "steps-apart", "train", world_size, mlp.named(""), way, apart)
 
 
 def _in_between() -> Iterator[Scenario]:
@@ -119,20 +97,14 @@ def _in_between() -> Iterator[Scenario]:
     for how in ACTIONS["no_sync"]:
         for forward in ("plain", "eval_mode"):
             actions = (Action("forward", forward), Action("no_sync", how), Action("backward", "together"))
-            for suffix, options in _VARIANTS:
-                for world_size in (2, 3):
-                    slug = f"in-between-{how}-{forward}{suffix}".replace("_", "-")
-                    yield _composed(slug, world_size, options, *actions)
-        for suffix, options in _VARIANTS:
-            slug = f"after-failure-{how}{suffix}".replace("_", "-")
-            yield _composed(slug, 2, options, Action("fail", "backward"), Action("no_sync", how))
+            yield from _composed(f"in-between-{how}-{forward}", (2, 3), *actions)
+        yield from _composed(f"after-failure-{how}", 2, Action("fail", "backward"), Action("no_sync", how))
 
 
-def _composed(slug: str, world_size: int, options: dict[str, Any], *actions: Action) -> Scenario:
-    last = Block(when="even_forwards" if options.get("find_unused_parameters") else "always")
-    # A loss of two outputs reaches one of them before the failure.
-    training = Training((last, Block()), output="dict", actions=actions)
-    return _scenario(
-        "ACCUM-12", slug, "composed", world_size, options=options, arguments=training.to_json(), min_collectives=0,
-        deadline_s=8.0,
-    )  # fmt: skip
+def _composed(slug: str, worlds: Worlds, *actions: Action) -> Iterator[Scenario]:
+    for way in _VARIANTS:
+        last = Block(when="even_forwards" if way is UNUSED else "always")
+        # A loss of two outputs reaches one of them before the failure.
+        training = Training((last, Block()), output="dict", actions=actions).to_json()
+        silent = ENDS_SOON | fields(min_collectives=0)
+        yield from _grid("ACCUM-12", dashed(slug), "composed", worlds, way, silent, arguments=training)

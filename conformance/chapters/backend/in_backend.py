@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
+from conformance.chapters.grid import Grid, Worlds
+from conformance.chapters.variants import ENDS_SOON, Variant, arguments, each, fields
 from conformance.programs.operations.cell import Cell, distinct
 from conformance.scenario import Scenario
 
-#: Ranks that wait for what does not come are ended after so many seconds without progress; each cell is progress.
-DEADLINE_S = 8.0
 #: So many cells at most are in one scenario: a cell that hangs costs those behind it.
 MOST_CELLS = 40
 
 
-class InChapter:
+def every_cell(operations: Iterable[str], dtypes: Iterable[str], **axes: Any) -> list[Cell]:
+    """Return a cell for each combination, the last axis varying fastest; what is no tuple is the same for all."""
+    values = [value if isinstance(value, tuple) else (value,) for value in axes.values()]
+    return [
+        Cell(operation, dtype, **dict(zip(axes, chosen, strict=True)))
+        for operation, dtype, *chosen in product(operations, dtypes, *values)
+    ]
+
+
+class BackendGrid(Grid):
     """Makes the scenarios of one chapter. They are not recorded: nothing stands between torch and the backend."""
 
     def __init__(self, chapter: str) -> None:
         """Take the chapter's name."""
-        self._chapter = chapter
+        super().__init__(chapter, ENDS_SOON | fields(recorded=False, min_collectives=0))
 
-    def scenario(
-        self, requirement: str, slug: str, program: str, world_size: int, *, also: tuple[str, ...] = (), **rest: Any
-    ) -> Scenario:
-        """Return the scenario `<chapter>/<requirement>/<slug>-world<world_size>`; it also tests those in `also`."""
-        rest.setdefault("deadline_s", DEADLINE_S)
-        return Scenario(
-            id=f"{self._chapter}/{requirement}/{slug}-world{world_size}", requirements=(requirement, *also),
-            program=program, world_size=world_size, recorded=False, min_collectives=0, **rest,
-        )  # fmt: skip
+    def disagreements(self, requirement: str, about: str, worlds: Worlds) -> Iterator[Scenario]:
+        """Yield scenarios in which ranks disagree about a collective."""
+        operations = each("operation", ("all_reduce", "broadcast", "all_gather"))
+        given = arguments(about=about) | Variant(needs=("timeouts",))
+        yield from self(requirement, "", "ranks_that_disagree", worlds, operations, given)
 
     def cells(
         self,
@@ -62,9 +67,9 @@ class InChapter:
                     names[slug] = names.get(slug, 0) + 1
                     if names[slug] > 1:
                         slug += f"-part{names[slug]}"
-                    arguments: dict[str, Any] = {"cells": [cell.to_json() for cell in part]}
+                    given: dict[str, Any] = {"cells": [cell.to_json() for cell in part]}
                     if refusable:
-                        arguments["refusable"] = True
-                    yield self.scenario(
-                        requirement, slug, "operation_cells", world_size, also=also, needs=needs, arguments=arguments
+                        given["refusable"] = True
+                    yield from self(
+                        requirement, slug, "operation_cells", world_size, also=also, needs=needs, arguments=given
                     )

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Grid
+from conformance.chapters.variants import (
+    LOCAL_BUFFERS,
+    PLAIN,
+    UNUSED,
+    VIEW,
+    arguments,
+    each,
+    model,
+    models,
+    options,
+)
 from conformance.scenario import Scenario, Step
 
-_scenario = in_chapter("buffers")
+_grid = Grid("buffers")
 
-_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
-_FIND: dict[str, Any] = {"find_unused_parameters": True}
-_IGNORED = {"root": ("table", "count"), "child": ("state.mask", "state.hidden", "state.turned")}
+_VARIANTS = (PLAIN, VIEW, UNUSED)
+_OFF = LOCAL_BUFFERS.named("off")
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -25,35 +34,29 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _drifting() -> Iterator[Scenario]:
-    for world_size in (1, 2, 3, 4):
-        scenario = _scenario("BUFFER-01", "every-kind", "buffer_sync", world_size)
-        yield scenario.replace(requirements=("BUFFER-01", "BUFFER-02"))
+    yield from _grid("BUFFER-01", "every-kind", "buffer_sync", (1, 2, 3, 4), also=("BUFFER-02",))
+    yield from _grid("BUFFER-02", "dtypes-left-out", "uncarried_buffers", (2, 3), min_collectives=0)
+    explicit = options("explicit", forward_sync_buffers=True)
+    yield from _grid("BUFFER-01", "", "buffer_sync", 2, (VIEW, UNUSED, explicit))
+    ignored = (
+        arguments("ignored-root", ignored=["table", "count"]),
+        arguments("ignored-child", ignored=["state.mask", "state.hidden", "state.turned"]),
+    )
+    unsynchronised = options("off", broadcast_buffers=False)
     for world_size in (2, 3):
-        yield _scenario("BUFFER-02", "dtypes-left-out", "uncarried_buffers", world_size, min_collectives=0)
-    for slug, options in (("view", _VIEW), ("unused", _FIND), ("explicit", {"forward_sync_buffers": True})):
-        yield _scenario("BUFFER-01", slug, "buffer_sync", 2, options=options)
-    for world_size in (2, 3):
-        yield _scenario("BUFFER-04", "off", "buffer_sync", world_size, options={"forward_sync_buffers": False})
-        yield _scenario("BUFFER-05", "off", "buffer_sync", world_size, options={"broadcast_buffers": False})
-        for slug, names in _IGNORED.items():
-            yield _scenario(
-                "BUFFER-07", f"ignored-{slug}", "buffer_sync", world_size, arguments={"ignored": list(names)},
-                needs=("ignored_parameters",),
-            )  # fmt: skip
-        yield _scenario("BUFFER-08", "replaced", "buffer_sync", world_size, arguments={"replaces": True})
-    both = {"broadcast_buffers": False, "forward_sync_buffers": True}
-    yield _scenario("BUFFER-06", "both-given", "buffer_sync", 2, options=both)
-    for options in ({}, {"forward_sync_buffers": False}):
-        slug = "asked-off" if options else "asked"
-        yield _scenario("BUFFER-10", slug, "buffer_sync", 2, options=options, arguments={"asks": True})
-        slug = "announced-off" if options else "announced"
-        yield _scenario("BUFFER-10", slug, "announced_buffers", 2, options=options, needs=("no_sync",))
-    yield _scenario("BUFFER-10", "announced-none", "announced_buffers", 2, arguments={"none": True}, needs=("no_sync",))
-    for world_size in (2, 4):
-        yield _scenario("BUFFER-11", "eval", "buffer_sync", world_size, arguments={"mode": "eval"})
-    for world_size in (1, 2):
-        aspect = {"aspect": "deprecated_broadcast"}
-        yield _scenario("BUFFER-06", "warning", "wrapper_surface", world_size, arguments=aspect)
+        yield from _grid("BUFFER-04", "", "buffer_sync", world_size, _OFF)
+        yield from _grid("BUFFER-05", "", "buffer_sync", world_size, unsynchronised)
+        yield from _grid("BUFFER-07", "", "buffer_sync", world_size, ignored, needs=("ignored_parameters",))
+        yield from _grid("BUFFER-08", "replaced", "buffer_sync", world_size, arguments(replaces=True))
+    both = options("both-given", broadcast_buffers=False, forward_sync_buffers=True)
+    yield from _grid("BUFFER-06", "", "buffer_sync", 2, both)
+    for way in (PLAIN, _OFF):
+        yield from _grid("BUFFER-10", "asked", "buffer_sync", 2, way, arguments(asks=True))
+        yield from _grid("BUFFER-10", "announced", "announced_buffers", 2, way, needs=("no_sync",))
+    nothing = arguments("announced-none", none=True)
+    yield from _grid("BUFFER-10", "", "announced_buffers", 2, nothing, needs=("no_sync",))
+    yield from _grid("BUFFER-11", "", "buffer_sync", (2, 4), each("mode", ["eval"]))
+    yield from _grid("BUFFER-06", "warning", "wrapper_surface", (1, 2), arguments(aspect="deprecated_broadcast"))
 
 
 def _due() -> Iterator[Scenario]:
@@ -62,57 +65,30 @@ def _due() -> Iterator[Scenario]:
         "first-local": "local synchronised synchronised local synchronised",
         "evaluated": "synchronised no_grad no_grad synchronised local no_grad synchronised local",
     }
-    ways: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
-        ("", 2, "train", {}), ("", 3, "train", {}), ("-eval", 2, "eval", {}), ("-view", 2, "train", _VIEW),
-        ("-unused", 2, "train", _FIND),
-    )  # fmt: skip
-    for slug, order in orders.items():
-        for suffix, world_size, mode, options in ways:
-            yield _scenario(
-                "BUFFER-13", f"{slug}{suffix}", "due_buffers", world_size, options=options, needs=("no_sync",),
-                arguments={"forwards": order.split(), "mode": mode},
-            )  # fmt: skip
+    forwards = [arguments(slug, forwards=order.split()) for slug, order in orders.items()]
+    training = arguments(mode="train")
+    ways = (training.at(2, 3), arguments("eval", mode="eval"), training | VIEW, training | UNUSED)
+    yield from _grid("BUFFER-13", "", "due_buffers", 2, forwards, ways, needs=("no_sync",))
 
 
 def _autograd() -> Iterator[Scenario]:
-    for suffix, options in (("", {}), ("-view", _VIEW), ("-unused", _FIND)):
-        for forwards, world_size in ((1, 2), (2, 2), (2, 3), (3, 2)):
-            yield _scenario(
-                "BUFFER-03", f"saved-{forwards}-forwards{suffix}", "saved_buffer", world_size, options=options,
-                arguments={"forwards": forwards},
-            )  # fmt: skip
-        for world_size in (2, 3):
-            yield _scenario(
-                "BUFFER-03", f"batchnorm-2-forwards{suffix}", "forwards_before_backward", world_size, options=options,
-                model="batchnorm_mlp", arguments={"forwards": 2},
-            )  # fmt: skip
-    yield _scenario(
-        "BUFFER-03", "cnn-3-forwards", "forwards_before_backward", 2, model="cnn", arguments={"forwards": 3}
-    )
+    one, two, three = (arguments(f"{count}-forwards", forwards=count) for count in (1, 2, 3))
+    norm, cnn = model("batchnorm_mlp").named("batchnorm"), model("cnn")
+    for way in _VARIANTS:
+        yield from _grid("BUFFER-03", "saved", "saved_buffer", 2, (one, two.at(2, 3), three), way)
+        yield from _grid("BUFFER-03", "", "forwards_before_backward", (2, 3), norm, two, way)
+    yield from _grid("BUFFER-03", "", "forwards_before_backward", 2, cnn, three)
 
 
 def _silence() -> Iterator[Scenario]:
-    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("no_buffers", {}), ("ignored", {}), ("off", {"forward_sync_buffers": False}),
-    )  # fmt: skip
-    for kind, options in kinds:
-        for world_size in (2, 3):
-            slug = kind.replace("_", "-")
-            yield _scenario("BUFFER-09", slug, "silent_forward", world_size, options=options, arguments={"kind": kind})
+    nothing, ignored, off = each("kind", ("no_buffers", "ignored", "off"))
+    kinds = (nothing, ignored, off | LOCAL_BUFFERS.named(""))
+    yield from _grid("BUFFER-09", "", "silent_forward", (2, 3), kinds)
 
 
 def _batch_norm() -> Iterator[Scenario]:
-    schedule = (Step(), Step(), Step(), Step())
-    for model in ("batchnorm_mlp", "cnn"):
-        slug = model.replace("_", "-")
-        for world_size in (1, 2, 3, 4):
-            yield _scenario("BUFFER-12", slug, "train", world_size, model=model, schedule=schedule)
-        variants = [("view", _VIEW), ("off", {"forward_sync_buffers": False})]
-        if model == "batchnorm_mlp":
-            variants.append(("unused", _FIND))
-        for suffix, options in variants:
-            yield _scenario(
-                "BUFFER-12", f"{slug}-{suffix}", "train", 2, model=model, schedule=schedule, options=options
-            )
-        for world_size in (2, 3):
-            yield _scenario("BUFFER-11", f"evaluation-{slug}", "evaluation", world_size, model=model)
+    schedule = (Step(),) * 4
+    norm, cnn = models("batchnorm_mlp", "cnn")
+    for normalising, ways in ((norm, (VIEW, _OFF, UNUSED)), (cnn, (VIEW, _OFF))):
+        yield from _grid("BUFFER-12", "", "train", 2, normalising, (PLAIN.at(1, 2, 3, 4), *ways), schedule=schedule)
+        yield from _grid("BUFFER-11", "evaluation", "evaluation", (2, 3), normalising)

@@ -5,27 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Axis, Grid, Worlds
+from conformance.chapters.variants import (
+    LOCAL_BUFFERS,
+    PLAIN,
+    STATIC,
+    UNUSED,
+    VIEW,
+    Variant,
+    arguments,
+    capped,
+    fields,
+    options,
+)
 from conformance.scenario import Scenario
 
-_of_chapter = in_chapter("devices")
+_grid = Grid("devices", Variant(needs=("streams",)))
 
-_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
-_TINY: dict[str, Any] = {"bucket_cap_mb": 0.00002}
-_STATIC: dict[str, Any] = {"static_graph": True}
-_UNUSED: dict[str, Any] = {"find_unused_parameters": True}
-_LOCAL_BUFFERS: dict[str, Any] = {"forward_sync_buffers": False}
-_HALF: dict[str, Any] = {"mixed_precision": {"param_dtype": "float16"}}
-_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("plain", {}),
-    ("view", _VIEW),
-    ("tiny-buckets", _TINY),
-    ("tiny-view", {**_TINY, **_VIEW}),
-    ("static", _STATIC),
-)
-_FEW = _OPTIONS[0::3]  # plain, tiny-view
-#: Options that a subject must declare.
-_DECLARED = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "mixed_precision")
+
+def _declared(variant: Variant) -> Variant:
+    """Return `variant` for subjects that declare its option."""
+    return variant | Variant(needs=tuple(variant.options))
+
+
+_PLAIN = PLAIN.named("plain")
+_VIEW, _STATIC, _UNUSED = _declared(VIEW), _declared(STATIC), _declared(UNUSED)
+_HALF = _declared(options(mixed_precision={"param_dtype": "float16"}))
+_TINY = capped("tiny", 0.00002)
+_TINY_VIEW = _TINY | _VIEW
+_ALL = (_PLAIN, _VIEW, _TINY.named("tiny-buckets"), _TINY_VIEW, _STATIC)
+_FEW = (_PLAIN, _TINY_VIEW)
+
+#: On which streams the training runs.
+_SIDE = arguments("side", place="side")
+_DEFAULT_OR_SIDE = (PLAIN, _SIDE)
+_DEFAULT_OR_SIDE_EACH = (PLAIN, arguments("side", place="side_each"))
+_IN_BACKWARD = Variant(arguments={"optimizer": "in_backward"}, needs=("optimizer_in_backward",))
+
+
+def _hook(name: str) -> Variant:
+    return Variant(arguments={"hook": name}, needs=("comm_hook",))
+
+
+def _no_sync(local: int) -> Variant:
+    return Variant(arguments={"local": local}, needs=("no_sync",))
+
+
+def _train(requirement: str, slug: str, worlds: Worlds, *axes: Axis, **given: Any) -> Iterator[Scenario]:
+    yield from _grid(requirement, slug, "on_streams", worlds, *axes, arguments=given)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -39,172 +66,133 @@ def scenarios() -> Iterator[Scenario]:
         yield from _waits(world_size)
         yield from _overlap(world_size)
         yield from _places(world_size)
-    for slug, options in (*_FEW, ("static", _STATIC)):
-        yield _training("DEV-42", slug, 4, options)
-        yield _training("DEV-42", f"side-{slug}", 4, options, place="side")
+    for way in (*_FEW, _STATIC):
+        yield from _train("DEV-42", "", 4, _DEFAULT_OR_SIDE, way)
     yield from _memory()
 
 
 def _streams(world_size: int) -> Iterator[Scenario]:
-    for slug, options in _OPTIONS:
-        for requirement, place in (("DEV-01", "default"), ("DEV-02", "side"), ("DEV-02", "side_each")):
-            yield _training(requirement, f"{place}-{slug}", world_size, options, place=place)
-        yield _training("DEV-03", slug, world_size, options, counts=0)
-        yield _training("DEV-03", f"side-{slug}", world_size, options, counts=0, place="side")
-        yield _training("DEV-03", f"no-sync-{slug}", world_size, options, counts=0, local=1)
-        yield _training("DEV-01", f"no-sync-{slug}", world_size, options, local=2)
-        yield _training("DEV-08", slug, world_size, options, churns=True)
-        yield _training("DEV-08", f"side-{slug}", world_size, options, churns=True, place="side_each")
+    side_each = arguments("side_each", place="side_each")
+    for way in _ALL:
+        yield from _train("DEV-01", "", world_size, arguments("default", place="default"), way)
+        yield from _train("DEV-02", "", world_size, (_SIDE, side_each), way)
+        yield from _train("DEV-03", "", world_size, _DEFAULT_OR_SIDE, way, counts=0)
+        yield from _train("DEV-03", "no-sync", world_size, way, _no_sync(1), counts=0)
+        yield from _train("DEV-01", "no-sync", world_size, way, _no_sync(2))
+        yield from _train("DEV-08", "", world_size, _DEFAULT_OR_SIDE_EACH, way, churns=True)
         if world_size > 1:
-            yield _training("DEV-06", slug, world_size, options, hook="divides")
-            yield _training("DEV-06", f"side-{slug}", world_size, options, hook="divides", place="side")
-            yield _training("DEV-07", slug, world_size, options, buffers=True)
-            yield _training("DEV-07", f"side-{slug}", world_size, options, buffers=True, place="side_each")
-            if "bucket_cap_mb" in options:
-                yield _training("DEV-05", slug, world_size, options, traces="launches_early")
-    for place in ("default", "side"):
-        yield _training("DEV-04", place, world_size, _UNUSED, counts=0, place=place)
-        yield _training("DEV-04", f"{place}-spare", world_size, _UNUSED, counts=1, place=place, spare=True)
-        yield _training("DEV-04", f"{place}-view", world_size, {**_UNUSED, **_VIEW}, counts=0, place=place)
+            yield from _train("DEV-06", "", world_size, _DEFAULT_OR_SIDE, way, _hook("divides"))
+            yield from _train("DEV-07", "", world_size, _DEFAULT_OR_SIDE_EACH, way, buffers=True)
+            if "bucket_cap_mb" in way.options:
+                yield from _train("DEV-05", "", world_size, way, traces="launches_early")
+    searching = _UNUSED.named("")
+    ways = (
+        searching | arguments(counts=0),
+        searching | arguments("spare", counts=1, spare=True),
+        _VIEW | searching | arguments(counts=0),
+    )
+    yield from _train("DEV-04", "", world_size, [arguments(place, place=place) for place in ("default", "side")], ways)
 
 
 def _user_streams(world_size: int) -> Iterator[Scenario]:
-    for slug, options in (*_FEW, ("unused", _UNUSED)):
-        yield _training("DEV-09", slug, world_size, options, forks=True)
-        yield _training("DEV-09", f"side-{slug}", world_size, options, forks=True, place="side_each")
-        yield _training("DEV-10", slug, world_size, options, turns=True)
-        yield _training("DEV-11", slug, world_size, options, local=2, apart=True)
-        yield _training("DEV-12", slug, world_size, options, wraps=True)
-        yield _training("DEV-12", f"side-{slug}", world_size, options, wraps=True, place="side")
-        yield _training("DEV-13", slug, world_size, options, guards=True)
-        yield _training("DEV-13", f"side-{slug}", world_size, options, guards=True, place="side_each", forks=True)
+    for way in (*_FEW, _UNUSED):
+        yield from _train("DEV-09", "", world_size, _DEFAULT_OR_SIDE_EACH, way, forks=True)
+        yield from _train("DEV-10", "", world_size, way, turns=True)
+        yield from _train("DEV-11", "", world_size, way, _no_sync(2), apart=True)
+        yield from _train("DEV-12", "", world_size, _DEFAULT_OR_SIDE, way, wraps=True)
+        guarded = (PLAIN, arguments("side", place="side_each", forks=True))
+        yield from _train("DEV-13", "", world_size, guarded, way, guards=True)
 
 
 def _hooks(world_size: int) -> Iterator[Scenario]:
     for requirement, hook in (("DEV-14", "reads"), ("DEV-15", "chains"), ("DEV-16", "completes"), ("DEV-17", "fp16")):
-        for slug, options in _FEW:
-            yield _training(requirement, slug, world_size, options, hook=hook)
-            yield _training(requirement, f"side-{slug}", world_size, options, hook=hook, place="side")
-    for slug, options in _FEW:
-        yield _training("DEV-18", slug, world_size, options, listens=True)
-        yield _training("DEV-22", slug, world_size, options, buffer_hook="sums")
+        for way in _FEW:
+            yield from _train(requirement, "", world_size, _DEFAULT_OR_SIDE, way, _hook(hook))
+    for way in _FEW:
+        yield from _train("DEV-18", "", world_size, way, listens=True)
+        yield from _train("DEV-22", "", world_size, way, buffer_hook="sums")
 
 
 def _features(world_size: int) -> Iterator[Scenario]:
-    for slug, options in _FEW:
-        yield _training("DEV-19", slug, world_size, options, optimizer="sgd")
-        yield _training("DEV-19", f"side-{slug}", world_size, options, optimizer="sgd", place="side_each")
-        yield _training("DEV-20", slug, world_size, options, optimizer="in_backward")
-        yield _training("DEV-20", f"side-{slug}", world_size, options, optimizer="in_backward", place="side")
-        yield _training("DEV-21", slug, world_size, {**options, **_HALF})
-        yield _training("DEV-21", f"side-{slug}", world_size, {**options, **_HALF}, place="side")
-        yield _training("DEV-21", f"sgd-{slug}", world_size, {**options, **_HALF}, optimizer="sgd")
-    for slug, arguments in (("early", {}), ("by-active", {"divide_by_initial_world_size": False})):
-        yield _of_chapter(
-            "DEV-23", slug, "uneven_training", world_size, model="mlp", needs=("streams", "join"),
-            arguments={"num_inputs": [1, 3, 2][:world_size], **arguments},
-        )  # fmt: skip
-    for slug, options in (("plain", {}), ("unused", _UNUSED)):
-        yield _of_chapter(
-            "DEV-51", slug, "dropped_backward", world_size, options=options, needs=_needs(options, {}),
-            min_collectives=0, deadline_s=5.0,
-        )  # fmt: skip
-    for slug, side in (("plain", False), ("side", True)):
-        yield _of_chapter("DEV-31", slug, "synchronised_norm", world_size, needs=("streams",), arguments={"side": side})
-        yield _of_chapter(
-            "DEV-32", slug, "synchronised_norm", world_size, needs=("streams",), arguments={"side": side, "counts": 0}
-        )
-        yield _of_chapter(
-            "DEV-50", slug, "synchronised_norm", world_size, needs=("streams",),
-            arguments={"side": side, "counts": 0, "own": True},
-        )  # fmt: skip
+    sgd = arguments("sgd", optimizer="sgd")
+    for way in _FEW:
+        yield from _train("DEV-19", "", world_size, _DEFAULT_OR_SIDE_EACH, way, optimizer="sgd")
+        yield from _train("DEV-20", "", world_size, _DEFAULT_OR_SIDE, way, _IN_BACKWARD)
+        yield from _train("DEV-21", "", world_size, (*_DEFAULT_OR_SIDE, sgd), way, _HALF)
+    divisors = (PLAIN.named("early"), arguments("by-active", divide_by_initial_world_size=False))
+    inputs = arguments(num_inputs=[1, 3, 2][:world_size])
+    yield from _grid("DEV-23", "", "uneven_training", world_size, divisors, inputs, model="mlp", needs=("join",))
+    dropped = fields(min_collectives=0, deadline_s=5.0)
+    yield from _grid("DEV-51", "", "dropped_backward", world_size, (_PLAIN, _UNUSED), dropped)
+    for place in (arguments("plain", side=False), arguments("side", side=True)):
+        yield from _grid("DEV-31", "", "synchronised_norm", world_size, place)
+        yield from _grid("DEV-32", "", "synchronised_norm", world_size, place, arguments(counts=0))
+        yield from _grid("DEV-50", "", "synchronised_norm", world_size, place, arguments(counts=0, own=True))
 
 
 def _waits(world_size: int) -> Iterator[Scenario]:
-    for slug, options in _FEW:
-        yield _training("DEV-24", slug, world_size, {**options, **_LOCAL_BUFFERS}, counts=0, joins=True)
-        yield _training("DEV-25", slug, world_size, {**options, **_HALF}, counts=0)
-        yield _training("DEV-26", slug, world_size, options, counts=0, hook="chains")
-        yield _training("DEV-27", slug, world_size, options, counts=0, optimizer="in_backward")
-        yield _training("DEV-28", slug, world_size, options, counts=0, buffers=True)
-        yield _training("DEV-29", slug, world_size, {**options, **_STATIC}, counts=0, spare=True)
-        yield _training("DEV-30", slug, world_size, options, counts=0, logs=True)
+    joined = LOCAL_BUFFERS.named("") | Variant(arguments={"joins": True}, needs=("join",))
+    logged = Variant(arguments={"logs": True}, needs=("logging_data",))
+    for way in _FEW:
+        yield from _train("DEV-24", "", world_size, way, joined, counts=0)
+        yield from _train("DEV-25", "", world_size, way, _HALF, counts=0)
+        yield from _train("DEV-26", "", world_size, way, _hook("chains"), counts=0)
+        yield from _train("DEV-27", "", world_size, way, _IN_BACKWARD, counts=0)
+        yield from _train("DEV-28", "", world_size, way, counts=0, buffers=True)
+        yield from _train("DEV-29", "", world_size, way, _STATIC.named(""), counts=0, spare=True)
+        yield from _train("DEV-30", "", world_size, way, logged, counts=0)
 
 
 def _overlap(world_size: int) -> Iterator[Scenario]:
-    for slug, options in (("tiny", {}), ("view", _VIEW), ("unused", _UNUSED), ("static", _STATIC)):
-        tiny = {**_TINY, **options}
-        yield _training("DEV-48", slug, world_size, tiny, traces="late")
-        yield _training("DEV-49", slug, world_size, tiny, traces="waits_early")
-    yield _training("DEV-48", "hook", world_size, _TINY, traces="late", hook="divides")
-    yield _training("DEV-48", "no-sync", world_size, _TINY, traces="late", local=1)
-    yield _training("DEV-49", "hook", world_size, _TINY, traces="waits_early", hook="divides")
+    tiny = _TINY.named("")
+    for way in (_TINY, tiny | _VIEW, tiny | _UNUSED, tiny | _STATIC):
+        yield from _train("DEV-48", "", world_size, way, traces="late")
+        yield from _train("DEV-49", "", world_size, way, traces="waits_early")
+    yield from _train("DEV-48", "hook", world_size, tiny, _hook("divides"), traces="late")
+    yield from _train("DEV-48", "no-sync", world_size, tiny, _no_sync(1), traces="late")
+    yield from _train("DEV-49", "hook", world_size, tiny, _hook("divides"), traces="waits_early")
 
 
 def _places(world_size: int) -> Iterator[Scenario]:
-    for slug, options in _FEW:
-        for requirement, name, arguments in _PLACES:
-            yield _of_chapter(
-                requirement, f"{name}-{slug}", "on_devices", world_size, options=options,
-                needs=_needs(options, arguments), arguments=arguments,
-                min_collectives=0 if "refused" in arguments else 1,
-            )  # fmt: skip
+    for way in _FEW:
+        for requirement, place in _PLACES:
+            least = fields(min_collectives=0 if "refused" in place.arguments else 1)
+            yield from _grid(requirement, "", "on_devices", world_size, place, way, least)
 
 
-_PLACES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("DEV-33", "host", {"inputs": "host"}),
-    ("DEV-33", "nested", {"inputs": "host", "nested": True}),
-    ("DEV-33", "current", {"inputs": "host", "nested": True, "current": "other"}),
-    ("DEV-34", "host", {"inputs": "host", "ids": "none"}),
-    ("DEV-34", "here", {"inputs": "here", "ids": "none"}),
-    ("DEV-35", "other", {"inputs": "host", "ids": "other"}),
-    ("DEV-35", "from-here", {"inputs": "here", "ids": "other"}),
-    ("DEV-36", "host", {"inputs": "host", "reused": True}),
-    ("DEV-36", "pinned", {"inputs": "pinned", "reused": True}),
-    ("DEV-36", "side", {"inputs": "pinned", "reused": True, "side": True}),
-    ("DEV-37", "plain", {"inputs": "other"}),
-    ("DEV-37", "side", {"inputs": "other", "side": True}),
-    ("DEV-38", "plain", {"layers": "other", "ids": "none"}),
-    ("DEV-38", "side", {"layers": "other", "ids": "none", "side": True}),
-    ("DEV-39", "module", {"layers": "other", "ids": "here", "refused": True}),
-    ("DEV-39", "ids", {"ids": "both", "refused": True}),
-    ("DEV-40", "plain", {"current": "other"}),
-    ("DEV-40", "side", {"current": "other", "side": True, "inputs": "host"}),
-    ("DEV-41", "plain", {"elsewhere": True, "inputs": "host"}),
-    ("DEV-41", "current", {"elsewhere": True, "current": "other"}),
-    ("DEV-43", "plain", {"host_buffer": True}),
-    ("DEV-43", "side", {"host_buffer": True, "side": True}),
+_PLACES = (
+    ("DEV-33", arguments("host", inputs="host")),
+    ("DEV-33", arguments("nested", inputs="host", nested=True)),
+    ("DEV-33", arguments("current", inputs="host", nested=True, current="other")),
+    ("DEV-34", arguments("host", inputs="host", ids="none")),
+    ("DEV-34", arguments("here", inputs="here", ids="none")),
+    ("DEV-35", arguments("other", inputs="host", ids="other")),
+    ("DEV-35", arguments("from-here", inputs="here", ids="other")),
+    ("DEV-36", arguments("host", inputs="host", reused=True)),
+    ("DEV-36", arguments("pinned", inputs="pinned", reused=True)),
+    ("DEV-36", arguments("side", inputs="pinned", reused=True, side=True)),
+    ("DEV-37", arguments("plain", inputs="other")),
+    ("DEV-37", arguments("side", inputs="other", side=True)),
+    ("DEV-38", arguments("plain", layers="other", ids="none")),
+    ("DEV-38", arguments("side", layers="other", ids="none", side=True)),
+    ("DEV-39", arguments("module", layers="other", ids="here", refused=True)),
+    ("DEV-39", arguments("ids", ids="both", refused=True)),
+    ("DEV-40", arguments("plain", current="other")),
+    ("DEV-40", arguments("side", current="other", side=True, inputs="host")),
+    ("DEV-41", arguments("plain", elsewhere=True, inputs="host")),
+    ("DEV-41", arguments("current", elsewhere=True, current="other")),
+    ("DEV-43", arguments("plain", host_buffer=True)),
+    ("DEV-43", arguments("side", host_buffer=True, side=True)),
 )
 
 
 def _memory() -> Iterator[Scenario]:
-    small = {"bucket_cap_mb": 0.02}  # one layer each
-    for slug, more in (("plain", {}), ("view", _VIEW), ("static", _STATIC), ("unused", _UNUSED)):
-        options = {**small, **more}
+    one_layer_each = capped("", 0.02)
+    unrecorded = fields(recorded=False)  # a recorder keeps works, and works keep tensors
+    for way in (_PLAIN, _VIEW, _STATIC, _UNUSED):
         for requirement, asks in (("DEV-44", "over_torch"), ("DEV-46", "growth"), ("DEV-47", "left")):
-            yield _remembering(requirement, slug, options, asks)
-    for slug, options in (("plain", _VIEW), ("tiny", {**_TINY, **_VIEW}), ("unused", {**_UNUSED, **_VIEW})):
-        yield _remembering("DEV-45", slug, options, "beside_gradients")
-
-
-def _remembering(requirement: str, slug: str, options: dict[str, Any], asks: str) -> Scenario:
-    return _of_chapter(
-        requirement, slug, "device_memory", 2, options=options, needs=_needs(options, {}), arguments={"asks": asks},
-        recorded=False,  # a recorder keeps works, and works keep tensors
-    )  # fmt: skip
-
-
-def _training(requirement: str, slug: str, world_size: int, options: dict[str, Any], **arguments: Any) -> Scenario:
-    return _of_chapter(
-        requirement, slug, "on_streams", world_size, options=options, needs=_needs(options, arguments),
-        arguments=arguments,
-    )  # fmt: skip
-
-
-def _needs(options: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, ...]:
-    needs = ["streams", *(name for name in _DECLARED if name in options)]
-    named = {"hook": "comm_hook", "local": "no_sync", "joins": "join", "logs": "logging_data"}
-    needs += [capability for name, capability in named.items() if name in arguments]
-    if arguments.get("optimizer") == "in_backward":
-        needs.append("optimizer_in_backward")
-    return tuple(needs)
+            asked = arguments(asks=asks)
+            yield from _grid(requirement, "", "device_memory", 2, one_layer_each, way, asked, unrecorded)
+    in_buckets = _VIEW.named("")
+    ways = (in_buckets.named("plain"), in_buckets | _TINY, in_buckets | _UNUSED)
+    yield from _grid("DEV-45", "", "device_memory", 2, ways, arguments(asks="beside_gradients"), unrecorded)

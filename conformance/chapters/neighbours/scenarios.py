@@ -5,29 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.neighbours.company import GROUPS, LAYOUTS, LOCAL, UNUSED
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, PLACES
+from conformance.chapters.variants import (
+    ENDS_SOON,
+    PLAIN,
+    STATIC,
+    VIEW,
+    arguments,
+    capped,
+    dashed,
+    each,
+    options,
+)
+from conformance.chapters.variants import UNUSED as FIND
 from conformance.scenario import Scenario
 
-_of_chapter = in_chapter("neighbours")
+_grid = Grid("neighbours", ENDS_SOON)
 
-_FIND: dict[str, Any] = {"find_unused_parameters": True}
 #: Every pair of layers is a bucket, or every two pairs are, or all are one.
-_BUCKETS: Mapping[str, dict[str, Any]] = {
-    "": {"bucket_cap_mb": PAIR_BYTES / 2**20}, "-two-pairs": {"bucket_cap_mb": 2 * PAIR_BYTES / 2**20}, "-whole": {},
-}  # fmt: skip
-_OPTIONS: Mapping[str, dict[str, Any]] = {
-    "plain": {},
-    "find": _FIND,
-    "view": {**_FIND, "gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "static-find": {"static_graph": True, **_FIND},
-    "wide": {**_FIND, "mixed_precision": {"param_dtype": "float64", "reduce_dtype": "float64"}},
-}
-_DEADLINE_S = 8.0
+_PAIR = capped("", PAIR_BYTES / 2**20)
+_TWO_PAIRS = capped("two-pairs", 2 * PAIR_BYTES / 2**20)
+_WHOLE = PLAIN.named("whole")
+_BUCKETS = (_PAIR, _TWO_PAIRS, _WHOLE)
+_PLAIN, _FIND, _STATIC = PLAIN.named("plain"), FIND.named("find"), STATIC
+_WIDE = options("wide", mixed_precision={"param_dtype": "float64", "reduce_dtype": "float64"})
+_SEARCHING = FIND.named("")
+_KINDS = (_PLAIN, _FIND, VIEW | _SEARCHING, _STATIC, _STATIC | _FIND, _WIDE | _SEARCHING)
+#: What wrappers in groups of their own leave unused, and the search that it needs.
+_USED_OR_LATER = (arguments("none", unused="none"), arguments("later", unused="later") | _SEARCHING)
+
+
+def _beside(requirement: str, slug: str, worlds: Worlds, *axes: Axis, **rest: Any) -> Iterator[Scenario]:
+    """Yield scenarios of program `company`, which need what their options and arguments name."""
+    for scenario in _grid(requirement, slug, "company", worlds, *axes, **rest):
+        yield scenario.replace(needs=_needs(scenario.options, scenario.arguments))
+
+
+def _needs(given: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, ...]:
+    needs = {name for name, value in {**given, **(asked.get("others") or {})}.items() if value is True}
+    needs |= {"no_sync"} if asked.get("local", "none") != "none" else set()
+    needs |= {"comm_hook"} if asked.get("hook", "none") != "none" else set()
+    needs |= {"optimizer_in_backward"} if asked.get("optimizer") == "in_backward" else set()
+    needs |= {"mixed_precision"} if "mixed_precision" in given else set()
+    return tuple(sorted(needs))
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -41,123 +65,73 @@ def scenarios() -> Iterator[Scenario]:
     yield from _crossed()
 
 
-def _scenario(
-    requirement: str, slug: str, world_size: int, options: Mapping[str, Any], also: tuple[str, ...] = (),
-    **arguments: Any,
-) -> Scenario:  # fmt: skip
-    needs = {name for name, value in {**options, **(arguments.get("others") or {})}.items() if value is True}
-    needs |= {"no_sync"} if arguments.get("local", "none") != "none" else set()
-    needs |= {"comm_hook"} if arguments.get("hook", "none") != "none" else set()
-    needs |= {"optimizer_in_backward"} if arguments.get("optimizer") == "in_backward" else set()
-    needs |= {"mixed_precision"} if "mixed_precision" in options else set()
-    made = _of_chapter(
-        requirement, slug, "company", world_size, options=dict(options), arguments=arguments, deadline_s=_DEADLINE_S,
-        needs=tuple(sorted(needs)),
-    )  # fmt: skip
-    return made.replace(requirements=(requirement, *also))
-
-
 def _everything_used() -> Iterator[Scenario]:
     """Nothing unused: every DDP must be right beside every neighbour."""
-    for layout in LAYOUTS[1:]:
-        for kind in ("plain", "find", "static"):
-            for world_size in (2, 3):
-                yield _scenario(
-                    "NEIGH-01", f"{_slug(layout)}-{kind}", world_size, {**_BUCKETS[""], **_OPTIONS[kind]}, layout=layout
-                )
-    for place in PLACES:
-        for kind in ("plain", "find", "static"):
-            yield _scenario(
-                "NEIGH-02", f"{_slug(place)}-{kind}", 2 if kind == "find" else 3,
-                {**_BUCKETS[""], **_OPTIONS[kind]}, layout="alone", collective=place, as_a_bucket=kind == "find",
-            )  # fmt: skip
+    layouts = each("layout", LAYOUTS[1:])
+    yield from _beside("NEIGH-01", "", (2, 3), _PAIR, layouts, (_PLAIN, _FIND, _STATIC))
+    as_a_bucket, otherwise = arguments(as_a_bucket=True).at(2), arguments(as_a_bucket=False).at(3)
+    kinds = (_PLAIN | otherwise, _FIND | as_a_bucket, _STATIC | otherwise)
+    yield from _beside("NEIGH-02", "", (), _PAIR, arguments(layout="alone"), each("collective", PLACES), kinds)
 
 
 def _unused_beside_wrappers() -> Iterator[Scenario]:
-    for layout in LAYOUTS[1:]:
-        for unused in UNUSED[1:]:
-            for bucket, caps in _BUCKETS.items():
-                for hides in (False, True):
-                    requirement = "NEIGH-04" if layout == "shared" else "NEIGH-03"
-                    slug = f"{_slug(layout)}-{_slug(unused)}{'-hidden' if hides else ''}{bucket}"
-                    world_size = 3 if bucket == "-two-pairs" else 2
-                    yield _scenario(
-                        requirement, slug, world_size, {**caps, **_FIND}, layout=layout, unused=unused, hides=hides
-                    )
-    for groups in ("one", "own"):
-        for slug, first, others in (
-            ("plain-and-find", {}, _FIND), ("find-and-static", _FIND, {"static_graph": True, **_FIND}),
-            ("find-and-view", _FIND, {**_FIND, "gradient_as_bucket_view": True}),
-        ):  # fmt: skip
-            for layout in ("side_by_side", "chained", "shared"):
-                yield _scenario(
-                    "NEIGH-05", f"{slug}-{_slug(layout)}-{groups}", 2, {**_BUCKETS[""], **first}, layout=layout,
-                    groups=groups, others=others,
-                )  # fmt: skip
+    hides = (arguments(hides=False), arguments("hidden", hides=True))
+    for layout in each("layout", LAYOUTS[1:]):
+        requirement = "NEIGH-04" if layout.slug == "shared" else "NEIGH-03"
+        for unused in each("unused", UNUSED[1:]):
+            for bucket in (_PAIR, _TWO_PAIRS.at(3), _WHOLE):
+                yield from _beside(requirement, "", 2, _SEARCHING, layout, unused, hides, bucket)
+    different = (
+        arguments("plain-and-find", others=dict(FIND.options)),
+        _SEARCHING | arguments("find-and-static", others={**STATIC.options, **FIND.options}),
+        _SEARCHING | arguments("find-and-view", others={**FIND.options, **VIEW.options}),
+    )
+    layouts = each("layout", ("side_by_side", "chained", "shared"))
+    for groups in each("groups", ("one", "own")):
+        yield from _beside("NEIGH-05", "", 2, _PAIR, different, layouts, groups)
 
 
 def _unused_beside_collectives() -> Iterator[Scenario]:
-    buckets = list(_BUCKETS.items())[:2]
     for place in PLACES:
-        for unused in UNUSED[1:]:
+        requirement = "NEIGH-06" if place in IN_BACKWARD else "NEIGH-07"
+        beside = arguments(dashed(place), layout="alone", collective=place, own_group=place == "thread")
+        for unused in each("unused", UNUSED[1:]):
             for layer in (0, 1, 2) if place in IN_BACKWARD else (1,):
-                for bucket, caps in buckets if layer == 1 else buckets[1:]:
-                    yield _scenario(
-                        "NEIGH-06" if place in IN_BACKWARD else "NEIGH-07",
-                        f"{_slug(place)}-{_slug(unused)}-layer{layer}{bucket}", 2 + layer % 2, {**caps, **_FIND},
-                        layout="alone", unused=unused, collective=place, layer=layer, as_a_bucket=layer != 1,
-                        hides=layer == 2, own_group=place == "thread",
-                    )  # fmt: skip
+                at = arguments(f"layer{layer}", layer=layer, as_a_bucket=layer != 1, hides=layer == 2)
+                buckets = (_PAIR, _TWO_PAIRS) if layer == 1 else _TWO_PAIRS
+                yield from _beside(requirement, "", 2 + layer % 2, _SEARCHING, beside, unused, at, buckets)
 
 
 def _sub_groups() -> Iterator[Scenario]:
-    for groups in ("parts", "overlapping"):
-        for layout in ("side_by_side", "separate", "chained", "three"):
-            for unused in ("none", "one_rank", "later"):
-                for world_size in (3, 4):
-                    kind = "plain" if unused == "none" else "find"
-                    yield _scenario(
-                        "NEIGH-08", f"{groups}-{_slug(layout)}-{_slug(unused)}", world_size,
-                        {**_BUCKETS[""], **_OPTIONS[kind]}, layout=layout, groups=groups, unused=unused,
-                    )  # fmt: skip
+    groups = each("groups", ("parts", "overlapping"))
+    layouts = each("layout", ("side_by_side", "separate", "chained", "three"))
+    used, later = _USED_OR_LATER
+    unused = (used, arguments("one-rank", unused="one_rank") | _SEARCHING, later)
+    yield from _beside("NEIGH-08", "", (3, 4), _PAIR, groups, layouts, unused)
 
 
 def _local() -> Iterator[Scenario]:
-    for layout in LAYOUTS[1:]:
-        for local in LOCAL[1:]:
-            for unused in ("none", "later"):
-                kind = "plain" if unused == "none" else "find"
-                yield _scenario(
-                    "NEIGH-09", f"{_slug(layout)}-{local}-{_slug(unused)}", 2, {**_BUCKETS[""], **_OPTIONS[kind]},
-                    layout=layout, local=local, unused=unused,
-                )  # fmt: skip
+    layouts = each("layout", LAYOUTS[1:])
+    yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
 
 
 def _features() -> Iterator[Scenario]:
-    for hook in ("ready", "talking"):
-        for layout in ("alone", "side_by_side", "chained"):
-            for unused in ("none", "later"):
-                yield _scenario(
-                    "NEIGH-10", f"{hook}-{_slug(layout)}-{_slug(unused)}", 2, {**_BUCKETS[""], **_FIND}, layout=layout,
-                    hook=hook, unused=unused, collective="summed",
-                )  # fmt: skip
-    for optimizer in ("ordinary", "zero", "in_backward"):
-        for layout in ("alone", "side_by_side", "chained"):
-            for unused in ("none", "later"):
-                yield _scenario(
-                    "NEIGH-11", f"{_slug(optimizer)}-{_slug(layout)}-{_slug(unused)}", 2, {**_BUCKETS[""], **_FIND},
-                    layout=layout, optimizer=optimizer, unused=unused, collective="after_backward",
-                )  # fmt: skip
+    layouts, unused = each("layout", ("alone", "side_by_side", "chained")), each("unused", ("none", "later"))
+    always = _PAIR | _SEARCHING
+    hooks, summed = each("hook", ("ready", "talking")), arguments(collective="summed")
+    yield from _beside("NEIGH-10", "", 2, always, hooks, layouts, unused, summed)
+    optimizers, after = each("optimizer", ("ordinary", "zero", "in_backward")), arguments(collective="after_backward")
+    yield from _beside("NEIGH-11", "", 2, always, optimizers, layouts, unused, after)
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
     "layout": LAYOUTS,
-    "kind": ("find", *(kind for kind in _OPTIONS if kind != "find")),
+    "kind": ("find", *(kind.slug for kind in _KINDS if kind is not _FIND)),
     "collective": ("none", *PLACES),
     "unused": UNUSED,
     "groups": GROUPS,
     "local": LOCAL,
-    "bucket": tuple(_BUCKETS),
+    "bucket": tuple(bucket.slug for bucket in _BUCKETS),
     "layer": (1, 0, 2),
     "as_a_bucket": (False, True),
     "own_group": (False, True),
@@ -193,13 +167,10 @@ def _is_meant(case: Case) -> bool:
 
 def _crossed() -> Iterator[Scenario]:
     """Every value of every axis beside every value of every other."""
+    kinds = {kind.slug: kind.named("") for kind in _KINDS}
+    buckets = {bucket.slug: bucket.named("") for bucket in _BUCKETS}
     for number, case in enumerate(pairwise(_AXES, _is_meant)):
-        arguments = {name: value for name, value in case.items() if name not in ("kind", "bucket", "world_size")}
-        yield _scenario(
-            "NEIGH-12", f"{number:03}-{_slug(case['layout'])}-{_slug(case['collective'])}-{_slug(case['unused'])}",
-            case["world_size"], {**_BUCKETS[case["bucket"]], **_OPTIONS[case["kind"]]}, **arguments,
-        )  # fmt: skip
-
-
-def _slug(name: str) -> str:
-    return name.replace("_", "-")
+        given = {name: value for name, value in case.items() if name not in ("kind", "bucket", "world_size")}
+        slug = dashed(f"{number:03}-{case['layout']}-{case['collective']}-{case['unused']}")
+        way = buckets[case["bucket"]] | kinds[case["kind"]]
+        yield from _beside("NEIGH-12", slug, case["world_size"], way, arguments=given)

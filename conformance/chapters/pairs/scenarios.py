@@ -5,32 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Grid
 from conformance.chapters.pairs.feature_pairs import FEATURES
+from conformance.chapters.variants import ENDS_SOON
 from conformance.scenario import Scenario
 
-_of_chapter = in_chapter("pairs")
+_grid = Grid("pairs", ENDS_SOON)
 
 #: Feature -> the requirement that it works with every other one.
 REQUIREMENTS = {feature: f"PAIR-{number:02}" for number, feature in enumerate(FEATURES, start=1)}
 
 #: Feature -> the capabilities that a subject or backend needs for it; of the others every DDP is capable.
 _NEEDS = {
-    "join": "join", "static_graph": "static_graph", "find_unused_parameters": "find_unused_parameters",
-    "comm_hook": "comm_hook", "mixed_precision": "mixed_precision", "optimizer_in_backward": "optimizer_in_backward",
-    "no_sync": "no_sync", "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "delayed_all_reduce": "delay_all_reduce", "skip_all_reduce_unused_params": "skip_all_reduce_unused_params",
-    "ignored_parameters": "ignored_parameters", "sparse_gradients": "sparse",
+    "join": "join",
+    "static_graph": "static_graph",
+    "find_unused_parameters": "find_unused_parameters",
+    "comm_hook": "comm_hook",
+    "mixed_precision": "mixed_precision",
+    "optimizer_in_backward": "optimizer_in_backward",
+    "no_sync": "no_sync",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "delayed_all_reduce": "delay_all_reduce",
+    "skip_all_reduce_unused_params": "skip_all_reduce_unused_params",
+    "ignored_parameters": "ignored_parameters",
+    "sparse_gradients": "sparse",
     "update_process_group": "update_process_group",
-}  # fmt: skip
+}
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for feature in FEATURES:
-        yield _scenario(feature)
+        yield from _pair(feature)
     for one, other in combinations(FEATURES, 2):
-        yield _scenario(one, other)
+        yield from _pair(one, other)
 
 
 def slug_of(*features: str) -> str:
@@ -38,11 +46,9 @@ def slug_of(*features: str) -> str:
     return "+".join(feature.replace("_", "-") for feature in features)
 
 
-def _scenario(*features: str) -> Scenario:
+def _pair(*features: str) -> Iterator[Scenario]:
     requirements = tuple(REQUIREMENTS[feature] for feature in features)
     slug = slug_of(*features) if len(features) > 1 else f"{slug_of(*features)}-alone"
-    scenario = _of_chapter(
-        requirements[0], slug, "feature_pair", 2, arguments={"features": list(features)}, deadline_s=8.0,
-        needs=tuple(_NEEDS[feature] for feature in features if feature in _NEEDS),
-    )  # fmt: skip
-    return scenario.replace(requirements=requirements)
+    needs = tuple(_NEEDS[feature] for feature in features if feature in _NEEDS)
+    given = {"features": list(features)}
+    yield from _grid(requirements[0], slug, "feature_pair", 2, arguments=given, needs=needs, requirements=requirements)

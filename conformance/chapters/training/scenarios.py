@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from conformance.models.catalogue import ModelFixture, load_fixtures
+from conformance.chapters.grid import Axis, Grid, Worlds
+from conformance.chapters.variants import (
+    LOCAL_BUFFERS,
+    NO_VIEW,
+    UNUSED,
+    VIEW,
+    Variant,
+    arguments,
+    capped,
+    dtypes,
+    each,
+    fields,
+    model,
+    models,
+    options,
+)
+from conformance.models.catalogue import load_fixtures
 from conformance.scenario import Scenario, Step
 
-#: Far above what they take (a second or two), so that a loaded machine is no hang.
-_DEADLINE_S = 60.0
-_DIGITS = {"task": "digits", "epochs": 4}
-_TEXT = {"task": "text", "epochs": 1, "batch_size": 8}
-#: Result demanded of the long trainings only.
-_LEARNT_DIGITS = {"minimum_accuracy": 0.95, "maximum_loss_ratio": 0.25}
-_LEARNT_TEXT = {"maximum_loss_ratio": 0.85}
-#: 209 bytes: buckets so small that every model has several of them.
-_SMALL_BUCKETS = {"bucket_cap_mb": 0.0002}
-#: Long enough for every optimizer's state and every schedule to matter, and for a second epoch.
-_SHORT = {"epochs": 2, "max_steps": 8, "batch_size": 16}
 _BASICS = ("TRAIN-01", "TRAIN-02", "TRAIN-03")
+_grid = Grid("training", fields(min_collectives=1))
+
+_DIGITS = arguments("digits", task="digits", epochs=4)
+_TEXT = arguments(task="text", epochs=1, batch_size=8)
+#: Result demanded of the long trainings only.
+_LEARNT_DIGITS = arguments(minimum_accuracy=0.95, maximum_loss_ratio=0.25)
+_LEARNT_TEXT = arguments(maximum_loss_ratio=0.85)
+#: 209 bytes: buckets so small that every model has several of them.
+_SMALL_BUCKETS = capped("small-buckets", 0.0002)
+#: Long enough for every optimizer's state and every schedule to matter, and for a second epoch.
+_SHORT = arguments(epochs=2, max_steps=8, batch_size=16)
+
+
+def _accumulate(num_batches: int) -> Variant:
+    return Variant(arguments={"accumulate": num_batches}, needs=("no_sync",))
+
+
+def _training(
+    requirement: str, slug: str, name: str, worlds: Worlds, *axes: Axis, also: tuple[str, ...] = ()
+) -> Iterator[Scenario]:
+    """Yield trainings whose data differ with the world size."""
+    shown = tuple(dict.fromkeys((requirement, *_BASICS, *also)))
+    # Far above what they take (a second or two), so that a loaded machine is no hang.
+    deadline_s = 60.0
+    for world_size in (worlds,) if isinstance(worlds, int) else worlds:
+        seeded = fields(model=name, seed=world_size, deadline_s=deadline_s)
+        yield from _grid(requirement, slug, "training", world_size, seeded, *axes, requirements=shown)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -33,117 +64,73 @@ def scenarios() -> Iterator[Scenario]:
     yield from _dtypes()
 
 
-def _training(
-    requirement: str,
-    slug: str,
-    model: str,
-    world_size: int,
-    *recipes: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
-    also: tuple[str, ...] = (),
-) -> Scenario:
-    recipe = {key: value for part in recipes for key, value in part.items()}
-    return Scenario(
-        id=f"training/{requirement}/{slug}-world{world_size}",
-        requirements=tuple(dict.fromkeys((requirement, *_BASICS, *also))),
-        program="training",
-        model=model,
-        world_size=world_size,
-        options=options or {},
-        needs=("no_sync",) if recipe.get("accumulate", 1) > 1 else (),
-        arguments=recipe,
-        seed=world_size,
-        deadline_s=_DEADLINE_S,
-    )
-
-
 def _digits() -> Iterator[Scenario]:
     """All of the data, several epochs, an evaluation after each; the batch over all ranks is about the same."""
+    digits = _DIGITS.named("")
     for world_size in (1, 2, 3, 4):
-        yield _training(
-            "TRAIN-04", "digits-cnn", "cnn", world_size, _DIGITS, {"batch_size": 64 // world_size}, _LEARNT_DIGITS,
-            also=("TRAIN-06", "TRAIN-13") + (("TRAIN-15",) if world_size == 1 else ()),
-        )  # fmt: skip
+        also = ("TRAIN-06", "TRAIN-13", "TRAIN-15") if world_size == 1 else ("TRAIN-06", "TRAIN-13")
+        batches = arguments(batch_size=64 // world_size)
+        yield from _training("TRAIN-04", "digits-cnn", "cnn", world_size, digits, batches, _LEARNT_DIGITS, also=also)
+    two_epochs = digits | arguments(epochs=2)
+    unevaluated, uneven = arguments("no-evaluation", evaluate=False), arguments("uneven-last-batch", batch_size=50)
+    local = options("local-buffers", broadcast_buffers=False)
     for world_size in (2, 4):
-        yield _training("TRAIN-06", "no-evaluation", "cnn", world_size, _DIGITS, {"epochs": 2, "evaluate": False})
-        yield _training(
-            "TRAIN-06", "local-buffers", "cnn", world_size, _DIGITS, {"epochs": 2},
-            options={"broadcast_buffers": False},
-        )  # fmt: skip
-        yield _training("TRAIN-13", "uneven-last-batch", "cnn", world_size, _DIGITS, {"epochs": 2, "batch_size": 50})
-    yield _training("TRAIN-15", "digits-cnn-plain", "cnn", 1, _DIGITS, {"epochs": 1, "optimizer": "adamw"})
+        yield from _training("TRAIN-06", "", "cnn", world_size, two_epochs, (unevaluated, local))
+        yield from _training("TRAIN-13", "", "cnn", world_size, two_epochs, uneven)
+    yield from _training("TRAIN-15", "digits-cnn-plain", "cnn", 1, digits, arguments(epochs=1, optimizer="adamw"))
 
 
 def _text() -> Iterator[Scenario]:
     """One epoch of the text, with the loss falling."""
     for world_size, batch_size in ((1, 16), (2, 8), (3, 6), (4, 4)):
-        yield _training(
-            "TRAIN-05", "small-gpt", "gpt", world_size, _TEXT,
-            {"batch_size": batch_size, "optimizer": "adam"}, _LEARNT_TEXT,
-            also=("TRAIN-06", "TRAIN-13") + (("TRAIN-15",) if world_size == 1 else ()),
-        )  # fmt: skip
+        also = ("TRAIN-06", "TRAIN-13", "TRAIN-15") if world_size == 1 else ("TRAIN-06", "TRAIN-13")
+        batches = arguments(batch_size=batch_size, optimizer="adam")
+        yield from _training("TRAIN-05", "small-gpt", "gpt", world_size, _TEXT, batches, _LEARNT_TEXT, also=also)
+    lstm = arguments(max_steps=20, optimizer="adam")
+    gpt = arguments(batch_size=4, max_steps=15, optimizer="adamw")
+    cnn = _SHORT | arguments(batch_size=8, evaluate=False)
     for world_size in (2, 4):
-        yield _training("TRAIN-05", "tied-lstm", "lstm", world_size, _TEXT, {"max_steps": 20, "optimizer": "adam"})
-        for accumulate in (2, 4):
-            yield _training(
-                "TRAIN-10", f"small-gpt-accumulate{accumulate}", "gpt", world_size, _TEXT,
-                {"batch_size": 4, "accumulate": accumulate, "max_steps": 15, "optimizer": "adamw"},
-            )  # fmt: skip
-        yield _training(
-            "TRAIN-10", "digits-cnn-accumulate3", "cnn", world_size, _DIGITS,
-            {"batch_size": 8, "accumulate": 3, "epochs": 2, "max_steps": 8, "evaluate": False},
-            options={"forward_sync_buffers": False},  # which forwards copy them around `no_sync` is BUFFER-13
-        )  # fmt: skip
+        yield from _training("TRAIN-05", "tied-lstm", "lstm", world_size, _TEXT, lstm)
+        accumulating = [_accumulate(count).named(f"accumulate{count}") for count in (2, 4)]
+        yield from _training("TRAIN-10", "small-gpt", "gpt", world_size, _TEXT, gpt, accumulating)
+        # Which forwards copy buffers around `no_sync` is BUFFER-13.
+        accumulating = [_accumulate(3) | LOCAL_BUFFERS.named("")]
+        yield from _training(
+            "TRAIN-10", "digits-cnn-accumulate3", "cnn", world_size, _DIGITS.named(""), cnn, accumulating
+        )
 
 
 def _optimizers() -> Iterator[Scenario]:
     """Optimizers, learning-rate schedules and clipping."""
+    clipping = arguments("clipped", clip_norm=0.25)
+    warm = arguments(max_steps=12, clip_norm=0.5, optimizer="adamw", schedule="warmup") | _accumulate(2)
     for world_size in (2, 4):
-        for optimizer in ("sgd", "nesterov", "adam", "adamw"):
-            yield _training(
-                "TRAIN-09", f"digits-{optimizer}", "cnn", world_size, _DIGITS, _SHORT, {"optimizer": optimizer}
-            )
-        for schedule in ("step", "cosine", "warmup"):
-            yield _training(
-                "TRAIN-08", f"digits-{schedule}", "cnn", world_size, _DIGITS, _SHORT, {"schedule": schedule}
-            )
-        for views in (False, True):
-            yield _training(
-                "TRAIN-07", f"digits-clipped-{'views' if views else 'copies'}", "cnn", world_size, _DIGITS, _SHORT,
-                {"clip_norm": 0.25}, options={"gradient_as_bucket_view": views},
-            )  # fmt: skip
-        yield _training(
-            "TRAIN-07", "gpt-clipped-warmup", "gpt", world_size, _TEXT,
-            {"max_steps": 12, "clip_norm": 0.5, "optimizer": "adamw", "schedule": "warmup", "accumulate": 2},
-            also=("TRAIN-08", "TRAIN-09", "TRAIN-10"),
-        )  # fmt: skip
+        optimizers = each("optimizer", ("sgd", "nesterov", "adam", "adamw"))
+        yield from _training("TRAIN-09", "", "cnn", world_size, _DIGITS, _SHORT, optimizers)
+        schedules = each("schedule", ("step", "cosine", "warmup"))
+        yield from _training("TRAIN-08", "", "cnn", world_size, _DIGITS, _SHORT, schedules)
+        gradients = (NO_VIEW.named("copies"), VIEW.named("views"))
+        yield from _training("TRAIN-07", "", "cnn", world_size, _DIGITS, _SHORT, clipping, gradients)
+        also = ("TRAIN-08", "TRAIN-09", "TRAIN-10")
+        yield from _training("TRAIN-07", "gpt-clipped-warmup", "gpt", world_size, _TEXT, warm, also=also)
 
 
 def _restarts() -> Iterator[Scenario]:
     """Take a checkpoint in the middle of an epoch; the truth knows nothing of it."""
     for requirement, restart in (("TRAIN-11", "every_rank"), ("TRAIN-12", "rank_0")):
-        for world_size in (1, 2, 4):
-            middle = {**_SHORT, "restart": restart, "restart_after": 11}
-            yield _training(
-                requirement, "digits-adam", "cnn", world_size, _DIGITS, middle, {"optimizer": "adam"}
-            )  # fmt: skip
-        yield _training(
-            requirement, "gpt-cosine", "gpt", 2, _TEXT,
-            {"max_steps": 12, "restart": restart, "restart_after": 5, "schedule": "cosine", "accumulate": 2},
-        )  # fmt: skip
+        digits = arguments("adam", restart=restart, restart_after=11, optimizer="adam")
+        yield from _training(requirement, "", "cnn", (1, 2, 4), _DIGITS, _SHORT, digits)
+        text = arguments(max_steps=12, restart=restart, restart_after=5, schedule="cosine")
+        yield from _training(requirement, "gpt-cosine", "gpt", 2, _TEXT, text, _accumulate(2))
 
 
 def _options() -> Iterator[Scenario]:
     """Options that must not change a training."""
-    for slug, options in (
-        ("small-buckets", _SMALL_BUCKETS),
-        ("bucket-views", {"gradient_as_bucket_view": True}),
-        ("small-bucket-views", {"gradient_as_bucket_view": True, **_SMALL_BUCKETS}),
-        ("find-unused", {"find_unused_parameters": True}),
-    ):
-        for world_size in (2, 4):
-            yield _training("TRAIN-14", f"digits-{slug}", "cnn", world_size, _DIGITS, _SHORT, options=options)
-        yield _training("TRAIN-14", f"gpt-{slug}", "gpt", 2, _TEXT, {"max_steps": 8, "batch_size": 4}, options=options)
+    views = VIEW.named("bucket-views")
+    small_views = (VIEW | _SMALL_BUCKETS).named("small-bucket-views")
+    for way in (_SMALL_BUCKETS, views, small_views, UNUSED.named("find-unused")):
+        yield from _training("TRAIN-14", "", "cnn", (2, 4), _DIGITS, _SHORT, way)
+        yield from _training("TRAIN-14", "gpt", "gpt", 2, _TEXT, arguments(max_steps=8, batch_size=4), way)
 
 
 def _families() -> Iterator[Scenario]:
@@ -153,37 +140,14 @@ def _families() -> Iterator[Scenario]:
     """
     for name, fixture in load_fixtures().items():
         third = Step(local_backwards=int(not fixture.uses_buffers))
-        schedule = (Step(), Step(), third, Step(zero_grad="zeros"), Step())
-        for world_size in (2, 4) if fixture.has_unused or fixture.uses_buffers else (3,):
-            yield Scenario(
-                id=f"training/TRAIN-16/{name.replace('_', '-')}-world{world_size}",
-                requirements=("TRAIN-16", *_BASICS),
-                program="train",
-                model=name,
-                world_size=world_size,
-                options={**_SMALL_BUCKETS, **_unused(fixture)},
-                schedule=schedule,
-                dtype=fixture.dtypes[0],
-                seed=16,
-            )
+        training = fields(schedule=(Step(), Step(), third, Step(zero_grad="zeros"), Step()), seed=16)
+        worlds = (2, 4) if fixture.has_unused or fixture.uses_buffers else 3
+        small = _SMALL_BUCKETS.named("")
+        yield from _grid("TRAIN-16", "", "train", worlds, model(name), small, training, also=_BASICS)
 
 
 def _dtypes() -> Iterator[Scenario]:
-    schedule = (Step(),) * 4
-    for model in ("mlp", "many_small_layers"):
-        for dtype in ("float64", "float16", "bfloat16"):
-            for world_size in (2, 3, 4):
-                yield Scenario(
-                    id=f"training/TRAIN-17/{model.replace('_', '-')}-{dtype}-world{world_size}",
-                    requirements=("TRAIN-17", *_BASICS),
-                    program="train",
-                    model=model,
-                    world_size=world_size,
-                    schedule=schedule,
-                    dtype=dtype,
-                    seed=17,
-                )
-
-
-def _unused(fixture: ModelFixture) -> dict[str, Any]:
-    return {"find_unused_parameters": True} if fixture.has_unused else {}
+    training = fields(schedule=(Step(),) * 4, seed=17)
+    low_and_high = dtypes("float64", "float16", "bfloat16")
+    trained = models("mlp", "many_small_layers")
+    yield from _grid("TRAIN-17", "", "train", (2, 3, 4), trained, low_and_high, training, also=_BASICS)

@@ -5,38 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conformance.chapters.in_chapter import in_chapter
+from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.unused.hidden_layers import HIDING, PLACES
 from conformance.chapters.unused.idle_ranks import USES as IDLE_USES
 from conformance.chapters.unused.outside_forward import USES
-from conformance.models.catalogue import get_fixture
+from conformance.chapters.variants import (
+    EACH_ALONE,
+    ENDS_SOON,
+    PLAIN,
+    SKIPPING,
+    STATIC,
+    UNUSED,
+    VIEW,
+    Variant,
+    arguments,
+    capped,
+    dashed,
+    each,
+    model,
+    models,
+)
 from conformance.programs.outputs import STRUCTURES
 from conformance.scenario import Scenario, Step
 
-_of_chapter = in_chapter("unused")
+_grid = Grid("unused", UNUSED.named("") | Variant(needs=("find_unused_parameters",)))
+#: Of a DDP that does not search.
+_without_search = Grid("unused")
 
-_FIND: dict[str, Any] = {"find_unused_parameters": True}
-_VIEW: dict[str, Any] = {"gradient_as_bucket_view": True}
-_EACH_ALONE: dict[str, Any] = {"bucket_cap_mb": 0.00001}
-_NEEDS = ("find_unused_parameters",)
-_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("", {}), ("-view", _VIEW), ("-each-alone", _EACH_ALONE),
-)  # fmt: skip
-
-
-def _scenario(
-    requirement: str, slug: str, program: str, world_size: int, *, options: dict[str, Any] | None = None, **rest: Any
-) -> Scenario:
-    rest.setdefault("needs", _NEEDS)
-    return _of_chapter(requirement, slug, program, world_size, options={**_FIND, **(options or {})}, **rest)
+_SKIPPING_ALONE = SKIPPING | EACH_ALONE.named("") | Variant(needs=("skip_all_reduce_unused_params",))
 
 
 def _switched(
-    requirement: str, slug: str, world_size: int, options: dict[str, Any], *uses: Sequence[str], **arguments: Any
-) -> Scenario:
-    """Return a scenario of program `unused_parameters`; each step says what rank 0, 1, ... uses, in turn."""
-    arguments["uses"] = [list(step) for step in uses]
-    return _scenario(requirement, slug, "unused_parameters", world_size, options=options, arguments=arguments)
+    requirement: str, slug: str, worlds: Worlds, uses: Sequence[Sequence[str]], *axes: Axis, **given: Any
+) -> Iterator[Scenario]:
+    """Yield scenarios of program `unused_parameters`; each step says what rank 0, 1, ... uses, in turn."""
+    switched = {"uses": [list(step) for step in uses], **given}
+    yield from _grid(requirement, slug, "unused_parameters", worlds, *axes, arguments=switched)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -51,156 +55,104 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def _sets() -> Iterator[Scenario]:
-    for suffix, options in _VARIANTS:
-        also = ("UNUSED-12",) if options == _VIEW else ()
-        for world_size in (1, 2, 3, 4):
-            nobody = _switched("UNUSED-01", f"nobody{suffix}", world_size, options, ["a b"], ["a b"], ["a b"])
-            yield nobody.replace(requirements=("UNUSED-01", *also))
-        for zero_grad in ("zeros", "keep"):
-            kept = _switched(
-                "UNUSED-01", f"earlier-{zero_grad}{suffix}", 2, options, ["a b c d"], ["a b"], ["b d"],
-                zero_grad=zero_grad,
-            )  # fmt: skip
-            yield kept.replace(requirements=("UNUSED-01", *also))
-        for world_size in (2, 3, 4):
-            some = _switched("UNUSED-02", f"some{suffix}", world_size, options, *[["a b c d", "a c", "c d a"]] * 3)
-            yield some.replace(requirements=("UNUSED-02", *also))
-        for world_size in (2, 3):
-            yield _switched(
-                "UNUSED-03", f"changing{suffix}", world_size, options,
-                ["a b", "c d"], ["a", "a"], ["b c d", "a"], ["d", "d c", "d b"], ["a b c d"], ["b", "c", "d"],
-            )  # fmt: skip
-        yield _switched("UNUSED-02", f"one-rank-has-all{suffix}", 2, options, *[["a b c d", "b"]] * 3)
+    changing = [["a b", "c d"], ["a", "a"], ["b c d", "a"], ["d", "d c", "d b"], ["a b c d"], ["b", "c", "d"]]
+    kept = [arguments(f"earlier-{way}", zero_grad=way) for way in ("zeros", "keep")]
+    for way in (PLAIN, VIEW, EACH_ALONE):
+        shown = way | Variant(also=("UNUSED-12",) if way is VIEW else ())
+        yield from _switched("UNUSED-01", "nobody", (1, 2, 3, 4), [["a b"]] * 3, shown)
+        yield from _switched("UNUSED-01", "", 2, [["a b c d"], ["a b"], ["b d"]], kept, shown)
+        yield from _switched("UNUSED-02", "some", (2, 3, 4), [["a b c d", "a c", "c d a"]] * 3, shown)
+        yield from _switched("UNUSED-03", "changing", (2, 3), changing, way)
+        yield from _switched("UNUSED-02", "one-rank-has-all", 2, [["a b c d", "b"]] * 3, way)
+    stepping = [["a b c d"], ["a b"], ["a c", "a"], ["d", "a"]]
     for world_size in (2, 3):
-        for slug, options in (("", {}), ("-view", _VIEW)):
-            yield _switched(
-                "UNUSED-13", f"optimizer{slug}", world_size, options,
-                ["a b c d"], ["a b"], ["a c", "a"], ["d", "a"], optimizer=True,
-            )  # fmt: skip
+        yield from _switched("UNUSED-13", "optimizer", world_size, stepping, (PLAIN, VIEW), optimizer=True)
     for world_size in (2, 3):
-        yield _switched("UNUSED-14", "detached", world_size, {}, ["a b!"], ["a! b"], ["a b! c", "b a! d?"])
-        yield _switched("UNUSED-14", "no-grad", world_size, {}, ["a b?"], ["a? b"], ["c d?", "d c?"])
-    skip = {"skip_all_reduce_unused_params": True}
-    for slug, options in (("", {**skip, **_EACH_ALONE}), ("-view", {**skip, **_EACH_ALONE, **_VIEW})):
-        for world_size in (2, 3):
-            yield _switched(
-                "UNUSED-10", f"skipped{slug}", world_size, options, *[["a c"]] * 4, saves_traffic=True
-            ).replace(needs=(*_NEEDS, "skip_all_reduce_unused_params"))  # fmt: skip
+        yield from _switched("UNUSED-14", "detached", world_size, [["a b!"], ["a! b"], ["a b! c", "b a! d?"]])
+        yield from _switched("UNUSED-14", "no-grad", world_size, [["a b?"], ["a? b"], ["c d?", "d c?"]])
+    skipped = _SKIPPING_ALONE.named("skipped")
+    yield from _switched("UNUSED-10", "", (2, 3), [["a c"]] * 4, (skipped, skipped | VIEW), saves_traffic=True)
 
 
 def _errors() -> Iterator[Scenario]:
+    forgotten = (
+        arguments("never-used", uses="a b d"),
+        arguments("detached", uses="a b c! d"),
+        arguments("not-in-loss", uses="a b d c", partial_loss=True),
+    )
     for world_size in (2, 3):
-        for slug, arguments in (
-            ("never-used", {"uses": "a b d"}), ("detached", {"uses": "a b c! d"}),
-            ("not-in-loss", {"uses": "a b d c", "partial_loss": True}),
-        ):  # fmt: skip
-            for suffix, options in (("", {}), ("-view", _VIEW)):
-                scenario = _scenario(
-                    "UNUSED-05", f"{slug}{suffix}", "forgotten_parameter", world_size, arguments=arguments, needs=(),
-                    deadline_s=8.0,
-                )  # fmt: skip
-                yield scenario.replace(options=options)
+        ways = (PLAIN, VIEW)
+        yield from _without_search("UNUSED-05", "", "forgotten_parameter", world_size, forgotten, ways, ENDS_SOON)
 
 
 def _outputs() -> Iterator[Scenario]:
-    for structure in STRUCTURES:
-        if structure == "opaque":
+    spare = arguments(spare=True)
+    for structure in each("structure", STRUCTURES):
+        if structure.slug == "opaque":
             continue
-        slug = structure.replace("_", "-")
-        arguments = {"structure": structure, "spare": True}
-        for world_size in (2, 3):
-            yield _scenario("UNUSED-08", slug, "outputs", world_size, arguments=arguments)
-        if structure != "tensor":
-            first = {**arguments, "loss": "first"}
-            yield _scenario("UNUSED-04", f"first-of-{slug}", "outputs", 2, arguments=first)
-    opaque = {"structure": "opaque"}
-    for world_size in (2, 3):
-        yield _scenario("UNUSED-09", "spare", "opaque_output", world_size, arguments={**opaque, "spare": True})
-    yield _scenario("UNUSED-09", "all-used", "opaque_output", 2, arguments=opaque)
-    yield _scenario("UNUSED-09", "not-searched", "opaque_output", 2, arguments=opaque, needs=()).replace(options={})
+        yield from _grid("UNUSED-08", "", "outputs", (2, 3), structure, spare)
+        if structure.slug != "tensor":
+            yield from _grid("UNUSED-04", "first-of", "outputs", 2, structure, spare, arguments(loss="first"))
+    opaque = arguments(structure="opaque")
+    yield from _grid("UNUSED-09", "spare", "opaque_output", (2, 3), opaque, spare)
+    yield from _grid("UNUSED-09", "all-used", "opaque_output", 2, opaque)
+    yield from _without_search("UNUSED-09", "not-searched", "opaque_output", 2, opaque)
 
 
 def _models() -> Iterator[Scenario]:
-    schedule = (Step(), Step(), Step(), Step())
-    for model in ("moe", "rank_branch", "two_heads", "unused", "sparse_embedding_unused"):
-        requirement = {"two_heads": "UNUSED-04", "sparse_embedding_unused": "UNUSED-06"}.get(model, "UNUSED-03")
-        for suffix, options in (("", {}), ("-view", _VIEW), ("-small-cap", {"bucket_cap_mb": 0.001})):
-            for world_size in (2, 3):
-                yield _scenario(
-                    requirement, f"{model.replace('_', '-')}{suffix}", "train", world_size, model=model,
-                    options=options, schedule=schedule, deadline_s=8.0,
-                )  # fmt: skip
-    for model in ("mlp", "cnn", "gpt", "lstm", "mixed_dtypes", "sparse_embedding", "nested", "dataclass_output"):
-        for world_size in (2, 3):
-            yield _scenario(
-                "UNUSED-11", model.replace("_", "-"), "train", world_size, model=model, schedule=schedule,
-                dtype=get_fixture(model).dtypes[0],
-            )  # fmt: skip
-    for use in ("two_forwards", "discarded_forward", "forward_under_no_grad"):
-        requirement = "UNUSED-07" if use == "two_forwards" else "UNUSED-11"
-        arguments = {"use": use}
-        yield _scenario(
-            requirement, f"{use.replace('_', '-')}-view", "autograd_use", 2, arguments=arguments, options=_VIEW
-        )
-    for model in ("two_heads", "moe", "unused", "nested"):
-        for world_size in (2, 3):
-            yield _scenario(
-                "UNUSED-07", f"{model.replace('_', '-')}-2-forwards", "forwards_before_backward", world_size,
-                model=model, arguments={"forwards": 2}, deadline_s=8.0,
-            )  # fmt: skip
+    schedule = (Step(),) * 4
+    ways = (PLAIN, VIEW, capped("small-cap", 0.001))
+    for requirement, name in (
+        ("UNUSED-03", "moe"),
+        ("UNUSED-03", "rank_branch"),
+        ("UNUSED-04", "two_heads"),
+        ("UNUSED-03", "unused"),
+        ("UNUSED-06", "sparse_embedding_unused"),
+    ):
+        yield from _grid(requirement, "", "train", (2, 3), model(name), ways, ENDS_SOON, schedule=schedule)
+    used = models("mlp", "cnn", "gpt", "lstm", "mixed_dtypes", "sparse_embedding", "nested", "dataclass_output")
+    yield from _grid("UNUSED-11", "", "train", (2, 3), used, schedule=schedule)
+    for requirement, use in (
+        ("UNUSED-07", "two_forwards"),
+        ("UNUSED-11", "discarded_forward"),
+        ("UNUSED-11", "forward_under_no_grad"),
+    ):
+        yield from _grid(requirement, "", "autograd_use", 2, each("use", [use]), VIEW)
+    twice = arguments("2-forwards", forwards=2)
+    branching = models("two_heads", "moe", "unused", "nested")
+    yield from _grid("UNUSED-07", "", "forwards_before_backward", (2, 3), branching, twice, ENDS_SOON)
 
 
 def _outside_forward() -> Iterator[Scenario]:
-    variants: tuple[tuple[str, dict[str, Any]], ...] = (
-        *_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE}), ("-static", {"static_graph": True}),
-    )  # fmt: skip
-    for use in USES:
-        for suffix, options in variants:
-            for world_size in (2, 3) if suffix in ("", "-each-alone") else (2,):
-                yield _scenario(
-                    "UNUSED-15", f"{use.replace('_', '-')}{suffix}", "outside_forward", world_size, options=options,
-                    arguments={"use": use}, deadline_s=8.0,
-                )  # fmt: skip
-
-
-#: The ranks that are idle in each step. Every rank is idle equally often, so that the collectives of a DDP that forgets
-#: idle ranks still pair up, wrongly, and its verdict is a difference rather than a hang.
-_IDLE: dict[int, list[list[int]]] = {2: [[], [0], [], [1], []], 3: [[], [0, 1], [1, 2], [], [2, 0]]}
+    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE.at(2, 3), VIEW | EACH_ALONE, STATIC)
+    yield from _grid("UNUSED-15", "", "outside_forward", 2, each("use", USES), ways, ENDS_SOON)
 
 
 def _idle_ranks() -> Iterator[Scenario]:
-    variants: tuple[tuple[str, dict[str, Any]], ...] = (
-        *_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE}),
-        ("-skipping", {"skip_all_reduce_unused_params": True, **_EACH_ALONE}),
-    )  # fmt: skip
-    for use in IDLE_USES:
-        for suffix, options in variants:
-            for world_size in (2, 3) if suffix == "" else (2,):
-                yield _idle_rank(f"{use.replace('_', '-')}{suffix}", world_size, options, use, _IDLE[world_size])
-    for suffix, options in variants:
-        yield _idle_rank(f"from-the-first-step{suffix}", 2, options, "outer_head", [[0], [1], [], [0], [1]])
-        yield _idle_rank(f"every-rank{suffix}", 2, options, "learnt_input", [[0, 1], [], [0, 1], []])
-    static = {"static_graph": True}
-    for suffix, options in (("", static), ("-view", {**static, **_VIEW})):
-        yield _idle_rank(f"static{suffix}", 2, options, "outer_head", [[0]] * 3).replace(deadline_s=6.0)
-
-
-def _idle_rank(slug: str, world_size: int, options: dict[str, Any], use: str, idle: list[list[int]]) -> Scenario:
-    needs = (*_NEEDS, *(["skip_all_reduce_unused_params"] if "skip_all_reduce_unused_params" in options else []))
-    return _scenario(
-        "UNUSED-16", slug, "idle_ranks", world_size, options=options, arguments={"use": use, "idle": idle},
-        needs=needs, deadline_s=8.0,
-    )  # fmt: skip
+    # The ranks that are idle in each step. Every rank is idle equally often, so that the collectives of a DDP that
+    # forgets idle ranks still pair up, wrongly, and its verdict is a difference rather than a hang.
+    idle_of_2 = arguments(idle=[[], [0], [], [1], []])
+    idle_of_3 = arguments(idle=[[], [0, 1], [1, 2], [], [2, 0]])
+    ways = (PLAIN, VIEW, EACH_ALONE, VIEW | EACH_ALONE, _SKIPPING_ALONE)
+    of_ranks = (idle_of_2, idle_of_3.at(3), *(way | idle_of_2 for way in ways[1:]))
+    yield from _grid("UNUSED-16", "", "idle_ranks", 2, each("use", IDLE_USES), of_ranks, ENDS_SOON)
+    first = arguments("from-the-first-step", use="outer_head", idle=[[0], [1], [], [0], [1]])
+    every = arguments("every-rank", use="learnt_input", idle=[[0, 1], [], [0, 1], []])
+    for way in ways:
+        yield from _grid("UNUSED-16", "", "idle_ranks", 2, (first, every), way, ENDS_SOON)
+    always = arguments(use="outer_head", idle=[[0]] * 3)
+    yield from _grid("UNUSED-16", "", "idle_ranks", 2, (STATIC, STATIC | VIEW), always, deadline_s=6.0)
 
 
 def _hidden_layers() -> Iterator[Scenario]:
-    skips: dict[int, list[list[int]]] = {2: [[], [0], [1], [0, 1], []], 3: [[2], [0], [], [1, 2], [0]]}
+    skips_of_2 = arguments(skips=[[], [0], [1], [0, 1], []])
+    skips_of_3 = arguments(skips=[[2], [0], [], [1, 2], [0]])
+    ways = (
+        *(way | skips_of_2 for way in (PLAIN, VIEW, EACH_ALONE)),
+        (EACH_ALONE | skips_of_3).at(3),
+        VIEW | EACH_ALONE | skips_of_2,
+    )
     for hiding in HIDING:
-        for place in PLACES:
-            for suffix, options in (*_VARIANTS, ("-view-each-alone", {**_VIEW, **_EACH_ALONE})):
-                for world_size in (2, 3) if suffix == "-each-alone" else (2,):
-                    yield _scenario(
-                        "UNUSED-17", f"{hiding.replace('_', '-')}-{place}{suffix}", "hidden_layers", world_size,
-                        options=options, arguments={"hiding": hiding, "place": place, "skips": skips[world_size]},
-                        deadline_s=8.0,
-                    )  # fmt: skip
+        given = {"hiding": hiding}
+        places = each("place", PLACES)
+        yield from _grid("UNUSED-17", dashed(hiding), "hidden_layers", 2, places, ways, ENDS_SOON, arguments=given)

@@ -10,16 +10,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.programs.operations.cell import Cell
 from conformance.scenario import Scenario
 
 CELLS = Path(__file__).with_name("cells.json")
 
-_chapter = InChapter("crossed")
+_grid = BackendGrid("crossed")
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     cells = [Cell.from_json(data) for data in json.loads(CELLS.read_text())]
-    yield from _chapter.cells("CROSS-01", cells, 3, 4)
+    yield from _grid.cells("CROSS-01", cells, 3, 4)

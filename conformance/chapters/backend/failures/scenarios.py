@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.variants import each
 from conformance.scenario import Scenario
 
-_chapter = InChapter("failures")
+_grid = BackendGrid("failures")
 
 _CASES = (
     ("ERR-02", "wrong-sizes", ()),
@@ -20,12 +21,7 @@ def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for world_size in (2, 3):
         for requirement, case, needs in _CASES:
-            yield _chapter.scenario(
-                requirement, case, "refused_calls", world_size, also=("ERR-03",), needs=needs, arguments={"case": case}
-            )
-        yield _chapter.scenario("ERR-09", "destroyed", "destroyed_groups", world_size)
-        for operation in ("all_reduce", "broadcast", "all_gather"):
-            yield _chapter.scenario(
-                "ERR-05", operation.replace("_", "-"), "ranks_that_disagree", world_size,
-                arguments={"operation": operation, "about": "size"}, needs=("timeouts",),
-            )  # fmt: skip
+            also = {"also": ("ERR-03",), "needs": needs}
+            yield from _grid(requirement, "", "refused_calls", world_size, each("case", [case]), **also)
+        yield from _grid("ERR-09", "destroyed", "destroyed_groups", world_size)
+        yield from _grid.disagreements("ERR-05", "size", world_size)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.scenario import Scenario
 
-_chapter = InChapter("lifecycle")
+_grid = BackendGrid("lifecycle")
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for world_size in (2, 3):
-        yield _chapter.scenario("LIFE-05", "leaks", "leaks", world_size, also=("LIFE-06",), deadline_s=30.0)
-        yield _chapter.scenario("LIFE-02", "ends", "ends_of_groups", world_size, also=("LIFE-04", "LIFE-09"))
+        yield from _grid("LIFE-05", "leaks", "leaks", world_size, also=("LIFE-06",), deadline_s=30.0)
+        yield from _grid("LIFE-02", "ends", "ends_of_groups", world_size, also=("LIFE-04", "LIFE-09"))

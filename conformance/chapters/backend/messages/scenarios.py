@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.variants import each
 from conformance.programs.operations.cell import DATA, Cell
 from conformance.scenario import Scenario
 
-_chapter = InChapter("messages")
+_grid = BackendGrid("messages")
 
 #: Requirement, slug, program, what else it tests, and what it needs besides messages.
 _PROGRAMS = (
@@ -27,14 +28,15 @@ def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for world_size in (2, 3, 4):
         for requirement, slug, program, also, needs in _PROGRAMS:
-            yield _chapter.scenario(requirement, slug, program, world_size, also=also, needs=("send_recv", *needs))
-        yield _chapter.scenario(
-            "P2P-13", "wrong-batches", "refused_calls", world_size, needs=("send_recv",),
-            arguments={"case": "wrong-batches"},
-        )  # fmt: skip
+            yield from _grid(requirement, slug, program, world_size, also=also, needs=("send_recv", *needs))
+        wrong = each("case", ["wrong-batches"])
+        yield from _grid("P2P-13", "", "refused_calls", world_size, wrong, needs=("send_recv",))
     cells = [
         Cell("send_recv", dtype, numel=numel, path=path, data=data, reads=layout, writes=layout)
-        for dtype in ("float32", "float64", "int64", "uint8") for numel in (1, 33, 5000)
-        for path in ("public", "group", "backend") for data in DATA for layout in ("contiguous", "offset-1")
-    ]  # fmt: skip
-    yield from _chapter.cells("P2P-01", cells, 2, 3, by="dtype")
+        for dtype in ("float32", "float64", "int64", "uint8")
+        for numel in (1, 33, 5000)
+        for path in ("public", "group", "backend")
+        for data in DATA
+        for layout in ("contiguous", "offset-1")
+    ]
+    yield from _grid.cells("P2P-01", cells, 2, 3, by="dtype")

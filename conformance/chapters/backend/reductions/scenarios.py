@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.variants import each
 from conformance.programs.operations.cell import BITWISE, PATHS, REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
-_chapter = InChapter("reductions")
+_grid = BackendGrid("reductions")
 
 REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
 _OF_REDUCTIONS = {
@@ -25,22 +26,13 @@ _OF_REDUCTIONS = {
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for requirement, (reductions, dtypes) in _OF_REDUCTIONS.items():
-        cells = [
-            Cell(operation, dtype, op, numel=numel, root=1)
-            for operation in REDUCING for dtype in dtypes for op in reductions for numel in (9, 130)
-        ]  # fmt: skip
-        yield from _chapter.cells(requirement, cells, 2, 3, 4)
-    average = [
-        Cell(operation, dtype, "AVG", numel=numel, group=group)
-        for operation in REDUCING for dtype in ("float32", "bfloat16") for numel in (1, 9)
-        for group in ("without-0", "ends")
-    ]  # fmt: skip
-    yield from _chapter.cells("OP-06", average, 3, 4)
-    alone = [
-        Cell(operation, dtype, "AVG", numel=numel, group="alone")
-        for operation in REDUCING for dtype in FLOATS for numel in (1, 7, 8, 9, 1023, 1024)
-    ]  # fmt: skip
-    yield from _chapter.cells("OP-07", alone, 1, 2)
+        cells = every_cell(REDUCING, dtypes, op=reductions, numel=(9, 130), root=1)
+        yield from _grid.cells(requirement, cells, 2, 3, 4)
+    parts = ("without-0", "ends")
+    average = every_cell(REDUCING, ("float32", "bfloat16"), op="AVG", numel=(1, 9), group=parts)
+    yield from _grid.cells("OP-06", average, 3, 4)
+    alone = every_cell(REDUCING, FLOATS, op="AVG", numel=(1, 7, 8, 9, 1023, 1024), group="alone")
+    yield from _grid.cells("OP-07", alone, 1, 2)
     every_way = [
         Cell(operation, "int32", op, path=path, lifetime=lifetime, root=1)
         for operation in REDUCING
@@ -48,9 +40,7 @@ def scenarios() -> Iterator[Scenario]:
         for path in PATHS[:-1]
         for lifetime in (("sync", "wait") if path == "public" else ("sync",))
     ]
-    yield from _chapter.cells("OP-08", every_way, 2, 3)
+    yield from _grid.cells("OP-08", every_way, 2, 3)
     for world_size in (2, 3):
-        yield _chapter.scenario(
-            "OP-10", "bitwise-of-floats", "refused_calls", world_size, arguments={"case": "bitwise-of-floats"}
-        )
-        yield _chapter.scenario("OP-05", "average", "average_of_integers", world_size, needs=("avg",))
+        yield from _grid("OP-10", "", "refused_calls", world_size, each("case", ["bitwise-of-floats"]))
+        yield from _grid("OP-05", "average", "average_of_integers", world_size, needs=("avg",))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid
 from conformance.chapters.backend.timeouts.waiting import CALLS
+from conformance.chapters.variants import Variant, dashed, each
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
-_chapter = InChapter("timeouts")
+_grid = BackendGrid("timeouts")
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -18,7 +19,7 @@ def scenarios() -> Iterator[Scenario]:
         for operation in CALLS:
             of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
             needs = tuple(need for need in ("timeouts", of_operation) if need)
-            slug = operation.replace("_", "-")
+            slug = dashed(operation)
             for requirement, whose, suffix in (
                 ("TIME-01" if operation == "all_reduce" else "TIME-05", "the group's timeout", "of-group"),
                 ("TIME-02", "the operation's timeout", "own"),
@@ -27,12 +28,7 @@ def scenarios() -> Iterator[Scenario]:
                 if operation == "recv" and suffix == "own":
                     continue  # its method takes none
                 also = ("WORK-05", "WORK-07") if suffix == "of-group" else ()
-                yield _chapter.scenario(
-                    requirement, f"{slug}-{suffix}", "nobody_comes", world_size, also=also, needs=needs,
-                    arguments={"operation": operation, "whose": whose}, deadline_s=20.0,
-                )  # fmt: skip
-        for operation in ("all_reduce", "barrier"):
-            yield _chapter.scenario(
-                "TIME-06", operation.replace("_", "-"), "somebody_is_slow", world_size,
-                arguments={"operation": operation},
-            )  # fmt: skip
+                called = Variant(f"{slug}-{suffix}", arguments={"operation": operation, "whose": whose}, needs=needs)
+                yield from _grid(requirement, "", "nobody_comes", world_size, called, also=also, deadline_s=20.0)
+        operations = each("operation", ("all_reduce", "barrier"))
+        yield from _grid("TIME-06", "", "somebody_is_slow", world_size, operations)

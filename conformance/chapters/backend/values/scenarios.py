@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell
+from conformance.chapters.variants import Variant, arguments, each
 from conformance.programs.operations.cell import DATA, LIFETIMES, NEIGHBOURS, Cell
 from conformance.programs.operations.data import FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
-_chapter = InChapter("values")
+_grid = BackendGrid("values")
 
 _SIZES = (1, 2, 7, 64, 257)
 _GROUPS = ("world", "permuted", "without-0")
@@ -30,43 +31,27 @@ COPYING = tuple(name for name, operation in OPERATIONS.items() if not operation.
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for requirement, operations in _OF_OPERATIONS.items():
-        cells = [
-            Cell(operation, "int64", numel=numel, group=group, form=form)
-            for operation in operations
-            for numel in _SIZES
-            for group in _GROUPS
-            for form in (("flat", "stacked") if numel == 7 else ("flat",))
-        ]
-        yield from _chapter.cells(requirement, [one for one in cells if one.form == "flat"], 2, 3, 4, 5)
-        yield from _chapter.cells(requirement, [one for one in cells if one.form == "stacked"], 3, by="form")
+        flat = every_cell(operations, ["int64"], numel=_SIZES, group=_GROUPS)
+        yield from _grid.cells(requirement, flat, 2, 3, 4, 5)
+        stacked = every_cell(operations, ["int64"], numel=7, group=_GROUPS, form="stacked")
+        yield from _grid.cells(requirement, stacked, 3, by="form")
     for requirement, operation in _OF_ROOTED.items():
-        cells = [
-            Cell(operation, "int64", numel=numel, group=group, root=root)
-            for root in range(4)
-            for numel in (1, 7, 257)
-            for group in _GROUPS
-        ]
+        cells = every_cell([operation], ["int64"], root=(0, 1, 2, 3), numel=(1, 7, 257), group=_GROUPS)
         for world_size in (2, 3, 4):
             own = [one for one in cells if one.root < world_size - (one.group == "without-0")]
-            yield from _chapter.cells(requirement, own, world_size)
+            yield from _grid.cells(requirement, own, world_size)
     for world_size in (2, 3, 4):
-        cells = [Cell("reduce", "int64", numel=numel, root=root, strict=True)
-                 for root in range(world_size) for numel in (1, 7, 257)]  # fmt: skip
-        yield from _chapter.cells("VAL-05", cells, world_size)
-        for dtype in ("float32", "float64"):
-            yield _chapter.scenario(
-                "VAL-02", f"inexact-{dtype}", "same_bits_everywhere", world_size, also=("VAL-18",),
-                arguments={"dtype": dtype, "numel": 1000}, needs=(),
-            )  # fmt: skip
-        yield _chapter.scenario("VAL-19", "not-a-number", "not_a_number", world_size)
+        roots = tuple(range(world_size))
+        cells = every_cell(["reduce"], ["int64"], root=roots, numel=(1, 7, 257), strict=True)
+        yield from _grid.cells("VAL-05", cells, world_size)
+        inexact = each("dtype", ("float32", "float64"))
+        long = arguments(numel=1000) | Variant(also=("VAL-18",))
+        yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, long)
+        yield from _grid("VAL-19", "not-a-number", "not_a_number", world_size)
     yield from _side_effects()
     yield from _many()
-    bits = [
-        Cell(operation, dtype, numel=300, data="bits", root=1)
-        for operation in COPYING
-        for dtype in (*FLOATS, *INTEGERS, "bool")
-    ]
-    yield from _chapter.cells("VAL-19", bits, 2, 3)
+    bits = every_cell(COPYING, (*FLOATS, *INTEGERS, "bool"), numel=300, data="bits", root=1)
+    yield from _grid.cells("VAL-19", bits, 2, 3)
 
 
 def _side_effects() -> Iterator[Scenario]:
@@ -79,23 +64,17 @@ def _side_effects() -> Iterator[Scenario]:
         for numel in (5, 200)
         for layout in layouts
     ]
-    yield from _chapter.cells("VAL-13", [one for one in everything if not one.what.in_place], 3)
-    yield from _chapter.cells("VAL-14", everything, 2, 3, 4)
-    lengths = [Cell(operation, dtype, numel=numel, root=1, data=data)
-               for operation in OPERATIONS for dtype in ("float32", "bfloat16", "int64")
-               for numel in (15, 16, 17, 1000, 1023, 1025) for data in DATA]  # fmt: skip
-    yield from _chapter.cells("VAL-15", lengths, 3)
+    yield from _grid.cells("VAL-13", [one for one in everything if not one.what.in_place], 3)
+    yield from _grid.cells("VAL-14", everything, 2, 3, 4)
+    numbers = (15, 16, 17, 1000, 1023, 1025)
+    lengths = every_cell(OPERATIONS, ("float32", "bfloat16", "int64"), numel=numbers, root=1, data=DATA)
+    yield from _grid.cells("VAL-15", lengths, 3)
 
 
 def _many() -> Iterator[Scenario]:
     """Yield scenarios with many rounds of one call, and with others beside it."""
-    rounds = [Cell(operation, dtype, root=1, turns=50) for operation in OPERATIONS for dtype in ("float32", "int64")]
-    yield from _chapter.cells("VAL-16", rounds, 2)
-    beside = [
-        Cell(operation, dtype, numel=100, root=1, neighbour=neighbour, lifetime=lifetime)
-        for operation in OPERATIONS
-        for dtype in ("float32", "int32")
-        for neighbour in NEIGHBOURS[1:]
-        for lifetime in LIFETIMES[:2]
-    ]
-    yield from _chapter.cells("VAL-17", beside, 2, 3)
+    rounds = every_cell(OPERATIONS, ("float32", "int64"), root=1, turns=50)
+    yield from _grid.cells("VAL-16", rounds, 2)
+    axes = {"neighbour": NEIGHBOURS[1:], "lifetime": LIFETIMES[:2]}
+    beside = every_cell(OPERATIONS, ("float32", "int32"), numel=100, root=1, **axes)
+    yield from _grid.cells("VAL-17", beside, 2, 3)

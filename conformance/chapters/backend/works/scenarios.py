@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.chapters.backend.in_backend import InChapter
+from conformance.chapters.backend.in_backend import BackendGrid, every_cell
 from conformance.chapters.backend.works.handles import OF_ALL
+from conformance.chapters.variants import each
 from conformance.programs.operations.cell import Cell
 from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
-_chapter = InChapter("works")
+_grid = BackendGrid("works")
 
 _OF_LIFETIMES = {
     "WORK-03": ("polled", "wait-late"),
@@ -33,21 +34,15 @@ def scenarios() -> Iterator[Scenario]:
             for dtype, numel in (("float32", 9), ("int64", 2000))
             for path in ("public", "group")
         ]
-        yield from _chapter.cells(requirement, cells, 2, 3)
-    late = [
-        Cell(operation, "float32", numel=50_000, root=1, lifetime=lifetime, peer="late")
-        for operation in OPERATIONS for lifetime in ("sync", "wait", "future")
-    ]  # fmt: skip
-    yield from _chapter.cells("WORK-01", late, 2, 3)
+        yield from _grid.cells(requirement, cells, 2, 3)
+    large = {"numel": 50_000, "root": 1, "peer": "late"}
+    late = every_cell(OPERATIONS, ["float32"], lifetime=("sync", "wait", "future"), **large)
+    yield from _grid.cells("WORK-01", late, 2, 3)
     for world_size in (2, 3, 4):
-        for operation in OF_ALL:
-            needs = tuple(need for need in (OPERATIONS[operation].needs,) if need)
-            yield _chapter.scenario(
-                "WORK-02", operation.replace("_", "-"), "calls_before_the_last_rank", world_size, also=("WORK-18",),
-                arguments={"operation": operation}, needs=needs,
-            )  # fmt: skip
-        yield _chapter.scenario("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
-        yield _chapter.scenario("WORK-06", "status", "status_of_works", world_size, also=("WORK-08", "WORK-04"))
-    synchronous = [Cell(operation, "float32", numel=50_000, root=1, peer="late", path="public")
-                   for operation in OPERATIONS]  # fmt: skip
-    yield from _chapter.cells("WORK-18", synchronous, 2, 3)
+        for called in each("operation", OF_ALL):
+            needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
+            given = {"also": ("WORK-18",), "needs": needs}
+            yield from _grid("WORK-02", "", "calls_before_the_last_rank", world_size, called, **given)
+        yield from _grid("WORK-15", "at-once", "works_of_their_own", world_size, also=("WORK-16", "WORK-04"))
+        yield from _grid("WORK-06", "status", "status_of_works", world_size, also=("WORK-08", "WORK-04"))
+    yield from _grid.cells("WORK-18", every_cell(OPERATIONS, ["float32"], path="public", **large), 2, 3)

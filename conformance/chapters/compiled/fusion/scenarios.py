@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters.compiled.compiled_scenarios import EACH_ALONE, CompiledScenarios
+from conformance.chapters.compiled.compiled_scenarios import CompiledScenarios
+from conformance.chapters.grid import Worlds
+from conformance.chapters.variants import EACH_ALONE, PLAIN, capped, options
 from conformance.scenario import Scenario
 
 _make = CompiledScenarios("fusion", "in_graph", "watched")
 
-#: Sixty gradients of 40 bytes, ten to a bucket.
-_SIXTY = [10] * 60
-_TEN_EACH: dict[str, Any] = {"bucket_cap_mb": 400 / 2**20}
+#: Gradients of 40 bytes, three or ten to a bucket.
+_THREE_EACH, _TEN_EACH = capped("", 120 / 2**20), capped("", 400 / 2**20)
 _FUSIONS = {"concat": "FUSE-01", "coalesced": "FUSE-02"}
 _TWO_DTYPES = ["float32", "float64"]
 
@@ -25,30 +26,27 @@ def scenarios() -> Iterator[Scenario]:
     yield from _captured()
 
 
-def _count(requirement: str, slug: str, fusion: str, *also: str, world_size: int = 2, **rest: Any) -> Scenario:
-    scenario = _make.written(
-        requirement, f"{slug}-{fusion}", "compiled_collectives", world_size, compile_={"fusion": fusion}, **rest
-    )
-    return scenario.replace(requirements=tuple(dict.fromkeys((requirement, *also))))
+def _count(requirement: str, slug: str, fusion: str, worlds: Worlds = 2, **rest: Any) -> Iterator[Scenario]:
+    order = {"fusion": fusion}
+    yield from _make.written(requirement, slug, "compiled_collectives", worlds, compile_=order, **rest)
 
 
 def _counted() -> Iterator[Scenario]:
     for fusion, requirement in _FUSIONS.items():
-        yield _count(requirement, "sixty", fusion, "FUSE-05", "FUSE-06", sizes=_SIXTY, options=_TEN_EACH)
-        for world_size in (2, 3):
-            yield _count(requirement, "twelve", fusion, "FUSE-05", "FUSE-06", sizes=[10] * 12, world_size=world_size,
-                         options={"bucket_cap_mb": 120 / 2**20})  # fmt: skip
-        yield _count("FUSE-03", "dtypes", fusion, requirement, sizes=[10] * 12, dtypes=_TWO_DTYPES,
-                     options={"bucket_cap_mb": 120 / 2**20})  # fmt: skip
-        sizes = [4, 5, 6, 7, 8, 9]
-        for slug, options in (
-            ("default", {}),
-            ("each-alone", EACH_ALONE),
-            ("44-bytes", {"bucket_cap_mb": 44 / 2**20}),
-            ("list", {"bucket_cap_mb_list": [16 / 2**20, 60 / 2**20]}),
-        ):
-            if fusion == "concat" or slug == "list":
-                yield _count("FUSE-04", slug, fusion, requirement, sizes=sizes, options=options)
+        several: dict[str, Any] = {"way": _THREE_EACH, "sizes": [10] * 12}
+        also = ("FUSE-05", "FUSE-06")
+        yield from _count(requirement, f"sixty-{fusion}", fusion, also=also, way=_TEN_EACH, sizes=[10] * 60)
+        yield from _count(requirement, f"twelve-{fusion}", fusion, (2, 3), also=also, **several)
+        yield from _count("FUSE-03", f"dtypes-{fusion}", fusion, also=(requirement,), dtypes=_TWO_DTYPES, **several)
+        caps = (
+            PLAIN.named("default"),
+            EACH_ALONE,
+            capped("44-bytes", 44 / 2**20),
+            options("list", bucket_cap_mb_list=[16 / 2**20, 60 / 2**20]),
+        )
+        for cap in caps if fusion == "concat" else caps[-1:]:
+            way = cap.named(f"{cap.slug}-{fusion}")
+            yield from _count("FUSE-04", "", fusion, also=(requirement,), way=way, sizes=[4, 5, 6, 7, 8, 9])
 
 
 def _pairs() -> Iterator[Scenario]:
@@ -57,32 +55,33 @@ def _pairs() -> Iterator[Scenario]:
             for dtypes in (_TWO_DTYPES, ["float32", "float32"]):
                 if (world_size == 4 or fusion == "coalesced") and dtypes != _TWO_DTYPES:
                     continue
-                yield _pair(groups, dtypes, world_size, {"fusion": fusion}, f"-{fusion}")
-    yield _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "-split")
+                yield from _pair(groups, dtypes, world_size, {"fusion": fusion}, fusion)
+    yield from _pair((2, 1), _TWO_DTYPES, 2, {"reduction": "split", "backend": "callable"}, "split")
 
 
-def _pair(groups: tuple[int, int], dtypes: list[str], world_size: int, order: dict[str, Any], slug: str) -> Scenario:
+def _pair(
+    groups: tuple[int, int], dtypes: list[str], world_size: int, order: dict[str, Any], slug: str
+) -> Iterator[Scenario]:
     kinds = "two-dtypes" if len(set(dtypes)) == 2 else "one-dtype"
-    requirements = ["FUSE-07"] + (["FUSE-08"] if len(set(groups)) == 2 else [])
-    requirements += ["FUSE-09"] if len(set(dtypes)) == 2 else []
-    name = f"groups-of-{groups[0]}-and-{groups[1]}-{kinds}{slug}"
-    scenario = _make.written(requirements[-1], name, "compiled_pair", world_size, compile_=order,
-                             groups=list(groups), dtypes=dtypes)  # fmt: skip
-    return scenario.replace(requirements=tuple(requirements))
+    shown = ["FUSE-07"] + (["FUSE-08"] if len(set(groups)) == 2 else [])
+    shown += ["FUSE-09"] if len(set(dtypes)) == 2 else []
+    name = f"groups-of-{groups[0]}-and-{groups[1]}-{kinds}-{slug}"
+    pair: dict[str, Any] = {"groups": list(groups), "dtypes": dtypes, "requirements": tuple(shown)}
+    yield from _make.written(shown[-1], name, "compiled_pair", world_size, compile_=order, **pair)
 
 
 def _captured() -> Iterator[Scenario]:
     """Yield backwards that compiled autograd captures once more."""
     for fusion in _FUSIONS:
+        order = {"fusion": fusion, "compiled_autograd": True}
+        six: dict[str, Any] = {"compile_": order, "way": _THREE_EACH, "sizes": [10] * 6}
         for slug, dtypes in (("captured", ["float32"]), ("captured-dtypes", _TWO_DTYPES)):
-            yield _make.written("FUSE-11", f"{slug}-{fusion}", "compiled_collectives",
-                                compile_={"fusion": fusion, "compiled_autograd": True}, sizes=[10] * 6, dtypes=dtypes,
-                                options={"bucket_cap_mb": 120 / 2**20})  # fmt: skip
+            yield from _make.written("FUSE-11", f"{slug}-{fusion}", "compiled_collectives", dtypes=dtypes, **six)
 
 
 def _compressed() -> Iterator[Scenario]:
     for fusion in _FUSIONS:
         for hook in ("fp16", "bf16"):
-            yield _make.compiled("FUSE-10", f"{hook}-{fusion}", "ready_made_hook", compile_={"fusion": fusion},
-                                 judged={"averages": "graph", "num_in_graphs": 1},
-                                 arguments={"hook": hook, "gradients": "small"})  # fmt: skip
+            given: dict[str, Any] = {"averages": "graph", "num_in_graphs": 1, "hook": hook, "gradients": "small"}
+            order = {"fusion": fusion}
+            yield from _make.compiled("FUSE-10", f"{hook}-{fusion}", "ready_made_hook", compile_=order, **given)
