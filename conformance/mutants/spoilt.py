@@ -13,6 +13,7 @@ The function stands for the methods named; `call` is gloo's method of that name,
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,7 @@ def spoils(*methods: str) -> Callable[[Spoil], Backend]:
 
 
 def of_class(kind: type[Relay]) -> Backend:
-    """Return the backend whose groups are of a class: a mistake that no single method makes."""
+    """Return the backend whose groups are of a class: a mistake that no single method makes. A decorator, too."""
     return dataclasses.replace(GLOO, name=kind.__name__, create=kind)
 
 
@@ -106,14 +107,29 @@ class WorkAround(dist.Work):
         return int(self.inner._source_rank())
 
 
-def gives(kind: type[WorkAround], *methods: str) -> Backend:
-    """Return the backend whose `methods` give Works of a class, which says what the bug is."""
+def gives(*methods: str) -> Callable[[type[WorkAround]], Backend]:
+    """Return a decorator that makes a backend, whose `methods` give Works of a class, of that class."""
 
-    def spoil(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
-        return kind(call(tensors, *rest), tensors)
+    def made(kind: type[WorkAround]) -> Backend:
+        def spoil(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
+            return kind(call(tensors, *rest), tensors)
 
-    spoil.__name__, spoil.__doc__ = kind.__name__, kind.__doc__
-    return spoils(*methods)(spoil)
+        spoil.__name__, spoil.__doc__ = kind.__name__, kind.__doc__
+        return spoils(*methods)(spoil)
+
+    return made
+
+
+def spoils_work(name: str, *methods: str) -> Callable[[Spoil], Backend]:
+    """Return a decorator like `spoils`, for the method `name` of the Works that the backend's `methods` give."""
+
+    def made(spoil: Spoil) -> Backend:
+        def called(work: WorkAround, *args: Any) -> Any:
+            return spoil(work, functools.partial(getattr(WorkAround, name), work), *args)
+
+        return gives(*methods)(type(spoil.__name__, (WorkAround,), {name: called, "__doc__": spoil.__doc__}))
+
+    return made
 
 
 SUM, MAX, MIN, BOR = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.BOR
