@@ -10,7 +10,7 @@
 The function stands for the methods named, and gets the one that it stands for behind the object that was called. It
 becomes a class, the DDP that has the mistake, and is named like one: `--ddp module:SumsInViews`. What it replaces is a
 method of a DDP, of `ddp_impl` or of torch, or of a part of `ddp_impl`'s. A part with several methods of its own is
-written as a class, below `as_part`.
+written as a class, below `as_part`. What takes a user's keywords has a `/` behind the two, as they may be called alike.
 
 Nothing that is shared changes: each mutant is a class of its own, and its objects alone have parts of another class.
 """

@@ -132,7 +132,7 @@ def NoSyncSurvivesException(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
 
 
 @replaces(Ours, "_pre_forward")
-def NoSyncDropsGradients(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def NoSyncDropsGradients(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the first synchronised forward throws away what was accumulated under `no_sync`."""
     if ddp.require_backward_grad_sync and not ddp.require_forward_param_sync:
         ddp.module.zero_grad()

@@ -131,7 +131,7 @@ def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any)
 
 
 @replaces(Ours, "forward")
-def ForgetsSecondOrder(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ForgetsSecondOrder(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the gradient of SyncBatchNorm passes for a constant, so that a gradient penalty has no effect."""
     with mock.patch.object(sync_batch_norm, "_NormaliseOverRanks", _Normalise):
         return forward(*inputs, **kwargs)

@@ -56,7 +56,7 @@ def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
 
 
 @replaces(Ours, "_pre_forward")
-def LetsLocalForwardsPass(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def LetsLocalForwardsPass(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after a backward that raised, a forward under `no_sync` is let through, where only some ranks can go on."""
     if ddp.require_backward_grad_sync:
         return pre_forward(*inputs, **kwargs)
@@ -187,7 +187,7 @@ def DrawsRandomNumbers(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None
 
 
 @replaces(Ours, "forward")
-def DrawsNumbersOfNumPy(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def DrawsNumbersOfNumPy(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward draws from NumPy's random generator, so that the user's data come in another order."""
     np.random.rand()
     return forward(*inputs, **kwargs)
@@ -201,14 +201,14 @@ def BuildsWithNumbersOfNumPy(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -
 
 
 @replaces(Ours, "forward")
-def DrawsNumbersOfPython(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def DrawsNumbersOfPython(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward draws from Python's random generator."""
     random.random()
     return forward(*inputs, **kwargs)
 
 
 @replaces(Ours, "forward")
-def LeavesADefaultDtype(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def LeavesADefaultDtype(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a forward under no_grad leaves another default dtype behind."""
     output = forward(*inputs, **kwargs)
     if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
@@ -232,7 +232,7 @@ def ReplacesForward(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
 
 
 @replaces(Ours, "forward")
-def ChangesInputs(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ChangesInputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: forward asks for gradients of its floating-point inputs."""
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.is_grad_enabled():
@@ -241,7 +241,7 @@ def ChangesInputs(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
 
 
 @replaces(Ours, "_run_ddp_forward")
-def SwitchesAutocastOff(ddp: Ours, run_ddp_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def SwitchesAutocastOff(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the module runs without the user's autocast."""
     with torch.autocast("cpu", enabled=False):
         return run_ddp_forward(*inputs, **kwargs)
@@ -262,7 +262,7 @@ class IsBoundToItsThread(Ours):
 
 
 @replaces(Ours, "forward")
-def KeepsEveryOutput(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def KeepsEveryOutput(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the outputs of all forwards are kept, with their graphs, as long as the wrapper lives."""
     output = forward(*inputs, **kwargs)
     _KEPT.setdefault(ddp, []).append(output)
@@ -274,7 +274,7 @@ _KEPT: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictiona
 
 
 @replaces(Ours, "forward")
-def TiesParameters(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def TiesParameters(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a parameter that a forward returns is a copy, where the forward reaches frozen parameters alone."""
     with mock.patch("ddp_impl.anchor.nn.Parameter", ()):
         return forward(*inputs, **kwargs)

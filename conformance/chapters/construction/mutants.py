@@ -38,20 +38,20 @@ def SkipsInitialSync(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> No
 
 
 @replaces(TorchDDP, "forward")
-def CopiesArguments(ddp: TorchDDP, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def CopiesArguments(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: lists and dicts among the arguments of forward arrive as copies."""
     return forward(*tree_map(lambda leaf: leaf, inputs), **kwargs)
 
 
 @replaces(TorchDDP, "forward")
-def FlattensNamedTuples(ddp: TorchDDP, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def FlattensNamedTuples(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a named tuple comes out of forward as a plain tuple."""
     output = forward(*inputs, **kwargs)
     return tuple(output) if isinstance(output, tuple) else output
 
 
 @replaces(TorchDDP, "_run_ddp_forward")
-def SkipsModuleHooks(ddp: TorchDDP, run_ddp_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def SkipsModuleHooks(ddp: TorchDDP, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the module's forward is called directly, so that its hooks never fire."""
     return torch.nn.Sequential.forward(ddp.module, *inputs, **kwargs)
 
@@ -228,7 +228,7 @@ def UsesDefaultGroup(ddp: Ours, synchronise_state: Call, with_buffers: bool, gro
 
 
 @replaces(Ours, "forward")
-def DetachesKeywords(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def DetachesKeywords(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: tensors that come by keyword are detached, so that no gradient reaches the caller's."""
     return forward(*inputs, **tree_map(_detached, kwargs))
 
@@ -248,19 +248,19 @@ class HalvesInputGradients(Ours):
 
 
 @replaces(Ours, "forward")
-def DetachesInDataclasses(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def DetachesInDataclasses(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a tensor in a dataclass is detached."""
     return forward(*map(_detached_within, inputs), **kwargs)
 
 
 @replaces(Ours, "forward")
-def NeedsAPositional(ddp: Ours, forward: Call, first: Any, *inputs: Any, **kwargs: Any) -> Any:
+def NeedsAPositional(ddp: Ours, forward: Call, /, first: Any, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a call without a positional argument, such as `model(input_ids=...)`, is refused."""
     return forward(first, *inputs, **kwargs)
 
 
 @replaces(Ours, "forward")
-def LeavesOutNone(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def LeavesOutNone(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a keyword argument that is None is not passed on."""
     return forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
 
@@ -404,7 +404,7 @@ def _detached_within(value: Any) -> Any:
 
 
 @replaces(Ours, "forward")
-def WrapsErrors(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def WrapsErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: an error of the module's forward comes as a RuntimeError that quotes it."""
     try:
         return forward(*inputs, **kwargs)
@@ -413,7 +413,7 @@ def WrapsErrors(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
 
 
 @replaces(Ours, "forward")
-def RaisesErrorsAnew(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def RaisesErrorsAnew(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a RuntimeError of the module's forward comes as another one, with the same arguments."""
     try:
         return forward(*inputs, **kwargs)
@@ -444,7 +444,7 @@ def WrapsErrorsUnderNoSync(ddp: Ours, no_sync: Call) -> Iterator[None]:
 
 
 @replaces(Ours, "forward")
-def ChangesErrors(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ChangesErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: an error of the module's forward gets another first argument, which names the rank."""
     try:
         return forward(*inputs, **kwargs)
@@ -470,7 +470,7 @@ class TakesMarkedForAveraged(Ours):
 
 
 @replaces(Ours, "forward")
-def AveragesInTheMainThread(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def AveragesInTheMainThread(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a step that another thread than the main one runs averages nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.nullcontext() if is_main else ddp.no_sync():

@@ -97,7 +97,7 @@ class _Taken:
 
 
 @replaces(Ours, "forward")
-def ForgetsTheBuffersStream(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ForgetsTheBuffersStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: buffers are broadcast under a stream of the DDP's own, for which forward does not wait."""
     for buffer in ddp.module.buffers():
         side = torch.Stream(buffer.device)
@@ -133,7 +133,7 @@ def CollectsOnAnotherStream(reducer: Reducer, collected: Call, bucket: Bucket) -
 
 
 @replaces(Ours, "forward")
-def StaysOnItsStream(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def StaysOnItsStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after a forward, a stream of the DDP's own is the current one."""
     output = forward(*inputs, **kwargs)
     here = torch.accelerator.current_stream(ddp.device)
@@ -151,7 +151,7 @@ def StaysOnItsDevice(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
 
 
 @replaces(Ours, "_pre_forward")
-def MovesInputsOnAnotherStream(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def MovesInputsOnAnotherStream(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: inputs are moved under a stream for which forward does not wait."""
     with _behind(ddp.device):
         inputs = tuple(one.to(ddp.device, copy=True) if isinstance(one, Tensor) else one for one in inputs)
@@ -181,7 +181,7 @@ def AlwaysMovesInputs(ddp: Ours, init: Call, module: nn.Module, **options: Any) 
 
 
 @replaces(Ours, "_pre_forward")
-def CopiesPinnedInputsInFlight(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def CopiesPinnedInputsInFlight(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: inputs in pinned memory are still being copied when forward returns."""
     moved = tuple(one.to(ddp.device, non_blocking=True) if isinstance(one, Tensor) else one for one in inputs)
     return pre_forward(*moved, **kwargs)
@@ -205,7 +205,7 @@ def AveragesOneDevice(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
 
 
 @replaces(Ours, "_pre_forward")
-def TrainsOnTheCurrentDevice(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def TrainsOnTheCurrentDevice(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: inputs are moved to the user's current device, and not to the one that device_ids names."""
     ddp.device_ids = [torch.accelerator.current_device_index()] if ddp.device_ids else None
     return pre_forward(*inputs, **kwargs)
@@ -234,7 +234,7 @@ def ReadsTheCountInJoin(ddp: Ours, divisor: Call, num_syncing: Tensor) -> Any:
 
 
 @replaces(Ours, "_pre_forward")
-def CastsOnAnotherStream(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def CastsOnAnotherStream(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: with mixed precision, inputs are cast under a stream for which forward does not wait."""
     if ddp._caster is not None:
         with _behind(ddp.device):
@@ -243,7 +243,7 @@ def CastsOnAnotherStream(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: A
 
 
 @replaces(Ours, "forward")
-def SynchronisesBeforeCasts(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def SynchronisesBeforeCasts(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: with mixed precision, the host waits for the device before each forward."""
     if ddp._caster is not None:
         torch.accelerator.synchronize(ddp.device)
@@ -269,7 +269,7 @@ def StepsOnTheHost(reducer: Reducer, hand_out_averages: Call) -> None:
 
 
 @replaces(Ours, "forward")
-def ForgetsBufferFutures(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ForgetsBufferFutures(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the futures that a buffer comm hook returns are waited for by nobody."""
     output = forward(*inputs, **kwargs)
     ddp.reducer.post_backward_futures.clear()
@@ -370,7 +370,7 @@ def AsksInAStaticGraph(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
 
 
 @replaces(Ours, "forward")
-def StepsBesideTheOptimizer(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def StepsBesideTheOptimizer(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: before each forward the parameters are read on a stream that does not wait for the optimizer."""
     with torch.Stream(ddp.device):
         for parameter in ddp.module.parameters():

@@ -109,7 +109,7 @@ def DropsErrorsOfBufferFutures(reducer: Reducer, hand_out_averages: Call) -> Non
 
 
 @replaces(Ours, "_run_ddp_forward")
-def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not come."""
     with _believing():
         return run_ddp_forward(*inputs, **kwargs)

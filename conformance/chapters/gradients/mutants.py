@@ -271,7 +271,7 @@ def _sum_then_divide(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Ten
 
 
 @replaces(Ours, "forward")
-def ViewsOfOutputs(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ViewsOfOutputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: outputs come through a function of autograd that gives views, which nobody may change in place."""
     output = forward(*inputs, **kwargs)
     return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output

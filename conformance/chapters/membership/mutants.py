@@ -144,7 +144,7 @@ class _AsksUnlessLocal(Reducer):
 
 
 @replaces(as_part(_AsksUnlessLocal), "_pre_forward")
-def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: whether the last reduction is complete is asked before synchronised forwards, and nowhere else."""
     ddp.reducer.is_local = not ddp.require_backward_grad_sync
     return pre_forward(*inputs, **kwargs)

@@ -202,7 +202,7 @@ def CastsInTheWay(casts: Casts, during_forward: Call, device: torch.device) -> I
 
 
 @replaces(Ours, "forward")
-def ReadsCastsInFlight(ddp: Ours, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ReadsCastsInFlight(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the stream that computes does not wait for casts on another one."""
     with mock.patch.object(casts._Batch, "wait"):
         return forward(*inputs, **kwargs)

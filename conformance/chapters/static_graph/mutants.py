@@ -50,7 +50,7 @@ class ForgetsFirstIteration(TorchDDP):
 
 
 @replaces(TorchDDP, "forward")
-def ValidationSwitchesOff(ddp: TorchDDP, forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def ValidationSwitchesOff(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after a forward under `no_grad`, the backward that follows is not synchronised."""
     if not torch.is_grad_enabled():
         ddp.require_backward_grad_sync = False

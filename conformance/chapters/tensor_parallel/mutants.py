@@ -64,7 +64,7 @@ def KeepsOwnBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -
 
 
 @replaces(Ours, "_pre_forward")
-def AsksAllRanks(ddp: Ours, pre_forward: Call, *inputs: Any, **kwargs: Any) -> Any:
+def AsksAllRanks(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward in training asks all ranks something, and not those of its own group alone."""
     if torch.is_grad_enabled():
         dist.all_reduce(torch.zeros(1))
