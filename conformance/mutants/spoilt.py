@@ -124,7 +124,6 @@ def gives(*methods: str) -> Callable[[type[WorkAround]], Backend]:
 
 def spoils_work(name: str, *methods: str) -> Callable[[Spoil], Backend]:
     """Return a decorator like `spoils`, for the method `name` of the Works that the backend's `methods` give."""
-
     original = getattr(WorkAround, name)
 
     def made(spoil: Spoil) -> Backend:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, as_part, replaces
+from conformance.mutants.spoilt import spoils, spoils_work
+from conformance.own_mistake import OwnMistake
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import MixedPrecision
 from ddp_impl.autograd_hooks import AutogradHooks
@@ -169,3 +171,10 @@ def test_a_mutant_is_called_and_described_like_its_function() -> None:
 def test_what_stands_for_a_method_that_is_not_there_is_refused(owner: type[Any]) -> None:
     with pytest.raises(AttributeError, match="_hand_out_before"):
         replaces(owner, "_hand_out_before")(lambda ddp, call: None)
+
+
+def test_what_spoils_no_method_of_a_backend_is_refused() -> None:
+    with pytest.raises(OwnMistake, match="a backend has no allredcue"):
+        spoils("allredcue")(lambda group, call: None)
+    with pytest.raises(AttributeError, match="wiat"):
+        spoils_work("wiat", "allreduce")
