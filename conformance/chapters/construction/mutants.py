@@ -233,18 +233,18 @@ def DetachesKeywords(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -
     return forward(*inputs, **tree_map(_detached, kwargs))
 
 
-class HalvesInputGradients(Ours):
+@replaces(Ours, "forward")
+def HalvesInputGradients(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the gradients of inputs are divided by the number of ranks, like those of parameters."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return super().forward(*tree_map(self._divided, inputs), **kwargs)
-
-    def _divided(self, leaf: Any) -> Any:
+    def divided(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and leaf.requires_grad):
             return leaf
         view = leaf.view_as(leaf)
-        view.register_hook(lambda gradient: gradient / self.process_group.size())
+        view.register_hook(lambda gradient: gradient / ddp.process_group.size())
         return view
+
+    return forward(*tree_map(divided, inputs), **kwargs)
 
 
 @replaces(Ours, "forward")
@@ -335,14 +335,14 @@ def AlwaysRecurses(
     return named_parameters(prefix, True, remove_duplicate)
 
 
-class NamesCollide(Ours):
+@replaces(Ours, "forward")
+def NamesCollide(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: no keyword argument of forward may have a name of the DDP's own, `inputs`."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self._run(inputs=inputs, **kwargs)
+    def run(inputs: Any, **kwargs: Any) -> Any:
+        return forward(*inputs, **kwargs)
 
-    def _run(self, inputs: Any, **kwargs: Any) -> Any:
-        return super().forward(*inputs, **kwargs)
+    return run(inputs=inputs, **kwargs)
 
 
 class _IgnoringAlike(Ours):
@@ -421,15 +421,14 @@ def RaisesErrorsAnew(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -
         raise type(error)(*error.args) from None
 
 
-class RunsForwardInAGenerator(Ours):
+@replaces(Ours, "forward")
+def RunsForwardInAGenerator(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: forward runs in a generator, in which a StopIteration of the module becomes a RuntimeError."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def outputs() -> Iterator[Any]:
+        yield forward(*inputs, **kwargs)
 
-        def outputs() -> Iterator[Any]:
-            yield super(RunsForwardInAGenerator, self).forward(*inputs, **kwargs)
-
-        return next(outputs())
+    return next(outputs())
 
 
 @replaces(Ours, "no_sync")

@@ -9,7 +9,7 @@ from unittest import mock
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer import Reducer
 
@@ -59,18 +59,18 @@ def OneOptimizerEach(ddp: Ours, lazy_init: Call) -> None:
             parameter._in_backward_optimizers = parameter._in_backward_optimizers[:1]
 
 
-@replaces(Reducer, "_finalize")
-def KeepsUsedGradients(reducer: Reducer, finalize: Call) -> None:
+@replaces(Reducer, "_step")
+def KeepsUsedGradients(reducer: Reducer, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used stay, and are accumulated onto."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "0"}):
-        finalize()
+        step(bucket)
 
 
-@replaces(Reducer, "_finalize")
-def DropsUsedGradients(reducer: Reducer, finalize: Call) -> None:
+@replaces(Reducer, "_step")
+def DropsUsedGradients(reducer: Reducer, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used are dropped even where they are to be kept."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "1"}):
-        finalize()
+        step(bucket)
 
 
 @replaces(Reducer, "_finalize")
@@ -82,27 +82,14 @@ def DropsAllGradients(reducer: Reducer, finalize: Call) -> None:
             member.parameter.grad = None
 
 
-@replaces(Reducer, "_finalize")
-def StepsTwice(reducer: Reducer, finalize: Call) -> None:
+@replaces(Reducer, "_step")
+def StepsTwice(reducer: Reducer, step: Call, bucket: Bucket) -> None:
     """BUG: optimizers in backward step twice on each gradient."""
-    optimizers = [
-        optimizer
-        for member in reducer.members
-        for optimizer in getattr(member.parameter, "_in_backward_optimizers", ())
-    ]
-    for optimizer in optimizers:
-        optimizer.step = _twice(optimizer.step)
-    finalize()
-    for optimizer in optimizers:
-        del optimizer.step
-
-
-def _twice(step: Any) -> Any:
-    def steps() -> None:
-        step()
-        step()
-
-    return steps
+    for parameter in bucket.parameters:
+        if parameter.grad is not None:
+            for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
+                optimizer.step()
+    step(bucket)
 
 
 @replaces(Ours, "_post_forward")
