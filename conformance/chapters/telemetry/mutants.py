@@ -62,7 +62,7 @@ def TellsDefaultCaps(ddp: Ours, told: Call) -> Data:
 @replaces(Ours, "_get_ddp_logging_data")
 def TellsFirstBuckets(ddp: Ours, told: Call) -> Data:
     """BUG: the logged buckets are those before they were rebuilt."""
-    data = told()
+    data: Data = told()
     first: Data = vars(ddp).setdefault("first", data)
     names = ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
     return {**data, **{name: first["bucket_sizes"] for name in names if name in data}}

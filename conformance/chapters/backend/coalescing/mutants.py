@@ -22,7 +22,7 @@ def gathers_the_first_only(group: Any, call: Any, outputs: Any, inputs: Any, *op
 
 
 @spoils_work("wait", "reduce_scatter_single_coalesced")
-def scatters_the_first_only(work: WorkAround, wait: Any, *timeout: Any) -> bool:
+def scatters_the_first_only(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: of several reduce_scatters in one call all but the first come out as zeros."""
     done = wait(*timeout)
     for output in work.tensors[1:]:

@@ -25,7 +25,7 @@ def drops_own_timeouts(group: Any, call: Any, *args: Any) -> Any:
 
 
 @spoils_work("wait", "allreduce", "broadcast", "allgather")
-def ignores_the_waiter(work: WorkAround, wait: Any, *timeout: Any) -> bool:
+def ignores_the_waiter(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: wait(timeout) waits without one."""
     return wait()
 

@@ -66,7 +66,7 @@ class waits_once(WorkAround):
 
 
 @spoils_work("wait", *_COLLECTIVES)
-def knows_its_thread(work: WorkAround, wait: Any, *timeout: Any) -> bool:
+def knows_its_thread(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: only the thread that called may wait."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("called by another thread")
@@ -109,9 +109,7 @@ def future_is_done_at_once(work: WorkAround, get_future: Any) -> Any:
 @spoils_work("get_future", "allreduce")
 def future_is_never_done(work: WorkAround, get_future: Any) -> Any:
     """BUG: the future is done only when somebody waits for the Work."""
-    if not hasattr(work, "future"):
-        work.future: torch.futures.Future[Any] = torch.futures.Future()
-    return work.future
+    return vars(work).setdefault("future", torch.futures.Future())
 
 
 @spoils_work("get_future", "allreduce")
