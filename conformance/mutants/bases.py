@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: torch compares the annotations of a comm hook with types.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -14,29 +14,13 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from conformance.own_mistake import present
-from ddp_impl import DistributedDataParallel
-from ddp_impl.bucket import ManagedParameter
 from ddp_impl.compile.compiled_calls import CompiledCalls
-from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer import Reducer
 
 
 def summed(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
     """Return the bucket's future sum over the group: a comm hook."""
     work = present(dist.all_reduce(bucket.buffer(), group=group, async_op=True))
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
-
-
-class Reducing(DistributedDataParallel):
-    """Gives a DDP the reducer and the account of used parameters that a mutant defines."""
-
-    OwnReducer: type[Reducer] = Reducer
-    OwnUsage: type[ParameterUsage] = ParameterUsage
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.__class__ = self.OwnReducer
-        self.reducer.usage.__class__ = self.OwnUsage
 
 
 class NothingToWaitFor:
@@ -79,16 +63,7 @@ def at_end(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-class LeavesTheInside(DistributedDataParallel):
-    """Compiles with its own backends what the user compiles around it, and not what is compiled inside of it."""
-
-    class OwnCalls(CompiledCalls):
-        """Leaves what is compiled inside to its own backend."""
-
-        def _exchanged(self, callback: Any) -> Any:
-            forward = self._forward
-            return callback if forward is None or forward.compiler is None else super()._exchanged(callback)
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._compiled_calls.__class__ = self.OwnCalls
+def leaving_the_inside(calls: CompiledCalls, exchanged: Callable[[Any], Any], callback: Any) -> Any:
+    """Return the callback that compiles within a forward: the user's, unless the wrapper itself is compiled."""
+    forward = calls._forward
+    return callback if forward is None or forward.compiler is None else exchanged(callback)

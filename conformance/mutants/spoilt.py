@@ -7,12 +7,15 @@
             tensors[0].zero_()
         return call(tensors, *options)
 
-The function stands for the methods named; `call` is gloo's method of that name, and `group` the relay.
+The function stands for the methods named; `call` is gloo's method of that name, and `group` the relay. Below
+`spoils_work` it stands for a method of the Works that collectives give. What needs several methods is a class: a
+`Relay` below `of_class`, or a `WorkAround` below `gives`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from conformance.backends.backend import Backend
 from conformance.backends.gloo import GLOO
 from conformance.mutants.relay import Relay
+from conformance.own_mistake import certain
 
 #: Names under which torch calls one method, by the version of torch.
 _ALIASES = {
@@ -37,8 +41,7 @@ def spoils(*methods: str) -> Callable[[Spoil], Backend]:
     """Return a decorator that makes a backend of a function, see above; it is called like the function."""
 
     def made(spoil: Spoil) -> Backend:
-        names = [name for method in methods for name in _ALIASES.get(method, (method,))]
-        body: dict[str, Any] = {name: _through(spoil, name) for name in names if hasattr(Relay, name)}
+        body: dict[str, Any] = {name: _through(spoil, name) for method in methods for name in _names(method)}
         kind = type(spoil.__name__, (Relay,), {**body, "__doc__": spoil.__doc__})
         return dataclasses.replace(GLOO, name=spoil.__name__, create=kind)
 
@@ -46,7 +49,7 @@ def spoils(*methods: str) -> Callable[[Spoil], Backend]:
 
 
 def of_class(kind: type[Relay]) -> Backend:
-    """Return the backend whose groups are of a class: a mistake that no single method makes."""
+    """Return the backend whose groups are of a class: a class decorator, for what no single method makes."""
     return dataclasses.replace(GLOO, name=kind.__name__, create=kind)
 
 
@@ -106,17 +109,40 @@ class WorkAround(dist.Work):
         return int(self.inner._source_rank())
 
 
-def gives(kind: type[WorkAround], *methods: str) -> Backend:
-    """Return the backend whose `methods` give Works of a class, which says what the bug is."""
+def gives(*methods: str) -> Callable[[type[WorkAround]], Backend]:
+    """Return a decorator that makes a backend, whose `methods` give Works of a class, of that class."""
 
-    def spoil(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
-        return kind(call(tensors, *rest), tensors)
+    def made(kind: type[WorkAround]) -> Backend:
+        def spoil(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
+            return kind(call(tensors, *rest), tensors)
 
-    spoil.__name__, spoil.__doc__ = kind.__name__, kind.__doc__
-    return spoils(*methods)(spoil)
+        spoil.__name__, spoil.__doc__ = kind.__name__, kind.__doc__
+        return spoils(*methods)(spoil)
+
+    return made
+
+
+def spoils_work(name: str, *methods: str) -> Callable[[Spoil], Backend]:
+    """Return a decorator like `spoils`, for the method `name` of the Works that the backend's `methods` give."""
+    original = getattr(WorkAround, name)
+
+    def made(spoil: Spoil) -> Backend:
+        def called(work: WorkAround, *args: Any) -> Any:
+            return spoil(work, functools.partial(original, work), *args)
+
+        return gives(*methods)(type(spoil.__name__, (WorkAround,), {name: called, "__doc__": spoil.__doc__}))
+
+    return made
 
 
 SUM, MAX, MIN, BOR = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.BOR
+
+
+def _names(method: str) -> list[str]:
+    """Return the names that this torch has for a method of a backend."""
+    names = [name for name in _ALIASES.get(method, (method,)) if hasattr(Relay, name)]
+    certain(bool(names), f"a backend has no {method}")
+    return names
 
 
 def _through(spoil: Spoil, name: str) -> Callable[..., Any]:

@@ -13,41 +13,44 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.backends.gloo import GLOO
+from conformance.mutants.patches import Call, as_part, replaces
 from conformance.mutants.relay import Relay
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.reducer import Reducer
 
 #: The same classes by another name, in another module.
 ReexportedTorch = TorchDDP
-Reexported = DistributedDataParallel
+Reexported = Ours
 
 
-class Subclass(DistributedDataParallel):
+class _SameReducer(Reducer):
+    """Changes nothing."""
+
+
+@replaces(as_part(_SameReducer), "__init__")
+def Subclass(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """Hands everything on."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    init(*args, **kwargs)
 
 
-class TreatsAllAsLarge(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def TreatsAllAsLarge(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """Treats every gradient as it treats large ones, which few of the suite's models have."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._options = dataclasses.replace(self._options, large_numel=1)
-        super()._attach_reducer(members)
+    ddp._options = dataclasses.replace(ddp._options, large_numel=1)
+    attach_reducer(members)
 
 
-class SubclassOfTorch(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def SubclassOfTorch(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """Hands everything on."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    init(*args, **kwargs)
 
 
 class Composed(nn.Module):
     """Holds a DDP that does all the work, and shows whatever it shows."""
 
-    Inner: type[nn.Module] = DistributedDataParallel
+    Inner: type[nn.Module] = Ours
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         inner = self.Inner(*args, **kwargs)
@@ -87,7 +90,7 @@ class ComposedOfTorch(Composed):
 
 def called(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Call ddp_impl's DDP in a function of its own."""
-    return DistributedDataParallel(module, *args, **kwargs)
+    return Ours(module, *args, **kwargs)
 
 
 def called_torch(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:

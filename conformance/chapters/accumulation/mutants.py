@@ -14,20 +14,19 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing
-from ddp_impl import DistributedDataParallel
+from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor
+from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
 
-class ReducesInsideNoSync(TorchDDP):
+@replaces(TorchDDP, "no_sync")
+@contextlib.contextmanager
+def ReducesInsideNoSync(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
     """BUG: `no_sync` does nothing; every backward averages what has been accumulated."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Do nothing."""
-        yield
+    yield
 
 
 class GathersInsideNoSync(ActsAfterBackward):
@@ -38,12 +37,10 @@ class GathersInsideNoSync(ActsAfterBackward):
         self.register_comm_hook(self.process_group, _mean_of_gathered)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Note whether the forward is local."""
         self.is_local = not self.require_backward_grad_sync
         return super().forward(*inputs, **kwargs)
 
     def after_reduced(self) -> None:
-        """Gather what this rank has accumulated."""
         if self.is_local:
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             _gathered(self.process_group, torch.cat([gradient.reshape(-1) for gradient in gradients]))
@@ -61,44 +58,39 @@ def _mean_of_gathered(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Te
     return mean
 
 
-class BackwardDecides(Reducing):
+class _AsksItsWrapper(Reducer):
+    wrapper: Any
+
+    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+        if self.wrapper().require_backward_grad_sync:
+            super()._start(bucket, buffer)
+        else:
+            self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+
+
+@replaces(as_part(_AsksItsWrapper), "_attach_reducer")
+def BackwardDecides(ddp: Any, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: whether gradients are reduced is decided by where backward runs, not by where forward did."""
-
-    class OwnReducer(Reducer):
-        """Asks its wrapper late."""
-
-        wrapper: Any = None
-
-        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-            if self.wrapper().require_backward_grad_sync:
-                super()._start(bucket, buffer)
-            else:
-                self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.wrapper = weakref.ref(self)  # type: ignore[attr-defined]
+    attach_reducer(members)
+    ddp.reducer.wrapper = weakref.ref(ddp)
 
 
-class ResyncsParameters(DistributedDataParallel):
+@replaces(Ours, "no_sync")
+@contextlib.contextmanager
+def ResyncsParameters(ddp: Ours, no_sync: Call) -> Iterator[None]:
     """BUG: leaving `no_sync` gives every rank the parameters of rank 0."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Run without synchronisation, then copy."""
-        with super().no_sync():
-            yield
-        self._synchronise_state(False)
+    with no_sync():
+        yield
+    ddp._synchronise_state(False)
 
 
-class HidesNoSync(DistributedDataParallel):
+class HidesNoSync(Ours):
     """BUG: inside `no_sync` the attribute `require_backward_grad_sync` stays True."""
 
     is_local = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Note it elsewhere."""
         before = self.is_local
         self.is_local = True
         try:
@@ -107,71 +99,51 @@ class HidesNoSync(DistributedDataParallel):
             self.is_local = before
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, without synchronisation if that was noted."""
         with super().no_sync() if self.is_local else contextlib.nullcontext():
             return super().forward(*inputs, **kwargs)
 
 
-class ForgetsEarlierUse(Reducing):
+@replaces(ParameterUsage, "_used")
+def ForgetsEarlierUse(usage: ParameterUsage, used: Call, used_before: Collection[int] = ()) -> Any:
     """BUG: what was used under `no_sync` does not count as used when it is reduced."""
-
-    class OwnUsage(ParameterUsage):
-        """Counts the last backward alone."""
-
-        def _used(self, used_before: Collection[int] = ()) -> list[bool]:
-            self.used_locally.clear()
-            return super()._used(())
+    usage.used_locally.clear()
+    return used(())
 
 
-class InnerNoSyncEndsOuter(TorchDDP):
+@replaces(TorchDDP, "no_sync")
+@contextlib.contextmanager
+def InnerNoSyncEndsOuter(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
     """BUG: leaving any `no_sync` switches synchronisation on."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Switch synchronisation off, then on."""
-        self.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = True
-
-
-class NoSyncSurvivesException(TorchDDP):
-    """BUG: when an exception leaves `no_sync`, synchronisation stays off."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Switch synchronisation off, and back on only if all goes well."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
+    ddp.require_backward_grad_sync = False
+    try:
         yield
-        self.require_backward_grad_sync = before
+    finally:
+        ddp.require_backward_grad_sync = True
 
 
-class NoSyncDropsGradients(DistributedDataParallel):
+@replaces(TorchDDP, "no_sync")
+@contextlib.contextmanager
+def NoSyncSurvivesException(ddp: TorchDDP, no_sync: Call) -> Iterator[None]:
+    """BUG: when an exception leaves `no_sync`, synchronisation stays off."""
+    before = ddp.require_backward_grad_sync
+    ddp.require_backward_grad_sync = False
+    yield
+    ddp.require_backward_grad_sync = before
+
+
+@replaces(Ours, "_pre_forward")
+def NoSyncDropsGradients(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the first synchronised forward throws away what was accumulated under `no_sync`."""
-
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.require_backward_grad_sync and not self.require_forward_param_sync:
-            self.module.zero_grad()
-        return super()._pre_forward(*inputs, **kwargs)
+    if ddp.require_backward_grad_sync and not ddp.require_forward_param_sync:
+        ddp.module.zero_grad()
+    return pre_forward(*inputs, **kwargs)
 
 
-class AveragesInBetween(Reducing):
+@replaces(Reducer, "forward_was_local")
+def AveragesInBetween(reducer: Reducer, forward_was_local: Call, outputs: Iterable[Tensor]) -> None:
     """BUG: any backward sets off the reduction that a synchronised forward has armed, a local one, too."""
 
-    class OwnReducer(Reducer):
-        """Does not listen to local forwards."""
 
-        def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
-            """Do nothing."""
-
-
-class TakesFailedForRunning(Reducing):
+@replaces(Reducer, "backward_raised")
+def TakesFailedForRunning(reducer: Reducer, backward_raised: Call, *_: object) -> None:
     """BUG: a backward that raised goes on for the reducer: it takes the gradients of the next one, a local one, too."""
-
-    class OwnReducer(Reducer):
-        """Does not notice that a backward raised."""
-
-        def _backward_raised(self, *_: object) -> None:
-            """Do nothing."""

@@ -9,160 +9,135 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddp_impl import DistributedDataParallel, collectives
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import collectives
 from ddp_impl.buffers import broadcast_state
 
 
-class StaleBuffers(TorchDDP):
+@replaces(TorchDDP, "_sync_buffers")
+def StaleBuffers(ddp: TorchDDP, sync_buffers: Call) -> None:
     """BUG: buffers are synchronised at construction and never again, so that they drift apart."""
 
-    def _sync_buffers(self) -> None:
-        pass
 
-
-class TellsAutograd(TorchDDP):
+@replaces(TorchDDP, "_sync_buffers")
+def TellsAutograd(ddp: TorchDDP, sync_buffers: Call) -> None:
     """BUG: synchronising buffers counts as changing them, which invalidates graphs that saved them."""
-
-    def _sync_buffers(self) -> None:
-        super()._sync_buffers()
-        with torch.no_grad():
-            for buffer in self.modules_buffers:
-                buffer.copy_(buffer.clone())
+    sync_buffers()
+    with torch.no_grad():
+        for buffer in ddp.modules_buffers:
+            buffer.copy_(buffer.clone())
 
 
-class FloatingBuffersOnly(TorchDDP):
+@replaces(TorchDDP, "_assign_modules_buffers")
+def FloatingBuffersOnly(ddp: TorchDDP, assign_modules_buffers: Call) -> None:
     """BUG: only floating-point buffers are synchronised."""
-
-    def _assign_modules_buffers(self) -> None:
-        super()._assign_modules_buffers()
-        self.modules_buffers = [buffer for buffer in self.modules_buffers if buffer.is_floating_point()]
+    assign_modules_buffers()
+    ddp.modules_buffers = [buffer for buffer in ddp.modules_buffers if buffer.is_floating_point()]
 
 
-class KeepsFirstBuffers(TorchDDP):
+@replaces(TorchDDP, "_assign_modules_buffers")
+def KeepsFirstBuffers(ddp: TorchDDP, assign_modules_buffers: Call) -> None:
     """BUG: the buffers that were there at construction are synchronised, not those that took their places."""
-
-    def _assign_modules_buffers(self) -> None:
-        if not hasattr(self, "modules_buffers"):
-            super()._assign_modules_buffers()
+    if not hasattr(ddp, "modules_buffers"):
+        assign_modules_buffers()
 
 
-class BuffersOfLastRank(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def BuffersOfLastRank(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: buffers come from the last rank."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        broadcast_state(self.modules_buffers, self.process_group, self.device, self.process_group.size() - 1)
+    broadcast_state(ddp.modules_buffers, ddp.process_group, ddp.device, ddp.process_group.size() - 1)
 
 
-class MeanOfBuffers(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def MeanOfBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: floating-point buffers are averaged before forward, so that those of rank 0 change too."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        super()._sync_buffers(authoritative)
-        for buffer in self.modules_buffers:
-            if buffer.is_floating_point():
-                buffer.data.add_(self.process_group.rank())
-                collectives.all_reduce_now(buffer.data, self.process_group)
-                buffer.data.div_(self.process_group.size())
+    sync_buffers(authoritative)
+    for buffer in ddp.modules_buffers:
+        if buffer.is_floating_point():
+            buffer.data.add_(ddp.process_group.rank())
+            collectives.all_reduce_now(buffer.data, ddp.process_group)
+            buffer.data.div_(ddp.process_group.size())
 
 
-class PersistentBuffersOnly(DistributedDataParallel):
+@replaces(Ours, "named_module_buffers")
+def PersistentBuffersOnly(ddp: Ours, named_module_buffers: Call) -> dict[str, Tensor]:
     """BUG: buffers that the state dict leaves out are not synchronised."""
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """The buffers of the state dict."""
-        kept = self.module.state_dict()
-        return {name: buffer for name, buffer in super().named_module_buffers.items() if name in kept}
+    kept = ddp.module.state_dict()
+    return {name: buffer for name, buffer in named_module_buffers().items() if name in kept}
 
 
-class WideIntegersOnly(DistributedDataParallel):
+@replaces(Ours, "named_module_buffers")
+def WideIntegersOnly(ddp: Ours, named_module_buffers: Call) -> dict[str, Tensor]:
     """BUG: of integer buffers only those of 64 bits are synchronised before forward."""
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """Buffers that are not integers, and wide integers."""
-        narrow = (torch.int8, torch.int16, torch.int32)
-        return {name: buffer for name, buffer in super().named_module_buffers.items() if buffer.dtype not in narrow}
+    narrow = (torch.int8, torch.int16, torch.int32)
+    return {name: buffer for name, buffer in named_module_buffers().items() if buffer.dtype not in narrow}
 
 
-class LosesImaginaryParts(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def LosesImaginaryParts(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: of a complex buffer only the real part is copied."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        kept = {buffer: buffer.imag.clone() for buffer in self.modules_buffers if buffer.is_complex()}
-        super()._sync_buffers(authoritative)
-        for buffer, imaginary in kept.items():
-            buffer.data.imag.copy_(imaginary)
+    kept = {buffer: buffer.imag.clone() for buffer in ddp.modules_buffers if buffer.is_complex()}
+    sync_buffers(authoritative)
+    for buffer, imaginary in kept.items():
+        buffer.data.imag.copy_(imaginary)
 
 
-class SkipsUncarriedBuffers(DistributedDataParallel):
+@replaces(Ours, "named_module_buffers")
+def SkipsUncarriedBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tensor]:
     """BUG: buffers of a dtype that gloo does not carry stay each rank's own, and nobody is told."""
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """Buffers of dtypes that all backends know."""
-        known = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool)
-        buffers = super().named_module_buffers.items()
-        return {
-            name: buffer
-            for name, buffer in buffers
-            if buffer.dtype in known or (buffer.dtype.is_complex or buffer.dtype.is_floating_point)
-        }
+    known = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool)
+    buffers = named_module_buffers().items()
+    return {
+        name: buffer
+        for name, buffer in buffers
+        if buffer.dtype in known or (buffer.dtype.is_complex or buffer.dtype.is_floating_point)
+    }
 
 
-class SyncsBuffersThoughTold(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def SyncsBuffersThoughTold(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: `forward_sync_buffers=False` and `broadcast_buffers=False` are ignored."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.forward_sync_buffers = True
+    init(*args, **kwargs)
+    ddp.forward_sync_buffers = True
 
 
-class InitSyncsAllBuffers(DistributedDataParallel):
+@replaces(Ours, "_synchronise_state")
+def InitSyncsAllBuffers(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: `broadcast_buffers=False` does not keep buffers out of the synchronisation at construction."""
-
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        super()._synchronise_state(True, group_src)
+    synchronise_state(True, group_src)
 
 
-class DeprecatesInSilence(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def DeprecatesInSilence(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: deprecated arguments do not warn."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            super().__init__(*args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        init(*args, **kwargs)
 
 
-class SyncsIgnoredBuffers(DistributedDataParallel):
+@replaces(Ours, "named_module_buffers")
+def SyncsIgnoredBuffers(ddp: Ours, named_module_buffers: Call) -> dict[str, Tensor]:
     """BUG: ignored buffers are synchronised."""
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """All buffers."""
-        return dict(self.module.named_buffers())
+    return dict(ddp.module.named_buffers())
 
 
-class SyncsNoBuffers(DistributedDataParallel):
+@replaces(Ours, "_pre_forward")
+def SyncsNoBuffers(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a collective precedes every synchronised forward, also where there is no buffer."""
-
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            collectives.broadcast_from(torch.zeros(1), self.process_group, 0)
-        return super()._pre_forward(*inputs, **kwargs)
+    if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+        collectives.broadcast_from(torch.zeros(1), ddp.process_group, 0)
+    return pre_forward(*inputs, **kwargs)
 
 
-class SyncsBuffersWithGradients(DistributedDataParallel):
+@replaces(Ours, "will_sync_module_buffers")
+def SyncsBuffersWithGradients(ddp: Ours, will_sync_module_buffers: Call) -> bool:
     """BUG: buffers are copied in exactly the synchronised forwards: also after one under `no_sync`, never inside."""
-
-    def will_sync_module_buffers(self) -> bool:
-        """Ask whether this forward synchronises, instead of the one before."""
-        return self._synchronises and self.forward_sync_buffers and self._has_buffers
+    return ddp._synchronises and ddp.forward_sync_buffers and ddp._has_buffers
 
 
-class SyncsBuffersInTrainingOnly(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def SyncsBuffersInTrainingOnly(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: in eval mode buffers are each rank's own."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        if self.training:
-            super()._sync_buffers(authoritative)
+    if ddp.training:
+        sync_buffers(authoritative)

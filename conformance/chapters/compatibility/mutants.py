@@ -14,65 +14,58 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel, sync_batch_norm
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import sync_batch_norm
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 
 
-class SaysNothing(DistributedDataParallel):
+class SaysNothing(Ours):
     """BUG: a public method has no docstring."""
 
-    def undocumented(self) -> None:  # noqa: D102
+    def undocumented(self) -> None:
         pass
 
 
-class ReadsResults(Reducing):
+@replaces(Reducer, "_finalize")
+def ReadsResults(reducer: Reducer, finalize: Call) -> None:
     """BUG: sums are read from `Work.result()`, which not every backend has."""
-
-    class OwnReducer(Reducer):
-        """Asks the work."""
-
-        def _finalize(self) -> None:
-            for buffer, work in self._in_flight.values():
-                if self.comm_hook is None:
-                    work.wait()
-                    buffer.copy_(work.result()[0])
-            super()._finalize()
+    for buffer, work in reducer._in_flight.values():
+        if reducer.comm_hook is None:
+            work.wait()
+            buffer.copy_(work.result()[0])
+    finalize()
 
 
-class ArgumentsWithoutTuples(DistributedDataParallel):
+@replaces(Ours, "to_kwargs")
+def ArgumentsWithoutTuples(ddp: Ours, to_kwargs: Call, inputs: Any, kwargs: Any, device_id: int) -> Any:
     """BUG: `to_kwargs` gives inputs and keywords as they are, not each in a tuple of one."""
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        """Return both."""
-        return inputs, kwargs
+    return inputs, kwargs
 
 
-class PreparesOnce(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def PreparesOnce(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: preparing for backward a second time switches averaging off."""
+    attach_reducer(members)
+    prepare = ddp.reducer.prepare_for_backward
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        prepare = self.reducer.prepare_for_backward
+    def prepare_once(outputs: Any) -> None:
+        if ddp.reducer.state.phase.value == "armed":
+            ddp.reducer.remove_hooks()
+        prepare(outputs)
 
-        def prepare_once(outputs: Any) -> None:
-            if self.reducer.state.phase.value == "armed":
-                self.reducer.remove_hooks()
-            prepare(outputs)
-
-        self.reducer.prepare_for_backward = prepare_once  # type: ignore[method-assign]
+    ddp.reducer.prepare_for_backward = prepare_once  # type: ignore[method-assign]
 
 
-class LooksItsGroupUp(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def LooksItsGroupUp(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a group is looked up among those that torch.distributed has made."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        dist.get_rank(self.process_group)
-        super()._attach_reducer(members)
+    dist.get_rank(ddp.process_group)
+    attach_reducer(members)
 
 
-class RunsTheModuleItself(DistributedDataParallel):
+class RunsTheModuleItself(Ours):
     """BUG: forward calls the module, whatever a subclass puts in the place of `_run_ddp_forward`."""
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -83,74 +76,65 @@ class RunsTheModuleItself(DistributedDataParallel):
         return self._post_forward(self.module(*inputs, **kwargs))
 
 
-class LeavesAThread(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def LeavesAThread(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: each wrapper starts a thread, and nobody ends it."""
-
-    def __init__(self, module: Any, **options: Any) -> None:
-        super().__init__(module, **options)
-        threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
+    init(module, **options)
+    threading.Thread(target=threading.Event().wait, name="monitor", daemon=True).start()
 
 
-class LeavesAProcess(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def LeavesAProcess(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: each wrapper starts a process with a session of its own, and nobody ends it."""
-
-    def __init__(self, module: Any, **options: Any) -> None:
-        super().__init__(module, **options)
-        subprocess.Popen(["sleep", "5"], start_new_session=True)
+    init(module, **options)
+    subprocess.Popen(["sleep", "5"], start_new_session=True)
 
 
-class LeavesAGroup(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def LeavesAGroup(ddp: Ours, init: Call, module: Any, process_group: Any = None, **options: Any) -> None:
     """BUG: each wrapper makes a process group, and nobody destroys it."""
-
-    def __init__(self, module: Any, process_group: Any = None, **options: Any) -> None:
-        group = process_group or dist.group.WORLD
-        super().__init__(module, process_group=dist.new_group(dist.get_process_group_ranks(group)), **options)
+    group = process_group or dist.group.WORLD
+    init(module, process_group=dist.new_group(dist.get_process_group_ranks(group)), **options)
 
 
-class LeavesAFile(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def LeavesAFile(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: each wrapper opens a file, and nobody closes it."""
-
-    def __init__(self, module: Any, **options: Any) -> None:
-        super().__init__(module, **options)
-        os.open(__file__, os.O_RDONLY)
+    init(module, **options)
+    os.open(__file__, os.O_RDONLY)
 
 
-class LeavesAnExitCallback(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def LeavesAnExitCallback(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: each wrapper has Python call something when the process ends, and nobody takes it back."""
-
-    def __init__(self, module: Any, **options: Any) -> None:
-        super().__init__(module, **options)
-        atexit.register(str)
+    init(module, **options)
+    atexit.register(str)
 
 
-class IsRemembered(DistributedDataParallel):
+class IsRemembered(Ours):
     """BUG: a list of the class keeps what every wrapper averages."""
 
     _all: ClassVar[list[Sequence[ManagedParameter]]] = []
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        """Note the parameters."""
         super()._attach_reducer(members)
         self._all.append(members)
 
 
-class TakesNoSubclassSeriously(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: the constructor accepts subclasses whose overrides nobody calls."""
-
-    def __init__(self, module: Any, **options: Any) -> None:
-        kind = type(self)
-        self.__class__ = DistributedDataParallel  # type: ignore[assignment]
-        DistributedDataParallel.__init__(self, module, **options)
-        self.__class__ = kind
+    kind = type(ddp)
+    ddp.__class__ = Ours
+    Ours.__init__(ddp, module, **options)
+    ddp.__class__ = kind
 
 
-class ForgetsSecondOrder(DistributedDataParallel):
+@replaces(Ours, "forward")
+def ForgetsSecondOrder(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the gradient of SyncBatchNorm passes for a constant, so that a gradient penalty has no effect."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        with mock.patch.object(sync_batch_norm, "_NormaliseOverRanks", _Normalise):
-            return super().forward(*inputs, **kwargs)
+    with mock.patch.object(sync_batch_norm, "_NormaliseOverRanks", _Normalise):
+        return forward(*inputs, **kwargs)
 
 
 class _Normalise(sync_batch_norm._NormaliseOverRanks):

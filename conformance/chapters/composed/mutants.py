@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel
+from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.errors import ReductionError
@@ -25,179 +25,118 @@ from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 
 
-class RefusesAlone(Reducing):
+@replaces(Reducer, "_refuse")
+def RefusesAlone(reducer: Reducer, refuse: Call, error: ReductionError) -> None:
     """BUG: a rank that cannot use a gradient raises at once; the others wait for it."""
-
-    class OwnReducer(Reducer):
-        """Raises whatever the options are."""
-
-        def _refuse(self, error: ReductionError) -> None:
-            raise error
+    raise error
 
 
-class HoldsBackItsOwnMissing(Reducing):
+@as_part
+class HoldsBackItsOwnMissing(Reducer):
     """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
 
-    class OwnReducer(Reducer):
-        """Tells others what is sure, and does not listen."""
+    def _tell_others(self, coming: Sequence[bool]) -> None:
+        self._mine = coming
+        super()._tell_others(coming)
 
-        def _tell_others(self, coming: Sequence[bool]) -> None:
-            """Keep it."""
-            self._mine = coming
-            super()._tell_others(coming)
-
-        def _hold_back(self, sure: Sequence[bool]) -> None:
-            super()._hold_back(getattr(self, "_mine", sure))
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        super()._hold_back(getattr(self, "_mine", sure))
 
 
-class KeepsDroppedGradients(Reducing):
+@replaces(Reducer, "_forget_dropped")
+def KeepsDroppedGradients(reducer: Reducer, forget_dropped: Call, unused: Iterable[int]) -> None:
     """BUG: a gradient that the loop dropped before its first reduction counts; the parameter gets zeros."""
 
-    class OwnReducer(Reducer):
-        """Forgets nothing."""
 
-        def _forget_dropped(self, unused: Iterable[int]) -> None:
-            """Do nothing."""
-
-
-class AsksNoPeerAfterAnException(Reducing):
+@replaces(Reducer, "check_finished")
+def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
     """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
-
-    class OwnReducer(Reducer):
-        """Looks at itself alone."""
-
-        def check_finished(self) -> None:
-            """Raise for this rank's own gradients."""
-            self._raised_early = False
-            super().check_finished()
+    reducer._raised_early = False
+    check_finished()
 
 
-class LetsLocalForwardsPass(Reducing):
+@replaces(Ours, "_pre_forward")
+def LetsLocalForwardsPass(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after a backward that raised, a forward under `no_sync` is let through, where only some ranks can go on."""
-
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.require_backward_grad_sync:
-            return super()._pre_forward(*inputs, **kwargs)
-        with mock.patch.object(self.reducer, "check_finished"):
-            return super()._pre_forward(*inputs, **kwargs)
+    if ddp.require_backward_grad_sync:
+        return pre_forward(*inputs, **kwargs)
+    with mock.patch.object(ddp.reducer, "check_finished"):
+        return pre_forward(*inputs, **kwargs)
 
 
-class LeavesOthersWaiting(Reducing):
+@replaces(Reducer, "_expect")
+def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
-
-    class OwnReducer(Reducer):
-        """Says nothing when the backward begins."""
-
-        def _expect(self) -> None:
-            if not self._will_exchange_usage:
-                super()._expect()
+    if not reducer._will_exchange_usage:
+        expect()
 
 
-class SkipsAfterAnException(Reducing):
+@replaces(Reducer, "backward_raised")
+def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
-
-    class OwnReducer(Reducer):
-        """Believes what was said before."""
-
-        def backward_raised(self, *arguments: Any) -> None:
-            """Take note, and skip everything."""
-            super().backward_raised(*arguments)
-            if self._raised_early:
-                self._skipped = set(range(len(self.buckets)))
+    backward_raised(*arguments)
+    if reducer._raised_early:
+        reducer._skipped = set(range(len(reducer.buckets)))
 
 
-class KeepsTheOldLayout(Reducing):
+@replaces(Reducer, "_hand_out")
+def KeepsTheOldLayout(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
-
-    class OwnReducer(Reducer):
-        """Copies views as they are."""
-
-        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
-            with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
-                super()._hand_out(bucket, buffer, used)
+    with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
+        hand_out(bucket, buffer, used)
 
 
-class KeepsTheOldViews(Reducing):
+@replaces(Reducer, "_collected")
+def KeepsTheOldViews(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
-
-    class OwnReducer(Reducer):
-        """Takes every view for one that fits."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            with mock.patch("ddp_impl.gradients._is_laid_out_as", return_value=True):
-                return super()._collected(bucket)
+    with mock.patch("ddp_impl.gradients._is_laid_out_as", return_value=True):
+        return collected(bucket)
 
 
-class LaysOutAsOfToday(Reducing):
+@replaces(Reducer, "_adopt")
+def LaysOutAsOfToday(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
     """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
-
-    class OwnReducer(Reducer):
-        """Reads layouts anew."""
-
-        def _adopt(self, plan: BucketPlan) -> None:
-            self.members = tuple(
-                ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in self.members
-            )
-            super()._adopt(plan)
+    reducer.members = tuple(
+        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in reducer.members
+    )
+    adopt(plan)
 
 
-class CopyForgetsLayouts(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyForgetsLayouts(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy lays its buckets out as parameters are when it is made, which may differ by rank."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Keep the names alone."""
-        super().__setstate__({**state, "_averaged": dict.fromkeys(state["_averaged"], ())})
+    setstate({**state, "_averaged": dict.fromkeys(state["_averaged"], ())})
 
 
-class TakesStandInsForAll(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer", "__getstate__")
+def TakesStandInsForAll(ddp: Ours, call: Call, *args: Any) -> Any:
     """BUG: a parameter that was replaced behind stand-ins trains locally, and a copy knows no other."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        with mock.patch.object(ParameterWatch, "check_hidden"):
-            super()._attach_reducer(members)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Check nothing."""
-        with mock.patch.object(ParameterWatch, "check_hidden"):
-            return super().__getstate__()
+    with mock.patch.object(ParameterWatch, "check_hidden"):
+        return call(*args)
 
 
-class AveragesWhatIsFrozen(Reducing):
+@replaces(Reducer, "_collected")
+def AveragesWhatIsFrozen(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: a frozen parameter whose hook autograd still calls counts as used."""
-
-    class OwnReducer(Reducer):
-        """Looks at no `requires_grad`."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
-                return super()._collected(bucket)
+    with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
+        return collected(bucket)
 
 
-class ForgetsMissingGradients(Reducing):
+@replaces(Reducer, "reset")
+def ForgetsMissingGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: with the group's update the reducer forgets that gradients were missing, and nobody was told."""
-
-    class OwnReducer(Reducer):
-        """Resets at once."""
-
-        def reset(self, group: dist.ProcessGroup) -> None:
-            """Say nothing."""
-            self._told_missing = True
-            super().reset(group)
+    reducer._told_missing = True
+    reset(group)
 
 
-class RebuildsAlone(Reducing):
+@replaces(Reducer, "prepare_for_forward")
+def RebuildsAlone(reducer: Reducer, prepare_for_forward: Call) -> None:
     """BUG: a rank that torch.autograd.grad led back to an earlier forward rebuilds no buckets with the others."""
-
-    class OwnReducer(Reducer):
-        """Takes what was asked again for an iteration that a forward has opened."""
-
-        def prepare_for_forward(self) -> None:
-            """Leave the phase as it is."""
-            self.state.is_repeated = False
-            super().prepare_for_forward()
+    reducer.state.is_repeated = False
+    prepare_for_forward()
 
 
-class StaysInJoin(DistributedDataParallel):
+class StaysInJoin(Ours):
     """BUG: after a join context every forward asks who still has data, and takes the buffers of the last rank."""
 
     @property
@@ -210,165 +149,132 @@ class StaysInJoin(DistributedDataParallel):
             self.__dict__["joins"] = config
 
 
-class LeavesAWarningsFilter(DistributedDataParallel):
+@replaces(Ours, "join")
+def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> Join:
     """BUG: torch's join context as it is, which leaves a filter of warnings."""
-
-    def join(self, *args: Any, **kwargs: Any) -> Join:
-        """Return torch's."""
-        return Join([self], *args, **kwargs)
+    return Join([ddp], *args, **kwargs)
 
 
-class AgreesInAutogradGrad(Reducing):
+@replaces(Reducer, "_expect")
+def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-
-    class OwnReducer(Reducer):
-        """Does not wait for a gradient."""
-
-        def _expect(self) -> None:
-            """Exchange it at once."""
-            if self._will_exchange_usage and not self._has_forecast:
-                self._tell_others(self.search.coming())
-            super()._expect()
+    if reducer._will_exchange_usage and not reducer._has_forecast:
+        reducer._tell_others(reducer.search.coming())
+    expect()
 
 
-class SendsNothingForFrozen(Reducing):
+@replaces(Reducer, "_collected")
+def SendsNothingForFrozen(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
-
-    class OwnReducer(Reducer):
-        """Counts it as used."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            """Forget which gradient was missing."""
-            unused = set(self.usage.unused)
-            buffer = super()._collected(bucket)
-            if bucket.sparse:
-                self.usage.unused.intersection_update(unused)
-            return buffer
+    unused = set(reducer.usage.unused)
+    buffer = collected(bucket)
+    if bucket.sparse:
+        reducer.usage.unused.intersection_update(unused)
+    return buffer
 
 
-class CopyLeavesFrozenOut(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyLeavesFrozenOut(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy averages what requires a gradient on this rank now, not what the original averaged."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Forget what the original averaged."""
-        super().__setstate__({name: value for name, value in state.items() if name != "_averaged"})
+    setstate({name: value for name, value in state.items() if name != "_averaged"})
 
 
-class DrawsRandomNumbers(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def DrawsRandomNumbers(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: the constructor draws from torch's random generator, so that dropout differs from training without DDP."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        torch.rand(1)
+    init(*args, **kwargs)
+    torch.rand(1)
 
 
-class DrawsNumbersOfNumPy(DistributedDataParallel):
+@replaces(Ours, "forward")
+def DrawsNumbersOfNumPy(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward draws from NumPy's random generator, so that the user's data come in another order."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        np.random.rand()
-        return super().forward(*inputs, **kwargs)
+    np.random.rand()
+    return forward(*inputs, **kwargs)
 
 
-class BuildsWithNumbersOfNumPy(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def BuildsWithNumbersOfNumPy(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: the constructor seeds NumPy's random generator."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        np.random.seed(0)
+    init(*args, **kwargs)
+    np.random.seed(0)
 
 
-class DrawsNumbersOfPython(DistributedDataParallel):
+@replaces(Ours, "forward")
+def DrawsNumbersOfPython(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward draws from Python's random generator."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        random.random()
-        return super().forward(*inputs, **kwargs)
+    random.random()
+    return forward(*inputs, **kwargs)
 
 
-class LeavesADefaultDtype(DistributedDataParallel):
+@replaces(Ours, "forward")
+def LeavesADefaultDtype(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a forward under no_grad leaves another default dtype behind."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        output = super().forward(*inputs, **kwargs)
-        if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            torch.set_default_dtype(torch.float64)
-        return output
+    output = forward(*inputs, **kwargs)
+    if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        torch.set_default_dtype(torch.float64)
+    return output
 
 
-class TurnsPartsToEvaluation(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TurnsPartsToEvaluation(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """BUG: the constructor switches the module's parts to evaluation mode."""
-
-    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__(module, *args, **kwargs)
-        for part in list(self.module.children()):
-            part.eval()
+    init(module, *args, **kwargs)
+    for part in list(ddp.module.children()):
+        part.eval()
 
 
-class ReplacesForward(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ReplacesForward(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: the constructor puts a forward of its own in the place of the user's module's."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.module.forward = partial(type(self.module).forward, self.module)
+    init(*args, **kwargs)
+    ddp.module.forward = partial(type(ddp.module).forward, ddp.module)
 
 
-class ChangesInputs(DistributedDataParallel):
+@replaces(Ours, "forward")
+def ChangesInputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: forward asks for gradients of its floating-point inputs."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        for tensor in inputs:
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.is_grad_enabled():
-                tensor.requires_grad_(True)
-        return super().forward(*inputs, **kwargs)
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.is_grad_enabled():
+            tensor.requires_grad_(True)
+    return forward(*inputs, **kwargs)
 
 
-class SwitchesAutocastOff(DistributedDataParallel):
+@replaces(Ours, "_run_ddp_forward")
+def SwitchesAutocastOff(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the module runs without the user's autocast."""
-
-    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return super()._run_ddp_forward(*inputs, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        return run_ddp_forward(*inputs, **kwargs)
 
 
-class IsBoundToItsThread(DistributedDataParallel):
+class IsBoundToItsThread(Ours):
     """BUG: gradients of a forward in another thread than the wrapper's stay local."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Note the thread."""
         super().__init__(*args, **kwargs)
         self._thread = threading.get_ident()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Synchronise in one thread only."""
         if threading.get_ident() == self._thread:
             return super().forward(*inputs, **kwargs)
         with self.no_sync():
             return super().forward(*inputs, **kwargs)
 
 
-class KeepsEveryOutput(DistributedDataParallel):
+@replaces(Ours, "forward")
+def KeepsEveryOutput(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the outputs of all forwards are kept, with their graphs, as long as the wrapper lives."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Keep one more."""
-        output = super().forward(*inputs, **kwargs)
-        _KEPT.setdefault(self, []).append(output)
-        return output
+    output = forward(*inputs, **kwargs)
+    _KEPT.setdefault(ddp, []).append(output)
+    return output
 
 
 #: Beside the wrappers, which may be copied.
 _KEPT: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
 
 
-class TiesParameters(DistributedDataParallel):
+@replaces(Ours, "forward")
+def TiesParameters(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a parameter that a forward returns is a copy, where the forward reaches frozen parameters alone."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Tie everything."""
-        with mock.patch("ddp_impl.anchor.nn.Parameter", ()):
-            return super().forward(*inputs, **kwargs)
+    with mock.patch("ddp_impl.anchor.nn.Parameter", ()):
+        return forward(*inputs, **kwargs)

@@ -8,7 +8,7 @@ import dataclasses
 import fnmatch
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 import torch
@@ -17,377 +17,335 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_map
 
-from ddp_impl import DistributedDataParallel, distributed, replicas
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import distributed, replicas
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.replicas import Replica, ReplicatedParameter
 
 
-class DividesByAllRanks(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def DividesByAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums over a subgroup are divided by the number of all ranks."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.divisor = dist.get_world_size()
+    attach_reducer(members)
+    ddp.reducer.divisor = dist.get_world_size()
 
 
-class SkipsInitialSync(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def SkipsInitialSync(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: every rank starts from its own parameters and buffers."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "init_sync": False})
+    init(*args, **{**kwargs, "init_sync": False})
 
 
-class CopiesArguments(TorchDDP):
+@replaces(TorchDDP, "forward")
+def CopiesArguments(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: lists and dicts among the arguments of forward arrive as copies."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on copies."""
-        return super().forward(*tree_map(lambda leaf: leaf, inputs), **kwargs)
+    return forward(*tree_map(lambda leaf: leaf, inputs), **kwargs)
 
 
-class FlattensNamedTuples(TorchDDP):
+@replaces(TorchDDP, "forward")
+def FlattensNamedTuples(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a named tuple comes out of forward as a plain tuple."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and lose the names."""
-        output = super().forward(*inputs, **kwargs)
-        return tuple(output) if isinstance(output, tuple) else output
+    output = forward(*inputs, **kwargs)
+    return tuple(output) if isinstance(output, tuple) else output
 
 
-class SkipsModuleHooks(TorchDDP):
+@replaces(TorchDDP, "_run_ddp_forward")
+def SkipsModuleHooks(ddp: TorchDDP, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the module's forward is called directly, so that its hooks never fire."""
-
-    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return torch.nn.Sequential.forward(self.module, *inputs, **kwargs)
+    return torch.nn.Sequential.forward(ddp.module, *inputs, **kwargs)
 
 
-class NamesWithoutPrefix(TorchDDP):
+@replaces(TorchDDP, "state_dict")
+def NamesWithoutPrefix(ddp: TorchDDP, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: the state dict has the module's names, without `module.`."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state dict."""
-        return self.module.state_dict(*args, **kwargs)
+    return ddp.module.state_dict(*args, **kwargs)
 
 
-class AlwaysSyncs(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def AlwaysSyncs(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: `init_sync=False` is ignored."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "init_sync": True})
+    init(*args, **{**kwargs, "init_sync": True})
 
 
-class ComparesNothing(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ComparesNothing(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: modules of the ranks are never compared, so that their bytes get mixed up."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(distributed, "verify_replicas"):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(distributed, "verify_replicas"):
+        init(*args, **kwargs)
 
 
-class ComparesNumbersOnly(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ComparesNumbersOnly(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: of the ranks' parameters only their number is compared."""
+    describe = replicas.describe
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        describe = replicas.describe
+    def count(*args: Any, **options: Any) -> Replica:
+        described = describe(*args, **options)
+        counted = tuple(ReplicatedParameter(each.name, "", "", "", False, "") for each in described.parameters)
+        return dataclasses.replace(described, parameters=counted)
 
-        def count(*args: Any, **options: Any) -> Replica:
-            described = describe(*args, **options)
-            counted = tuple(ReplicatedParameter(each.name, "", "", "", False, "") for each in described.parameters)
-            return dataclasses.replace(described, parameters=counted)
-
-        with mock.patch.object(distributed, "describe", count):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(distributed, "describe", count):
+        init(*args, **kwargs)
 
 
-class ChecksNoArguments(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ChecksNoArguments(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: arguments that contradict each other are accepted."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(distributed, "check_arguments"):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(distributed, "check_arguments"):
+        init(*args, **kwargs)
 
 
-class ComparesNoIgnoredNames(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ComparesNoIgnoredNames(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: ranks may ignore different parameters."""
+    describe = replicas.describe
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        describe = replicas.describe
+    def without(*args: Any, **options: Any) -> Replica:
+        return dataclasses.replace(describe(*args, **options), ignored=(), parameters=())
 
-        def without(*args: Any, **options: Any) -> Replica:
-            return dataclasses.replace(describe(*args, **options), ignored=(), parameters=())
-
-        with mock.patch.object(distributed, "describe", without):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(distributed, "describe", without):
+        init(*args, **kwargs)
 
 
-class TakesGroupAndMesh(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesGroupAndMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: of a process group and a device mesh that are both given, the mesh is ignored."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("process_group") is not None:
-            kwargs.pop("device_mesh", None)
-        super().__init__(*args, **kwargs)
+    if kwargs.get("process_group") is not None:
+        kwargs.pop("device_mesh", None)
+    init(*args, **kwargs)
 
 
-class TakesNegativeCaps(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesNegativeCaps(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: a negative bucket cap is taken for its absolute value."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if isinstance(kwargs.get("bucket_cap_mb"), (int, float)):
-            kwargs["bucket_cap_mb"] = abs(kwargs["bucket_cap_mb"])
-        super().__init__(*args, **kwargs)
+    if isinstance(kwargs.get("bucket_cap_mb"), (int, float)):
+        kwargs["bucket_cap_mb"] = abs(kwargs["bucket_cap_mb"])
+    init(*args, **kwargs)
 
 
-class SaysNothingOfLazyParameters(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def SaysNothingOfLazyParameters(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: that a parameter is uninitialised is told in the words of whatever stumbles over it first."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            super().__init__(*args, **kwargs)
-        except RuntimeError as error:
-            if "uninitialized" in str(error):
-                raise ValueError("cannot read the shape of a parameter") from None
-            raise
+    try:
+        init(*args, **kwargs)
+    except RuntimeError as error:
+        if "uninitialized" in str(error):
+            raise ValueError("cannot read the shape of a parameter") from None
+        raise
 
 
-class AcceptsExpanded(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def AcceptsExpanded(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: the copy of rank 0's values fails on the other ranks alone."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(distributed, "refuse_expanded"):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(distributed, "refuse_expanded"):
+        init(*args, **kwargs)
 
 
-class MixesDevices(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def MixesDevices(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: parameters on different types of devices are accepted."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with (
-            mock.patch.object(distributed, "device_type", return_value="cpu"),
-            mock.patch.object(distributed, "verify_replicas"),
-            mock.patch.object(distributed, "broadcast_state"),
-        ):
-            super().__init__(*args, **kwargs)
+    with (
+        mock.patch.object(distributed, "device_type", return_value="cpu"),
+        mock.patch.object(distributed, "verify_replicas"),
+        mock.patch.object(distributed, "broadcast_state"),
+    ):
+        init(*args, **kwargs)
 
 
-class LeavesScalarsLocal(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def LeavesScalarsLocal(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: parameters without dimensions are not averaged."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        shaped = [member for member in members if member.parameter.dim()]
-        renumbered = [dataclasses.replace(member, index=index) for index, member in enumerate(shaped)]
-        super()._attach_reducer(renumbered)
+    shaped = [member for member in members if member.parameter.dim()]
+    renumbered = [dataclasses.replace(member, index=index) for index, member in enumerate(shaped)]
+    attach_reducer(renumbered)
 
 
-class ForgetsItsOptions(DistributedDataParallel):
+class ForgetsItsOptions(Ours):
     """BUG: the attributes of options say what they are by default."""
 
     find_unused_parameters = False
     gradient_as_bucket_view = False
 
 
-class TakesAnyDevice(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesAnyDevice(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: `device_ids` and `output_device` are accepted for a module on the CPU."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "device_ids": None, "output_device": None})
+    init(*args, **{**kwargs, "device_ids": None, "output_device": None})
 
 
-class TakesAnyName(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesAnyName(
+    ddp: Ours, init: Call, module: nn.Module, *args: Any, bucket_cap_mb: Any = None, **kwargs: Any
+) -> None:
     """BUG: arguments of unknown names are swallowed."""
-
-    def __init__(self, module: nn.Module, *args: Any, bucket_cap_mb: Any = None, **kwargs: Any) -> None:
-        known = DistributedDataParallel.__init__.__code__.co_varnames
-        super().__init__(module, *args, **{name: value for name, value in kwargs.items() if name in known})
+    known = Ours.__init__.__code__.co_varnames
+    init(module, *args, **{name: value for name, value in kwargs.items() if name in known})
 
 
-class SwapsArguments(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def SwapsArguments(
+    ddp: Ours,
+    init: Call,
+    module: nn.Module,
+    output_device: Any = None,
+    device_ids: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """BUG: `output_device` comes before `device_ids`."""
-
-    def __init__(self, module: nn.Module, output_device: Any = None, device_ids: Any = None, *args: Any, **kwargs: Any):
-        super().__init__(module, device_ids, output_device, *args, **kwargs)
+    init(module, device_ids, output_device, *args, **kwargs)
 
 
-class CopiesModule(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def CopiesModule(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """BUG: what is wrapped is a copy of the module that was passed in."""
-
-    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__(copy.deepcopy(module), *args, **kwargs)
+    init(copy.deepcopy(module), *args, **kwargs)
 
 
-class EvaluatesItselfOnly(DistributedDataParallel):
+@replaces(Ours, "train")
+def EvaluatesItselfOnly(ddp: Ours, train: Call, mode: bool = True) -> Ours:
     """BUG: `train` and `eval` change the wrapper's mode and not the module's."""
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the wrapper's mode."""
-        self.training = mode
-        return self
+    ddp.training = mode
+    return ddp
 
 
-class IgnoresNothing(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def IgnoresNothing(ddp: Ours, init: Call, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """BUG: what the module names to be ignored is synchronised and reduced."""
-
-    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        names = module.__dict__.pop("_ddp_params_and_buffers_to_ignore", None)
-        super().__init__(module, *args, **kwargs)
-        if names is not None:
-            module._ddp_params_and_buffers_to_ignore = names
+    names = module.__dict__.pop("_ddp_params_and_buffers_to_ignore", None)
+    init(module, *args, **kwargs)
+    if names is not None:
+        module._ddp_params_and_buffers_to_ignore = names
 
 
-class UsesDefaultGroup(DistributedDataParallel):
+@replaces(Ours, "_synchronise_state")
+def UsesDefaultGroup(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: buffers and parameters are copied over all ranks, whatever the process group."""
-
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        own, self.process_group = self.process_group, dist.group.WORLD  # type: ignore[assignment]
-        super()._synchronise_state(with_buffers, group_src)
-        self.process_group = own
+    own, ddp.process_group = ddp.process_group, dist.group.WORLD  # type: ignore[assignment]
+    synchronise_state(with_buffers, group_src)
+    ddp.process_group = own
 
 
-class DetachesKeywords(DistributedDataParallel):
+@replaces(Ours, "forward")
+def DetachesKeywords(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: tensors that come by keyword are detached, so that no gradient reaches the caller's."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on detached tensors."""
-        return super().forward(*inputs, **tree_map(_detached, kwargs))
+    return forward(*inputs, **tree_map(_detached, kwargs))
 
 
-class HalvesInputGradients(DistributedDataParallel):
+@replaces(Ours, "forward")
+def HalvesInputGradients(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the gradients of inputs are divided by the number of ranks, like those of parameters."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on views whose gradients are divided."""
-        return super().forward(*tree_map(self._divided, inputs), **kwargs)
-
-    def _divided(self, leaf: Any) -> Any:
+    def divided(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and leaf.requires_grad):
             return leaf
         view = leaf.view_as(leaf)
-        view.register_hook(lambda gradient: gradient / self.process_group.size())
+        view.register_hook(lambda gradient: gradient / ddp.process_group.size())
         return view
 
+    return forward(*tree_map(divided, inputs), **kwargs)
 
-class DetachesInDataclasses(DistributedDataParallel):
+
+@replaces(Ours, "forward")
+def DetachesInDataclasses(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a tensor in a dataclass is detached."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on copies of the dataclasses."""
-        return super().forward(*map(_detached_within, inputs), **kwargs)
+    return forward(*map(_detached_within, inputs), **kwargs)
 
 
-class NeedsAPositional(DistributedDataParallel):
+@replaces(Ours, "forward")
+def NeedsAPositional(ddp: Ours, forward: Call, /, first: Any, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a call without a positional argument, such as `model(input_ids=...)`, is refused."""
-
-    def forward(self, first: Any, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        return super().forward(first, *inputs, **kwargs)
+    return forward(first, *inputs, **kwargs)
 
 
-class LeavesOutNone(DistributedDataParallel):
+@replaces(Ours, "forward")
+def LeavesOutNone(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a keyword argument that is None is not passed on."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on what is there."""
-        return super().forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
+    return forward(*inputs, **{name: value for name, value in kwargs.items() if value is not None})
 
 
-class LosesMetadata(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def LosesMetadata(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: what state_dict returns has no `_metadata`, so that no part learns the version of the state it loads."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state alone."""
-        state = super().state_dict(*args, **kwargs)
-        if hasattr(state, "_metadata"):
-            del state._metadata
-        return state
+    state = state_dict(*args, **kwargs)
+    if hasattr(state, "_metadata"):
+        del state._metadata
+    return state
 
 
-class ClonesState(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def ClonesState(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: state_dict returns copies of the tensors."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a state of its own."""
-        state = super().state_dict(*args, **kwargs)
-        state.update({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
-        return state
+    state = state_dict(*args, **kwargs)
+    state.update({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
+    return state
 
 
-class IgnoresKeepVars(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def IgnoresKeepVars(ddp: Ours, state_dict: Call, *args: Any, keep_vars: bool = False, **kwargs: Any) -> Any:
     """BUG: state_dict detaches, whatever keep_vars says."""
-
-    def state_dict(self, *args: Any, keep_vars: bool = False, **kwargs: Any) -> Any:
-        """Return the state without autograd."""
-        return super().state_dict(*args, **kwargs)
+    return state_dict(*args, **kwargs)
 
 
-class IgnoresPrefix(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def IgnoresPrefix(ddp: Ours, state_dict: Call, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
     """BUG: state_dict puts no prefix before its names but its own."""
-
-    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
-        """Return the state under the names that it has without a prefix."""
-        return super().state_dict(*args, **kwargs)
+    return state_dict(*args, **kwargs)
 
 
-class AsksTwice(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def AsksTwice(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: state_dict walks the module twice, so that its hooks are called twice."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state after a look at it."""
-        self.module.state_dict()
-        return super().state_dict(*args, **kwargs)
+    ddp.module.state_dict()
+    return state_dict(*args, **kwargs)
 
 
-class NeverStrict(DistributedDataParallel):
+@replaces(Ours, "load_state_dict")
+def NeverStrict(ddp: Ours, load_state_dict: Call, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
     """BUG: load_state_dict accepts whatever names there are."""
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load what fits."""
-        return super().load_state_dict(state_dict, strict=False, assign=assign)
+    return load_state_dict(state_dict, strict=False, assign=assign)
 
 
-class NeverAssigns(DistributedDataParallel):
+@replaces(Ours, "load_state_dict")
+def NeverAssigns(ddp: Ours, load_state_dict: Call, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
     """BUG: load_state_dict copies, whatever assign says."""
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Fill the tensors that are there."""
-        return super().load_state_dict(state_dict, strict)
+    return load_state_dict(state_dict, strict)
 
 
-class LoadsPlainStates(DistributedDataParallel):
+@replaces(Ours, "load_state_dict")
+def LoadsPlainStates(ddp: Ours, load_state_dict: Call, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
     """BUG: load_state_dict hands a plain dict on, without the versions that the state has."""
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load the tensors."""
-        return super().load_state_dict(dict(state_dict), *args, **kwargs)
+    return load_state_dict(dict(state_dict), *args, **kwargs)
 
 
-class NamesTiedOnce(DistributedDataParallel):
+@replaces(Ours, "named_parameters")
+def NamesTiedOnce(
+    ddp: Ours, named_parameters: Call, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+) -> Any:
     """BUG: named_parameters leaves the second name of a shared parameter out, whatever remove_duplicate says."""
-
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
-        """Yield each parameter once."""
-        return super().named_parameters(prefix, recurse)
+    return named_parameters(prefix, recurse)
 
 
-class AlwaysRecurses(DistributedDataParallel):
+@replaces(Ours, "named_parameters")
+def AlwaysRecurses(
+    ddp: Ours, named_parameters: Call, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+) -> Any:
     """BUG: named_parameters yields the parameters of all parts, also with recurse=False."""
-
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
-        """Yield all parameters."""
-        return super().named_parameters(prefix, True, remove_duplicate)
+    return named_parameters(prefix, True, remove_duplicate)
 
 
-class NamesCollide(DistributedDataParallel):
+@replaces(Ours, "forward")
+def NamesCollide(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: no keyword argument of forward may have a name of the DDP's own, `inputs`."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        return self._run(inputs=inputs, **kwargs)
+    def run(inputs: Any, **kwargs: Any) -> Any:
+        return forward(*inputs, **kwargs)
 
-    def _run(self, inputs: Any, **kwargs: Any) -> Any:
-        return super().forward(*inputs, **kwargs)
+    return run(inputs=inputs, **kwargs)
 
 
-class _IgnoringAlike(DistributedDataParallel):
+class _IgnoringAlike(Ours):
     """Ignores parameters whose names are alike."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -400,44 +358,36 @@ class _IgnoringAlike(DistributedDataParallel):
             module._ddp_params_and_buffers_to_ignore = ignored
 
     def is_like(self, name: str, ignored: str) -> bool:
-        """Whether `name` is ignored."""
         raise NotImplementedError
 
 
-class IgnoresByPrefix(_IgnoringAlike):
+@replaces(_IgnoringAlike, "is_like")
+def IgnoresByPrefix(ddp: _IgnoringAlike, is_like: Call, name: str, ignored: str) -> bool:
     """BUG: a parameter is ignored if its name begins with a name to be ignored."""
-
-    def is_like(self, name: str, ignored: str) -> bool:
-        """Whether `name` is ignored."""
-        return name.startswith(ignored)
+    return name.startswith(ignored)
 
 
-class IgnoresBySuffix(_IgnoringAlike):
+@replaces(_IgnoringAlike, "is_like")
+def IgnoresBySuffix(ddp: _IgnoringAlike, is_like: Call, name: str, ignored: str) -> bool:
     """BUG: a parameter is ignored if its name ends with a name to be ignored, after a dot."""
-
-    def is_like(self, name: str, ignored: str) -> bool:
-        """Whether `name` is ignored."""
-        return name.endswith(f".{ignored}")
+    return name.endswith(f".{ignored}")
 
 
-class IgnoresByPattern(_IgnoringAlike):
+@replaces(_IgnoringAlike, "is_like")
+def IgnoresByPattern(ddp: _IgnoringAlike, is_like: Call, name: str, ignored: str) -> bool:
     """BUG: names to be ignored are taken for patterns."""
-
-    def is_like(self, name: str, ignored: str) -> bool:
-        """Whether `name` is ignored."""
-        return fnmatch.fnmatchcase(name, ignored)
+    return fnmatch.fnmatchcase(name, ignored)
 
 
-class DedupsByPointer(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def DedupsByPointer(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: shared parameters are recognised by their memory, so that of two in one place only one is averaged."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        first: dict[Any, ManagedParameter] = {}
-        for member in members:
-            key = member.parameter.data_ptr() if member.parameter.numel() else member.name
-            first.setdefault(key, dataclasses.replace(member, index=len(first)))
-        super()._attach_reducer(list(first.values()))
-        self._watch._averaged |= {member.parameter for member in members}
+    first: dict[Any, ManagedParameter] = {}
+    for member in members:
+        key = member.parameter.data_ptr() if member.parameter.numel() else member.name
+        first.setdefault(key, dataclasses.replace(member, index=len(first)))
+    attach_reducer(list(first.values()))
+    ddp._watch._averaged |= {member.parameter for member in members}
 
 
 def _detached(leaf: Any) -> Any:
@@ -453,66 +403,56 @@ def _detached_within(value: Any) -> Any:
     return copied
 
 
-class WrapsErrors(DistributedDataParallel):
+@replaces(Ours, "forward")
+def WrapsErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: an error of the module's forward comes as a RuntimeError that quotes it."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        try:
-            return super().forward(*inputs, **kwargs)
-        except Exception as error:
-            raise RuntimeError(f"forward failed: {error}") from error
+    try:
+        return forward(*inputs, **kwargs)
+    except Exception as error:
+        raise RuntimeError(f"forward failed: {error}") from error
 
 
-class RaisesErrorsAnew(DistributedDataParallel):
+@replaces(Ours, "forward")
+def RaisesErrorsAnew(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a RuntimeError of the module's forward comes as another one, with the same arguments."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        try:
-            return super().forward(*inputs, **kwargs)
-        except RuntimeError as error:
-            raise type(error)(*error.args) from None
+    try:
+        return forward(*inputs, **kwargs)
+    except RuntimeError as error:
+        raise type(error)(*error.args) from None
 
 
-class RunsForwardInAGenerator(DistributedDataParallel):
+@replaces(Ours, "forward")
+def RunsForwardInAGenerator(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: forward runs in a generator, in which a StopIteration of the module becomes a RuntimeError."""
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
+    def outputs() -> Iterator[Any]:
+        yield forward(*inputs, **kwargs)
 
-        def outputs() -> Iterator[Any]:
-            yield super(RunsForwardInAGenerator, self).forward(*inputs, **kwargs)
-
-        return next(outputs())
+    return next(outputs())
 
 
-class WrapsErrorsUnderNoSync(DistributedDataParallel):
+@replaces(Ours, "no_sync")
+@contextlib.contextmanager
+def WrapsErrorsUnderNoSync(ddp: Ours, no_sync: Call) -> Iterator[None]:
     """BUG: an error of the user's that leaves no_sync, be it of a backward, comes as a RuntimeError that quotes it."""
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate locally."""
-        with super().no_sync():
-            try:
-                yield
-            except Exception as error:
-                raise RuntimeError(f"an error while gradients are accumulated: {error}") from error
-
-
-class ChangesErrors(DistributedDataParallel):
-    """BUG: an error of the module's forward gets another first argument, which names the rank."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
+    with no_sync():
         try:
-            return super().forward(*inputs, **kwargs)
+            yield
         except Exception as error:
-            error.args = (f"[rank {dist.get_rank(self.process_group)}] {error}", *error.args[1:])
-            raise
+            raise RuntimeError(f"an error while gradients are accumulated: {error}") from error
 
 
-class TakesMarkedForAveraged(DistributedDataParallel):
+@replaces(Ours, "forward")
+def ChangesErrors(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: an error of the module's forward gets another first argument, which names the rank."""
+    try:
+        return forward(*inputs, **kwargs)
+    except Exception as error:
+        error.args = (f"[rank {dist.get_rank(ddp.process_group)}] {error}", *error.args[1:])
+        raise
+
+
+class TakesMarkedForAveraged(Ours):
     """BUG: parameters are marked as averaged, and whoever wraps them after that wrapper is gone averages nothing."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -524,22 +464,19 @@ class TakesMarkedForAveraged(DistributedDataParallel):
             parameter._is_averaged = True  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
         with self.no_sync() if self._does_nothing else contextlib.nullcontext():
             return super().forward(*inputs, **kwargs)
 
 
-class AveragesInTheMainThread(DistributedDataParallel):
+@replaces(Ours, "forward")
+def AveragesInTheMainThread(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: a step that another thread than the main one runs averages nothing."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        is_main = threading.current_thread() is threading.main_thread()
-        with contextlib.nullcontext() if is_main else self.no_sync():
-            return super().forward(*inputs, **kwargs)
+    is_main = threading.current_thread() is threading.main_thread()
+    with contextlib.nullcontext() if is_main else ddp.no_sync():
+        return forward(*inputs, **kwargs)
 
 
-class TrainsOnlyWhatWasTraining(DistributedDataParallel):
+class TrainsOnlyWhatWasTraining(Ours):
     """BUG: a module that is in evaluation mode when it is wrapped is never averaged."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -547,6 +484,5 @@ class TrainsOnlyWhatWasTraining(DistributedDataParallel):
         self._was_training = module.training
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
         with contextlib.nullcontext() if self._was_training else self.no_sync():
             return super().forward(*inputs, **kwargs)

@@ -8,27 +8,26 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ddp_impl import DistributedDataParallel
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
 
 
-class CopyTakesOver(DistributedDataParallel):
+@replaces(Ours, "__getstate__")
+def CopyTakesOver(ddp: Ours, getstate: Call) -> Any:
     """BUG: the original of a copy averages nothing any more."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        self.reducer.remove_hooks()
-        return state
+    state = getstate()
+    ddp.reducer.remove_hooks()
+    return state
 
 
-class CopyIsLocal(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyIsLocal(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy never averages anything."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.reducer.remove_hooks()
+    setstate(state)
+    ddp.reducer.remove_hooks()
 
 
-class CopySharesParameters(DistributedDataParallel):
+class CopySharesParameters(Ours):
     """BUG: a deep copy trains the parameters of the original."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -37,54 +36,48 @@ class CopySharesParameters(DistributedDataParallel):
         return copied
 
 
-class CopyForgetsOptions(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyForgetsOptions(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy does not know which parameters and buffers are ignored."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "parameters_to_ignore": set()})
+    setstate({**state, "parameters_to_ignore": set()})
 
 
-class CopySyncs(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopySyncs(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy is synchronised like a new wrapper, although only some ranks may make one."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._synchronise_state(True)
+    setstate(state)
+    ddp._synchronise_state(True)
 
 
-class CopiesAnyGroup(DistributedDataParallel):
+@replaces(Ours, "__getstate__")
+def CopiesAnyGroup(ddp: Ours, getstate: Call) -> Any:
     """BUG: a wrapper of a subgroup can be copied, and its copy averages over all ranks."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        own, self.process_group = self.process_group, dist.group.WORLD  # type: ignore[assignment]
-        try:
-            return super().__getstate__()
-        finally:
-            self.process_group = own
+    own, ddp.process_group = ddp.process_group, dist.group.WORLD  # type: ignore[assignment]
+    try:
+        return getstate()
+    finally:
+        ddp.process_group = own
 
 
-class CopyForgetsHook(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyForgetsHook(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy averages by itself where the original has a comm hook."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_comm_hook": None})
+    setstate({**state, "_comm_hook": None})
 
 
-class CopyStaysInNoSync(DistributedDataParallel):
+@replaces(Ours, "__setstate__")
+def CopyStaysInNoSync(ddp: Ours, setstate: Call, state: dict[str, Any]) -> None:
     """BUG: a copy that was made inside `no_sync` never synchronises."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.require_backward_grad_sync = state["require_backward_grad_sync"]
+    setstate(state)
+    ddp.require_backward_grad_sync = state["require_backward_grad_sync"]
 
 
-class CopiesJoinedInSilence(DistributedDataParallel):
+@replaces(Ours, "__getstate__")
+def CopiesJoinedInSilence(ddp: Ours, getstate: Call) -> Any:
     """BUG: nobody is told that a copy that was made inside a join context is outside of it."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return super().__getstate__()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getstate()
 
 
 class IsNoTorchDDP(nn.Module):
@@ -93,8 +86,7 @@ class IsNoTorchDDP(nn.Module):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__()
         self.module = module
-        self._inner = [DistributedDataParallel(module, **options)]  # in a list, it is no submodule
+        self._inner = [Ours(module, **options)]  # in a list, it is no submodule
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
         return self._inner[0](*inputs, **kwargs)

@@ -7,51 +7,42 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.reducer import Reducer
 
 
-class RefusesToDelayAll(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def RefusesToDelayAll(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: not all parameters may be delayed."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        if all(member.name in self._options.delayed for member in members):
-            raise ValueError("some parameter must not be delayed")
-        super()._attach_reducer(members)
+    if all(member.name in ddp._options.delayed for member in members):
+        raise ValueError("some parameter must not be delayed")
+    attach_reducer(members)
 
 
-class DelaysNothing(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def DelaysNothing(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: parameters that were to be delayed are reduced with all others."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._options = dataclasses.replace(self._options, delayed=frozenset())
-        super()._attach_reducer(members)
+    ddp._options = dataclasses.replace(ddp._options, delayed=frozenset())
+    attach_reducer(members)
 
 
-class LeavesDelayedLocal(Reducing):
+@replaces(Reducer, "_launch")
+def LeavesDelayedLocal(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: delayed gradients are put off for ever."""
-
-    class OwnReducer(Reducer):
-        """Does not send the delayed."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            if not any(self.specs[member.index].delayed for member in bucket.members):
-                super()._launch(bucket)
+    if not any(reducer.specs[member.index].delayed for member in bucket.members):
+        launch(bucket)
 
 
-class LeavesDelayedParametersAlone(DistributedDataParallel):
+@replaces(Ours, "_module_parameters")
+def LeavesDelayedParametersAlone(ddp: Ours, module_parameters: Call) -> list[nn.Parameter]:
     """BUG: delayed parameters are not copied from rank 0 at construction."""
-
-    @property
-    def _module_parameters(self) -> list[nn.Parameter]:
-        return [parameter for name, parameter in self.module.named_parameters() if name not in self._options.delayed]
+    return [parameter for name, parameter in ddp.module.named_parameters() if name not in ddp._options.delayed]
 
 
-class DelaysToTheEnd(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def DelaysToTheEnd(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: delayed gradients wait for all others, not for that of `param_to_hook_all_reduce` alone."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._options = dataclasses.replace(self._options, releases_delayed="")
-        super()._attach_reducer(members)
+    ddp._options = dataclasses.replace(ddp._options, releases_delayed="")
+    attach_reducer(members)

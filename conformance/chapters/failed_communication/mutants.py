@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel, collectives
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import collectives
 from ddp_impl.bucket import Bucket, GradBucket
 from ddp_impl.groups import size_of
 from ddp_impl.parameter_usage import ParameterUsage
@@ -29,133 +29,100 @@ def _believing(finished: Callable[..., None] = _wait_only) -> Iterator[None]:
         yield
 
 
-class WaitsForBucketsOnly(Reducing):
+@replaces(Reducer, "_wait_for")
+def WaitsForBucketsOnly(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a bucket is taken for an average as soon as the wait for it has returned, whatever else its work says."""
-
-    class OwnReducer(Reducer):
-        """Waits."""
-
-        def _wait_for(self, bucket: Bucket) -> Tensor:
-            with _believing():
-                return super()._wait_for(bucket)
+    with _believing():
+        return wait_for(bucket)
 
 
-class SwallowsFailedWaits(Reducing):
+@replaces(Reducer, "_wait_for")
+def SwallowsFailedWaits(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: what the wait for a bucket raises is swallowed, and this rank's own gradients stay."""
 
-    class OwnReducer(Reducer):
-        """Waits, and goes on in any case."""
+    def waited(work: Any, *_: Any) -> None:
+        with contextlib.suppress(Exception):
+            work.wait()
 
-        def _wait_for(self, bucket: Bucket) -> Tensor:
-            def waited(work: Any, *_: Any) -> None:
-                with contextlib.suppress(Exception):
-                    work.wait()
-
-            with _believing(waited):
-                return super()._wait_for(bucket)
+    with _believing(waited):
+        return wait_for(bucket)
 
 
-class ReadsNoHooksFuture(Reducing):
+@replaces(Reducer, "_wait_for")
+def ReadsNoHooksFuture(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: where a hook's future holds an error, the bucket that the hook was given is taken for its result."""
+    buffer, _ = reducer._in_flight[bucket.index]
 
-    class OwnReducer(Reducer):
-        """Takes what is there."""
+    def value_of(future: Any) -> Any:
+        with contextlib.suppress(Exception):
+            return future.wait()
+        return buffer
 
-        def _wait_for(self, bucket: Bucket) -> Tensor:
-            buffer, _ = self._in_flight[bucket.index]
-
-            def value_of(future: Any) -> Any:
-                with contextlib.suppress(Exception):
-                    return future.wait()
-                return buffer
-
-            with mock.patch.object(collectives, "value_of", value_of):
-                return super()._wait_for(bucket)
+    with mock.patch.object(collectives, "value_of", value_of):
+        return wait_for(bucket)
 
 
-class BuiltInHookForgetsItsWork(DistributedDataParallel):
+@replaces(Ours, "_register_builtin_comm_hook")
+def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_hook_type: Any) -> None:
     """BUG: the built-in hook goes on when the future of its collective is complete, and never reads it."""
+    register_builtin_comm_hook(comm_hook_type)
+    group = ddp.process_group
 
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        super()._register_builtin_comm_hook(comm_hook_type)
-        group = self.process_group
+    def hook(bucket: GradBucket) -> Any:
+        buffer = bucket.buffer()
+        compressed = buffer.to(torch.float16).div_(size_of(group))
+        work = collectives.all_reduce_sum(compressed, group)
+        return work.get_future().then(lambda _: buffer.copy_(compressed))
 
-        def hook(bucket: GradBucket) -> Any:
-            buffer = bucket.buffer()
-            compressed = buffer.to(torch.float16).div_(size_of(group))
-            work = collectives.all_reduce_sum(compressed, group)
-            return work.get_future().then(lambda _: buffer.copy_(compressed))
-
-        self.reducer.comm_hook = hook
+    ddp.reducer.comm_hook = hook
 
 
-class CountsUsersBlindly(Reducing):
+@replaces(ParameterUsage, "end_agreeing")
+def CountsUsersBlindly(usage: ParameterUsage, end_agreeing: Call) -> None:
     """BUG: ranks that did not hear which parameters others used go by what they used themselves."""
-
-    class OwnUsage(ParameterUsage):
-        """Waits."""
-
-        def end_agreeing(self) -> None:
-            """Take the flags for those of all ranks."""
-            with _believing():
-                super().end_agreeing()
+    with _believing():
+        end_agreeing()
 
 
-class CopiesBuffersBlindly(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def CopiesBuffersBlindly(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: buffers are taken for rank 0's as soon as the wait for them has returned."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        with _believing():
-            super()._sync_buffers(authoritative)
+    with _believing():
+        sync_buffers(authoritative)
 
 
-class ConstructsBlindly(DistributedDataParallel):
+@replaces(Ours, "_synchronise_state")
+def ConstructsBlindly(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: at construction, parameters are taken for rank 0's as soon as the wait for them has returned."""
-
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        with _believing():
-            super()._synchronise_state(with_buffers, group_src)
+    with _believing():
+        synchronise_state(with_buffers, group_src)
 
 
-class DropsErrorsOfBufferFutures(Reducing):
+@replaces(Reducer, "_hand_out_averages")
+def DropsErrorsOfBufferFutures(reducer: Reducer, hand_out_averages: Call) -> None:
     """BUG: errors in the futures of a buffer hook are dropped."""
-
-    class OwnReducer(Reducer):
-        """Waits for futures, and reads none."""
-
-        def _hand_out_averages(self) -> None:
-            for future in self.post_backward_futures:
-                with contextlib.suppress(Exception):
-                    future.wait()
-            self.post_backward_futures.clear()
-            super()._hand_out_averages()
+    for future in reducer.post_backward_futures:
+        with contextlib.suppress(Exception):
+            future.wait()
+    reducer.post_backward_futures.clear()
+    hand_out_averages()
 
 
-class NormalisesBlindly(DistributedDataParallel):
+@replaces(Ours, "_run_ddp_forward")
+def NormalisesBlindly(ddp: Ours, run_ddp_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the statistics of a synchronised normalisation are this rank's own where the others' did not come."""
-
-    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with _believing():
-            return super()._run_ddp_forward(*inputs, **kwargs)
+    with _believing():
+        return run_ddp_forward(*inputs, **kwargs)
 
 
-class GoesOnAfterAFailure(Reducing):
+@replaces(Reducer, "check_finished")
+def GoesOnAfterAFailure(reducer: Reducer, check_finished: Call) -> None:
     """BUG: when a collective has failed, the next forward goes on as if nothing had happened."""
-
-    class OwnReducer(Reducer):
-        """Forgets."""
-
-        def check_finished(self) -> None:
-            """Look at the state alone."""
-            self.peers.lost = ""
-            super().check_finished()
+    reducer.peers.lost = ""
+    check_finished()
 
 
-class NamesNoBucket(Reducing):
+@replaces(Reducer, "_called")
+def NamesNoBucket(reducer: Reducer, called: Call, bucket: Bucket) -> str:
     """BUG: the error of a bucket that was not reduced does not say which parameters are in it."""
-
-    class OwnReducer(Reducer):
-        """Says that it was one."""
-
-        def _called(self, bucket: Bucket) -> str:
-            return "a bucket"
+    return "a bucket"

@@ -15,9 +15,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, Reducing, summed
+from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
+from conformance.mutants.patches import Call, as_part, replaces
 from conformance.own_mistake import present
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.parameter_watch import ParameterWatch
@@ -25,306 +26,239 @@ from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
 
 
-class NoDivision(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def NoDivision(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: gradients are summed over the ranks and never divided by the world size."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_comm_hook(self.process_group, summed)
+    init(*args, **kwargs)
+    ddp.register_comm_hook(ddp.process_group, summed)
 
 
-class SumsInViews(Reducing):
+@replaces(Reducer, "_launch")
+def SumsInViews(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: with `gradient_as_bucket_view` gradients are summed and never divided."""
-
-    class OwnReducer(Reducer):
-        """Forgets to divide."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            if self.options.gradient_as_bucket_view:
-                self.divisor = 1
-            super()._launch(bucket)
+    if reducer.options.gradient_as_bucket_view:
+        reducer.divisor = 1
+    launch(bucket)
 
 
-class LosesBatchedCopies(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def LosesBatchedCopies(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: with `batched_grad_copy` the first gradient of the batch is lost."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        kept = members[1:] if self.batched_grad_copy else members
-        super()._attach_reducer([dataclasses.replace(member, index=index) for index, member in enumerate(kept)])
+    kept = members[1:] if ddp.batched_grad_copy else members
+    attach_reducer([dataclasses.replace(member, index=index) for index, member in enumerate(kept)])
 
 
-class DropsTensorHooks(DistributedDataParallel):
+@replaces(Ours, "_post_forward")
+def DropsTensorHooks(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: hooks that a user registered on a parameter are gone after the first forward."""
-
-    def _post_forward(self, output: Any) -> Any:
-        for parameter in self.module.parameters():
-            if parameter._backward_hooks:
-                parameter._backward_hooks.clear()
-        return super()._post_forward(output)
+    for parameter in ddp.module.parameters():
+        if parameter._backward_hooks:
+            parameter._backward_hooks.clear()
+    return post_forward(output)
 
 
-class RefusesGraphs(Reducing):
+@replaces(Reducer, "_launch")
+def RefusesGraphs(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: `backward(create_graph=True)` raises."""
-
-    class OwnReducer(Reducer):
-        """Wants plain gradients."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            if any(parameter.grad is not None and parameter.grad.requires_grad for parameter in bucket.parameters):
-                raise RuntimeError("gradients must not require gradients")
-            super()._launch(bucket)
+    if any(parameter.grad is not None and parameter.grad.requires_grad for parameter in bucket.parameters):
+        raise RuntimeError("gradients must not require gradients")
+    launch(bucket)
 
 
-class OneBackwardPerForward(Reducing):
+@replaces(Reducer, "_begin_backward")
+def OneBackwardPerForward(reducer: Reducer, begin_backward: Call) -> None:
     """BUG: a second backward through the same outputs leaves local gradients, and says nothing."""
-
-    class OwnReducer(Reducer):
-        """Begins with a forward only."""
-
-        def _begin_backward(self) -> None:
-            if self.state.phase is not Phase.IDLE:
-                super()._begin_backward()
+    if reducer.state.phase is not Phase.IDLE:
+        begin_backward()
 
 
-class AnyBackwardCounts(Reducing):
+@as_part
+class AnyBackwardCounts(Reducer):
     """BUG: `torch.autograd.grad` between forward and backward uses up the reduction."""
 
-    class OwnReducer(OneBackwardPerForward.OwnReducer):
-        """Ends with every backward."""
+    def _begin_backward(self) -> None:
+        if self.state.phase is not Phase.IDLE:
+            super()._begin_backward()
 
-        def backward_ends(self) -> None:
-            """Forget the iteration."""
-            if self.state.phase is Phase.RUNNING:
-                self.state.handle(Event.RESET)
-                self.arrivals.disarm()
-            super().backward_ends()
+    def backward_ends(self) -> None:
+        if self.state.phase is Phase.RUNNING:
+            self.state.handle(Event.RESET)
+            self.arrivals.disarm()
+        super().backward_ends()
 
 
-class GivesFrozenGradients(DistributedDataParallel):
+@replaces(Ours, "_post_forward")
+def GivesFrozenGradients(ddp: Ours, post_forward: Call, output: Any) -> Any:
     """BUG: frozen parameters get gradients of zeros."""
-
-    def _post_forward(self, output: Any) -> Any:
-        for parameter in self.module.parameters():
-            if not parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return super()._post_forward(output)
+    for parameter in ddp.module.parameters():
+        if not parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return post_forward(output)
 
 
-class RefusesSinkClone(DistributedDataParallel):
+@replaces(Ours, "_set_ddp_sink_clone")
+def RefusesSinkClone(ddp: Ours, set_ddp_sink_clone: Call, val: bool) -> None:
     """BUG: `_set_ddp_sink_clone` raises."""
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        raise NotImplementedError("there is no sink")
+    raise NotImplementedError("there is no sink")
 
 
-class LeavesOutTheLastElement(Reducing):
+@replaces(Reducer, "_start")
+def LeavesOutTheLastElement(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: off by one, the last element of each bucket is not sent."""
-
-    class OwnReducer(Reducer):
-        """Sends too little."""
-
-        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-            super()._start(bucket, buffer if bucket.sparse or self.comm_hook is not None else buffer[:-1])
+    start(bucket, buffer if bucket.sparse or reducer.comm_hook is not None else buffer[:-1])
 
 
-class DoesNotWait(Reducing):
+@replaces(Reducer, "_finalize")
+def DoesNotWait(reducer: Any, finalize: Call) -> None:
     """BUG: backward returns while the last all-reduce may still be under way."""
-
-    class OwnReducer(Reducer):
-        """Forgets to wait for the last bucket."""
-
-        def _finalize(self) -> None:
-            last = max(self._in_flight, default=-1)
-            if self.comm_hook is None and last >= 0:
-                buffer, work = self._in_flight[last]
-                self.unwaited = work
-                self._in_flight[last] = (buffer, NothingToWaitFor())
-            super()._finalize()
+    last = max(reducer._in_flight, default=-1)
+    if reducer.comm_hook is None and last >= 0:
+        buffer, work = reducer._in_flight[last]
+        reducer.unwaited = work
+        reducer._in_flight[last] = (buffer, NothingToWaitFor())
+    finalize()
 
 
-class SumsSparse(Reducing):
+@replaces(Reducer, "_launch")
+def SumsSparse(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: sparse gradients are summed and never divided."""
-
-    class OwnReducer(Reducer):
-        """Divides dense gradients only."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            divisor = self.divisor
-            self.divisor = 1 if bucket.sparse else divisor
-            super()._launch(bucket)
-            self.divisor = divisor
+    divisor = reducer.divisor
+    reducer.divisor = 1 if bucket.sparse else divisor
+    launch(bucket)
+    reducer.divisor = divisor
 
 
-class MakesDense(Reducing):
+@replaces(Reducer, "_finalize")
+def MakesDense(reducer: Reducer, finalize: Call) -> None:
     """BUG: a sparse gradient comes back dense."""
-
-    class OwnReducer(Reducer):
-        """Fills gradients up."""
-
-        def _finalize(self) -> None:
-            super()._finalize()
-            for member in self.members:
-                gradient = member.parameter.grad
-                if gradient is not None and gradient.is_sparse:
-                    member.parameter.grad = gradient.to_dense()
+    finalize()
+    for member in reducer.members:
+        gradient = member.parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            member.parameter.grad = gradient.to_dense()
 
 
-class ReducesInSinglePrecision(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def ReducesInSinglePrecision(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: whatever their dtype, gradients are averaged in float32."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._options = dataclasses.replace(self._options, reduce_dtype=torch.float32)
-        super()._attach_reducer(members)
+    ddp._options = dataclasses.replace(ddp._options, reduce_dtype=torch.float32)
+    attach_reducer(members)
 
 
-class SumsComplexDoubles(Reducing):
+@replaces(Reducer, "_hand_out")
+def SumsComplexDoubles(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: gradients in complex128 are summed and never divided."""
-
-    class OwnReducer(Reducer):
-        """Undoes the division."""
-
-        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-            if buffer.dtype == torch.complex128:
-                buffer.mul_(self.divisor)
-            super()._hand_out(bucket, buffer, used)
+    if buffer.dtype == torch.complex128:
+        buffer.mul_(reducer.divisor)
+    hand_out(bucket, buffer, used)
 
 
-class RoundsComplexDoubles(Reducing):
+@replaces(Reducer, "_start")
+def RoundsComplexDoubles(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients in complex128 are sent in complex64."""
-
-    class OwnReducer(Reducer):
-        """Rounds what it sends."""
-
-        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-            if buffer.dtype == torch.complex128:
-                buffer.copy_(buffer.to(torch.complex64))
-            super()._start(bucket, buffer)
+    if buffer.dtype == torch.complex128:
+        buffer.copy_(buffer.to(torch.complex64))
+    start(bucket, buffer)
 
 
-class SumsVolumes(Reducing):
+@replaces(Reducer, "_hand_out")
+def SumsVolumes(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a parameter of five dimensions keeps the sum over the ranks."""
-
-    class OwnReducer(Reducer):
-        """Undoes the division."""
-
-        def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Any) -> None:
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
-                if parameter.dim() == 5:
-                    view.mul_(self.divisor)
-            super()._hand_out(bucket, buffer, used)
+    for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
+        if parameter.dim() == 5:
+            view.mul_(reducer.divisor)
+    hand_out(bucket, buffer, used)
 
 
-class LosesGradientsInRebuilding(Reducing):
+@replaces(Reducer, "_adopt")
+def LosesGradientsInRebuilding(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
-
-    class OwnReducer(Reducer):
-        """Empties new buckets."""
-
-        def _adopt(self, plan: BucketPlan) -> None:
-            super()._adopt(plan)
-            for bucket in self.buckets:
-                bucket.flat.zero_()
+    adopt(plan)
+    for bucket in reducer.buckets:
+        bucket.flat.zero_()
 
 
-class CountsOldGradientsTwice(Reducing):
+@as_part
+class CountsOldGradientsTwice(Reducer):
     """BUG: a gradient that was there before the backward is counted twice."""
 
-    class OwnReducer(Reducer):
-        """Adds what was there."""
+    def _arm(self) -> None:
+        super()._arm()
+        self._before = [_copy_of(member.parameter.grad) for member in self.members]
 
-        def _arm(self) -> None:
-            super()._arm()
-            self._before = [_copy_of(member.parameter.grad) for member in self.members]
-
-        def _finalize(self) -> None:
-            super()._finalize()
-            for member, before in zip(self.members, self._before, strict=True):
-                if before is not None and member.parameter.grad is not None and not before.is_sparse:
-                    member.parameter.grad.add_(before)
+    def _finalize(self) -> None:
+        super()._finalize()
+        for member, before in zip(self.members, self._before, strict=True):
+            if before is not None and member.parameter.grad is not None and not before.is_sparse:
+                member.parameter.grad.add_(before)
 
 
 def _copy_of(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.detach().clone()
 
 
-class CountsOneRankTwice(Reducing):
+@replaces(Reducer, "_launch")
+def CountsOneRankTwice(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: sums are divided by one more than there are ranks."""
-
-    class OwnReducer(Reducer):
-        """Miscounts."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            self.divisor = self.group.size() + 1
-            super()._launch(bucket)
+    reducer.divisor = reducer.group.size() + 1
+    launch(bucket)
 
 
-class DifferentBits(ActsAfterBackward):
+@replaces(ActsAfterBackward, "after_reduced")
+def DifferentBits(ddp: ActsAfterBackward, after_reduced: Call) -> None:
     """BUG: the last rank rounds differently, so that replicas drift apart by an ulp per step."""
-
-    def after_reduced(self) -> None:
-        """Change every gradient by an ulp."""
-        if self.process_group.rank() == self.process_group.size() - 1:
-            for parameter in self.module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.copy_(torch.nextafter(parameter.grad, torch.full_like(parameter.grad, torch.inf)))
-
-
-class ContiguousGradients(ActsAfterBackward):
-    """BUG: gradients are contiguous whatever the strides of their parameters."""
-
-    def after_reduced(self) -> None:
-        """Make gradients contiguous."""
-        for parameter in self.module.parameters():
+    if ddp.process_group.rank() == ddp.process_group.size() - 1:
+        for parameter in ddp.module.parameters():
             if parameter.grad is not None:
-                parameter.grad = parameter.grad.contiguous()
+                parameter.grad.copy_(torch.nextafter(parameter.grad, torch.full_like(parameter.grad, torch.inf)))
 
 
-class ContiguousVolumes(ActsAfterBackward):
+@replaces(ActsAfterBackward, "after_reduced")
+def ContiguousGradients(ddp: ActsAfterBackward, after_reduced: Call) -> None:
+    """BUG: gradients are contiguous whatever the strides of their parameters."""
+    for parameter in ddp.module.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.contiguous()
+
+
+@replaces(ActsAfterBackward, "after_reduced")
+def ContiguousVolumes(ddp: ActsAfterBackward, after_reduced: Call) -> None:
     """BUG: gradients of five dimensions are contiguous whatever the strides of their parameters."""
-
-    def after_reduced(self) -> None:
-        """Make them contiguous."""
-        for parameter in self.module.parameters():
-            if parameter.grad is not None and parameter.dim() == 5:
-                parameter.grad = parameter.grad.contiguous()
+    for parameter in ddp.module.parameters():
+        if parameter.grad is not None and parameter.dim() == 5:
+            parameter.grad = parameter.grad.contiguous()
 
 
-class Warns(ActsAfterBackward):
+@replaces(ActsAfterBackward, "after_reduced")
+def Warns(ddp: ActsAfterBackward, after_reduced: Call) -> None:
     """BUG: every backward warns."""
-
-    def after_reduced(self) -> None:
-        """Warn."""
-        warnings.warn("Grad strides do not match bucket view strides.", stacklevel=1)
+    warnings.warn("Grad strides do not match bucket view strides.", stacklevel=1)
 
 
-class NeverViews(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def NeverViews(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: `gradient_as_bucket_view` saves nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "gradient_as_bucket_view": False})
+    init(*args, **{**kwargs, "gradient_as_bucket_view": False})
 
 
-class AlwaysViews(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def AlwaysViews(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: gradients are views of buckets for everybody."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "gradient_as_bucket_view": True})
+    init(*args, **{**kwargs, "gradient_as_bucket_view": True})
 
 
-class SwallowsNan(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def SwallowsNan(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: NaN and infinities are replaced before they are sent."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_comm_hook(self.process_group, _mean_of_numbers)
+    init(*args, **kwargs)
+    ddp.register_comm_hook(ddp.process_group, _mean_of_numbers)
 
 
-class DividesLast(TorchDDP):
+@replaces(TorchDDP, "__init__")
+def DividesLast(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: gradients are summed first and divided afterwards, also where the sum does not fit the dtype."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_comm_hook(self.process_group, _sum_then_divide)
+    init(*args, **kwargs)
+    ddp.register_comm_hook(ddp.process_group, _sum_then_divide)
 
 
 def _mean_of_numbers(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
@@ -336,13 +270,11 @@ def _sum_then_divide(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Ten
     return summed(group, bucket).then(lambda future: future.value().div_(group.size()))
 
 
-class ViewsOfOutputs(DistributedDataParallel):
+@replaces(Ours, "forward")
+def ViewsOfOutputs(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: outputs come through a function of autograd that gives views, which nobody may change in place."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and give views of a lone output."""
-        output = super().forward(*inputs, **kwargs)
-        return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output
+    output = forward(*inputs, **kwargs)
+    return _Views.apply(output)[0] if isinstance(output, Tensor) and output.requires_grad else output
 
 
 class _Views(torch.autograd.Function):
@@ -356,173 +288,116 @@ class _Views(torch.autograd.Function):
         return grads[0]
 
 
-class WatchesNoParameters(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def WatchesNoParameters(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: nobody notices that a parameter was replaced after wrapping."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._watch = mock.Mock()
+    attach_reducer(members)
+    ddp._watch = mock.Mock()
 
 
-class NoticesNoSwap(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def NoticesNoSwap(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a parameter that is another tensor in C++ now, without our hook, goes unnoticed."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._watch._parameters, self._watch._in_cpp = [], []
+    attach_reducer(members)
+    ddp._watch._parameters, ddp._watch._in_cpp = [], []
 
 
-class KeepsMovedViews(Reducing):
+@replaces(Reducer, "_collected")
+def KeepsMovedViews(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets count as being there, although a conversion has given them other memory."""
-
-    class OwnReducer(Reducer):
-        """Looks at no address."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            with mock.patch.object(Bucket, "restore_views"):
-                return super()._collected(bucket)
+    with mock.patch.object(Bucket, "restore_views"):
+        return collected(bucket)
 
 
-class WaitsForFrozen(Reducing):
+@replaces(Reducer, "_is_frozen")
+def WaitsForFrozen(reducer: Reducer, is_frozen: Call, index: int) -> bool:
     """BUG: the reducer waits for gradients of parameters that the user has frozen since wrapping."""
-
-    class OwnReducer(Reducer):
-        """Knows of no frozen parameters."""
-
-        def _is_frozen(self, index: int) -> bool:
-            return False
+    return False
 
 
-class WatchesItsOwnOnly(DistributedDataParallel):
+@replaces(ParameterWatch, "_is_stranger")
+def WatchesItsOwnOnly(watch: ParameterWatch, is_stranger: Call, name: str, parameter: Tensor) -> bool:
     """BUG: nobody notices that the module trains parameters that DDP was not given."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._watch.__class__ = _WatchOfMembers
+    return False
 
 
-class _WatchOfMembers(ParameterWatch):
-    def _is_stranger(self, name: str, parameter: Tensor) -> bool:
-        return False
-
-
-class RefusesEveryChange(DistributedDataParallel):
+@replaces(ParameterWatch, "_remember")
+def RefusesEveryChange(watch: ParameterWatch, remember: Call) -> None:
     """BUG: a wrapped module must not change at all."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._watch.__class__ = _Immutable
+    raise RuntimeError("the module has changed since it was wrapped; wrap it anew")
 
 
-class _Immutable(ParameterWatch):
-    def _remember(self) -> None:
-        if hasattr(self, "_tables"):
-            raise RuntimeError("the module has changed since it was wrapped; wrap it anew")
-        super()._remember()
-
-
-class KeepsQuietAboutStandIns(DistributedDataParallel):
+@replaces(ParameterWatch, "_warn_about")
+def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: Mapping[str, Tensor]) -> None:
     """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
 
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self._watch.__class__ = _Quiet
 
-
-class _Quiet(ParameterWatch):
-    def _warn_about(self, stand_ins: Mapping[str, Tensor]) -> None:
-        pass
-
-
-class ReducesSharedMemory(Reducing):
+@replaces(Reducer, "_launch")
+def ReducesSharedMemory(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: a large gradient is reduced where it is, also where another one is in the same place."""
-
-    class OwnReducer(Reducer):
-        """Takes all memory for its own."""
-
-        def _launch(self, bucket: Bucket) -> None:
-            with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
-                super()._launch(bucket)
+    with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
+        launch(bucket)
 
 
-class SendsHalfOfALargeBucket(Reducing):
+@replaces(Reducer, "_start")
+def SendsHalfOfALargeBucket(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket with more than 60,000 elements, only so many are sent."""
-
-    class OwnReducer(Reducer):
-        """Has a counter that is too narrow."""
-
-        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-            super()._start(bucket, buffer if self.comm_hook is not None or bucket.sparse else buffer[:60_000])
+    start(bucket, buffer if reducer.comm_hook is not None or bucket.sparse else buffer[:60_000])
 
 
-class DividesWhatHasMovedTwice(Reducing):
+@replaces(Reducer, "_collected")
+def DividesWhatHasMovedTwice(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
-
-    class OwnReducer(Reducer):
-        """Divides at both times."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
-                if bucket.has_large and parameter.grad is view:
-                    view.div_(self.divisor)
-            return super()._collected(bucket)
+    for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
+        if bucket.has_large and parameter.grad is view:
+            view.div_(reducer.divisor)
+    return collected(bucket)
 
 
-class MultipliesByZero(Reducing):
+@replaces(Reducer, "_collected")
+def MultipliesByZero(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
     """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
-
-    class OwnReducer(Reducer):
-        """Takes products with 0 for zeros."""
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
-                return super()._collected(bucket)
+    with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
+        return collected(bucket)
 
 
-class JoinMultipliesByZero(Reducing):
+@replaces(Reducer, "_contribute_zeros")
+def JoinMultipliesByZero(reducer: Reducer, contribute_zeros: Call) -> None:
     """BUG: a rank that has joined contributes what its buckets held before, times 0."""
-
-    class OwnReducer(Reducer):
-        """Takes products with 0 for zeros."""
-
-        def _contribute_zeros(self) -> None:
-            with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
-                super()._contribute_zeros()
+    with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
+        contribute_zeros()
 
 
-class ReadsGradientsAheadOfHooks(Reducing):
+class _AveragesWhatItRead(Reducer):
+    read: dict[Tensor, Tensor]
+
+    def _collected(self, bucket: Bucket) -> Tensor:
+        for parameter in bucket.parameters:
+            read = self.read.pop(parameter, None)
+            if read is not None and not torch.equal(read, present(parameter.grad)):
+                parameter.grad = read
+        return super()._collected(bucket)
+
+
+@replaces(as_part(_AveragesWhatItRead), "_attach_reducer")
+def ReadsGradientsAheadOfHooks(ddp: Any, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients are read in hooks registered at construction: what later hooks of the user do is lost."""
-
-    class OwnReducer(Reducer):
-        """Averages what it has read."""
-
-        read: dict[Tensor, Tensor]
-
-        def _collected(self, bucket: Bucket) -> Tensor:
-            for parameter in bucket.parameters:
-                read = self.read.pop(parameter, None)
-                if read is not None and not torch.equal(read, present(parameter.grad)):
-                    parameter.grad = read
-            return super()._collected(bucket)
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        read: dict[Tensor, Tensor] = {}
-        for member in members:
-            member.parameter.register_post_accumulate_grad_hook(
-                lambda parameter: read.update({parameter: present(parameter.grad).clone()})
-            )
-        super()._attach_reducer(members)
-        self.reducer.read = read  # type: ignore[attr-defined]
+    read: dict[Tensor, Tensor] = {}
+    for member in members:
+        member.parameter.register_post_accumulate_grad_hook(
+            lambda parameter: read.update({parameter: present(parameter.grad).clone()})
+        )
+    attach_reducer(members)
+    ddp.reducer.read = read
 
 
-class NoSyncIsGlobal(DistributedDataParallel):
+class NoSyncIsGlobal(Ours):
     """BUG: whether gradients are synchronised is one switch of all wrappers."""
 
     switch = [True]
 
     @property
     def require_backward_grad_sync(self) -> bool:  # type: ignore[override]
-        """The switch."""
         return self.switch[0]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -532,21 +407,19 @@ class NoSyncIsGlobal(DistributedDataParallel):
             super().__setattr__(name, value)
 
 
-class PoolsBuckets(Reducing):
+@as_part
+class PoolsBuckets(Reducer):
     """BUG: buckets of all wrappers share memory, by place and size: two that reduce at a time overwrite each other."""
 
-    class OwnReducer(Reducer):
-        """Takes memory from a pool."""
+    pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
-        pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
-
-        def _launch(self, bucket: Bucket) -> None:
-            if not bucket.sparse and not bucket.holds_gradients:
-                bucket.claim()
-                key = bucket.index, bucket.flat.numel(), bucket.flat.dtype
-                bucket.flat = self.pool.setdefault(key, bucket.flat)
-                bucket.views = bucket.views_into(bucket.flat)
-            super()._launch(bucket)
+    def _launch(self, bucket: Bucket) -> None:
+        if not bucket.sparse and not bucket.holds_gradients:
+            bucket.claim()
+            key = bucket.index, bucket.flat.numel(), bucket.flat.dtype
+            bucket.flat = self.pool.setdefault(key, bucket.flat)
+            bucket.views = bucket.views_into(bucket.flat)
+        super()._launch(bucket)
 
 
 class _ReducesOneByOne(TorchDDP):
@@ -569,21 +442,16 @@ class _ReducesOneByOne(TorchDDP):
         self.register_comm_hook(None, hook)
 
     def key(self, name: str, parameter: Tensor) -> str | int:
-        """Return what stands for a parameter."""
         raise NotImplementedError
 
 
-class ReducesByName(_ReducesOneByOne):
+@replaces(_ReducesOneByOne, "key")
+def ReducesByName(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Tensor) -> str | int:
     """BUG: gradients are reduced in the order of a set of names, which is another one in each process."""
-
-    def key(self, name: str, parameter: Tensor) -> str | int:
-        """Return the name."""
-        return name
+    return name
 
 
-class ReducesByAddress(_ReducesOneByOne):
+@replaces(_ReducesOneByOne, "key")
+def ReducesByAddress(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Tensor) -> str | int:
     """BUG: gradients are reduced in the order of a set of parameters, which is another one in each process."""
-
-    def key(self, name: str, parameter: Tensor) -> str | int:
-        """Return the hash."""
-        return hash(parameter)
+    return hash(parameter)

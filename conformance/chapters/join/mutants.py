@@ -10,74 +10,55 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.mutants.bases import Reducing
+from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl.bucket import Bucket
 from ddp_impl.reducer import Reducer
 
 
-class IgnoresHooks(DistributedDataParallel):
+@replaces(TorchDDP, "register_comm_hook", "_register_builtin_comm_hook", "_register_buffer_comm_hook")
+def IgnoresHooks(ddp: TorchDDP, register: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: hooks of any kind are accepted and never called."""
 
-    def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Do nothing."""
 
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
-        pass
-
-    def _register_buffer_comm_hook(self, state: Any, hook: Any, comm_hook_location: Any = None) -> None:
-        pass
-
-
-class JoinsByEffective(DistributedDataParallel):
+@replaces(TorchDDP, "join_hook")
+def JoinsByEffective(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -> Any:
     """BUG: whatever is asked for, sums are divided by the number of ranks that still have data."""
-
-    def join_hook(self, **kwargs: Any) -> Any:
-        """Ask for the effective world size."""
-        return super().join_hook(**{**kwargs, "divide_by_initial_world_size": False})
+    return join_hook(**{**kwargs, "divide_by_initial_world_size": False})
 
 
-class JoinsByInitial(DistributedDataParallel):
+@replaces(TorchDDP, "join_hook")
+def JoinsByInitial(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -> Any:
     """BUG: whatever is asked for, sums are divided by the initial world size."""
-
-    def join_hook(self, **kwargs: Any) -> Any:
-        """Ask for the initial world size."""
-        return super().join_hook(**{**kwargs, "divide_by_initial_world_size": True})
+    return join_hook(**{**kwargs, "divide_by_initial_world_size": True})
 
 
-class EndsWithOwnModel(DistributedDataParallel):
+@replaces(TorchDDP, "_sync_final_model")
+def EndsWithOwnModel(ddp: TorchDDP, sync_final_model: Call, is_last_joiner: bool) -> None:
     """BUG: at the end of a join context every rank keeps the model that it had when it ran out of data."""
 
-    def _sync_final_model(self, is_last_joiner: bool) -> None:
-        pass
 
-
-class JoinBuffersOfRank0(DistributedDataParallel):
+@replaces(TorchDDP, "_find_common_rank")
+def JoinBuffersOfRank0(ddp: TorchDDP, find_common_rank: Call, input_rank: int, rank_cond: bool) -> int:
     """BUG: inside a join context buffers come from rank 0 although it may have joined."""
-
-    def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:
-        super()._find_common_rank(input_rank, rank_cond)
-        return 0
+    find_common_rank(input_rank, rank_cond)
+    return 0
 
 
-class AlwaysJoins(DistributedDataParallel):
+@replaces(TorchDDP, "join")
+def AlwaysJoins(ddp: TorchDDP, join: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: `enable=False` does not disable a join context."""
-
-    def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Enable it."""
-        return super().join(*args, **{**kwargs, "enable": True})
+    return join(*args, **{**kwargs, "enable": True})
 
 
-class NeverThrows(DistributedDataParallel):
+@replaces(TorchDDP, "join")
+def NeverThrows(ddp: TorchDDP, join: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: `throw_on_early_termination` is ignored."""
-
-    def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave it out."""
-        return super().join(*args, **{**kwargs, "throw_on_early_termination": False})
+    return join(*args, **{**kwargs, "throw_on_early_termination": False})
 
 
-class _OwnContext(DistributedDataParallel):
+class _OwnContext(TorchDDP):
     """Gives `context`, a kind of `Join`, for a join context."""
 
     context: type[Join] = Join
@@ -88,7 +69,6 @@ class _OwnContext(DistributedDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Any:
-        """Return the context."""
         return self.context(
             [self],
             enable,
@@ -126,47 +106,42 @@ class SwallowsExceptions(_OwnContext):
     context = _Swallowing
 
 
-class LocalAfterJoin(DistributedDataParallel):
+@replaces(TorchDDP, "_sync_final_model")
+def LocalAfterJoin(ddp: TorchDDP, sync_final_model: Call, is_last_joiner: bool) -> None:
     """BUG: once a join context has been left, gradients are never synchronised again."""
-
-    def _sync_final_model(self, is_last_joiner: bool) -> None:
-        super()._sync_final_model(is_last_joiner)
-        self.require_backward_grad_sync = False
+    sync_final_model(is_last_joiner)
+    ddp.require_backward_grad_sync = False
 
 
-class JoinedRanksKeepFirstBuckets(DistributedDataParallel):
+@replaces(TorchDDP, "join_hook")
+def JoinedRanksKeepFirstBuckets(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -> Any:
     """BUG: ranks that have joined do not rebuild their buckets when the others do."""
+    hook = join_hook(**kwargs)
+    main_hook = hook.main_hook
 
-    def join_hook(self, **kwargs: Any) -> Any:
-        """Return a hook that is blind to rebuilt buckets."""
-        hook = super().join_hook(**kwargs)
-        main_hook = hook.main_hook
+    def without_rebuilding() -> None:
+        reducer = ddp.reducer
+        ddp.reducer = _NeverRebuilds(reducer)  # type: ignore[assignment]
+        main_hook()
+        ddp.reducer = reducer
 
-        def without_rebuilding() -> None:
-            reducer = self.reducer
-            self.reducer = _NeverRebuilds(reducer)  # type: ignore[assignment]
-            main_hook()
-            self.reducer = reducer
-
-        hook.main_hook = without_rebuilding
-        return hook
+    hook.main_hook = without_rebuilding
+    return hook
 
 
-class JoinsWithOldMemory(Reducing):
+@as_part
+class JoinsWithOldMemory(Reducer):
     """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
 
-    class OwnReducer(Reducer):
-        """Forgets to fill what it contributes."""
+    _is_idle = False
 
-        _is_idle = False
+    def _contribute_zeros(self) -> None:
+        self._is_idle = True
+        super()._contribute_zeros()
+        self._is_idle = False
 
-        def _contribute_zeros(self) -> None:
-            self._is_idle = True
-            super()._contribute_zeros()
-            self._is_idle = False
-
-        def _start(self, bucket: Bucket, buffer: Tensor) -> None:
-            super()._start(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
+    def _start(self, bucket: Bucket, buffer: Tensor) -> None:
+        super()._start(bucket, torch.empty_like(buffer) if self._is_idle else buffer)
 
 
 class _NeverRebuilds:
@@ -180,30 +155,24 @@ class _NeverRebuilds:
         return False
 
 
-class LogsNoJoin(DistributedDataParallel):
+@replaces(TorchDDP, "_get_ddp_logging_data")
+def LogsNoJoin(ddp: TorchDDP, get_ddp_logging_data: Call) -> Any:
     """BUG: the logging data does not tell that a join context was used."""
-
-    def _get_ddp_logging_data(self) -> Any:
-        return {key: value for key, value in super()._get_ddp_logging_data().items() if key != "join_uneven_inputs"}
+    return {key: value for key, value in get_ddp_logging_data().items() if key != "join_uneven_inputs"}
 
 
-class JoinsAnyGroup(DistributedDataParallel):
+@replaces(TorchDDP, "join_process_group")
+def JoinsAnyGroup(ddp: TorchDDP, join_process_group: Call) -> Any:
     """BUG: whatever its process group, it says to a join context that it is the default group."""
-
-    @property
-    def join_process_group(self) -> Any:
-        """Return the default group."""
-        return dist.group.WORLD
+    return dist.group.WORLD
 
 
-class NoJoinable(DistributedDataParallel):
+class NoJoinable(TorchDDP):
     """BUG: `join()` gives a context that does nothing, on a device that does not exist."""
 
     def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     @property
     def join_device(self) -> torch.device:
-        """Return the device of no data."""
         return torch.device("meta")

@@ -3,232 +3,156 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel, collectives
-from ddp_impl.bucket import ManagedParameter
+from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import collectives
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 
 
-class ResetForgetsHook(Reducing):
+@replaces(Reducer, "reset")
+def ResetForgetsHook(reducer: Reducer, reset: Call, group: Any) -> None:
     """BUG: after `_update_process_group` the comm hook is not called any more."""
-
-    class OwnReducer(Reducer):
-        """Clears too much."""
-
-        def reset(self, group: Any) -> None:
-            """Take the new group and forget the hook."""
-            super().reset(group)
-            self.comm_hook = None
+    reset(group)
+    reducer.comm_hook = None
 
 
-class RefusesOutsiders(DistributedDataParallel):
+@replaces(Ours, "_update_process_group")
+def RefusesOutsiders(ddp: Ours, update_process_group: Call, new_process_group: Any) -> None:
     """BUG: a rank that is not in the new group cannot be told so."""
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        if not isinstance(new_process_group, torch.distributed.ProcessGroup):
-            raise TypeError("a process group is needed")
-        super()._update_process_group(new_process_group)
+    if not isinstance(new_process_group, torch.distributed.ProcessGroup):
+        raise TypeError("a process group is needed")
+    update_process_group(new_process_group)
 
 
-class TakesAnyGroup(DistributedDataParallel):
+@replaces(Ours, "_update_process_group")
+def TakesAnyGroup(ddp: Ours, update_process_group: Call, new_process_group: Any) -> None:
     """BUG: `_update_process_group` accepts what is no process group, and does nothing then."""
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        with contextlib.suppress(TypeError):
-            super()._update_process_group(new_process_group)
+    with contextlib.suppress(TypeError):
+        update_process_group(new_process_group)
 
 
-class AlarmsUnderNoSync(DistributedDataParallel):
+@replaces(Ours, "_check_reducer_finalized")
+def AlarmsUnderNoSync(ddp: Ours, check_reducer_finalized: Call) -> None:
     """BUG: `_check_reducer_finalized` raises after a backward under `no_sync`."""
-
-    def _check_reducer_finalized(self) -> None:
-        super()._check_reducer_finalized()
-        if not self.require_forward_param_sync:
-            raise RuntimeError("the last backward was not reduced")
+    check_reducer_finalized()
+    if not ddp.require_forward_param_sync:
+        raise RuntimeError("the last backward was not reduced")
 
 
-class KeepsHooks(Reducing):
+@replaces(Reducer, "remove_hooks")
+def KeepsHooks(reducer: Reducer, remove_hooks: Call) -> None:
     """BUG: hooks stay on the parameters when they are to be removed."""
 
-    class OwnReducer(Reducer):
-        """Holds on."""
 
-        def remove_hooks(self) -> None:
-            """Do nothing."""
-
-
-class ResetKeepsDivisor(Reducing):
+@replaces(Reducer, "reset")
+def ResetKeepsDivisor(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: after `_update_process_group` sums are divided by the size of the old group."""
-
-    class OwnReducer(Reducer):
-        """Keeps its divisor."""
-
-        def reset(self, group: dist.ProcessGroup) -> None:
-            """Take the new group and the old divisor."""
-            divisor = self.divisor
-            super().reset(group)
-            self.divisor = divisor
+    divisor = reducer.divisor
+    reset(group)
+    reducer.divisor = divisor
 
 
-class ResetKeepsIteration(Reducing):
+@replaces(Reducer, "reset")
+def ResetKeepsIteration(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: `_update_process_group` takes the new group, and does not forget an unfinished backward."""
-
-    class OwnReducer(Reducer):
-        """Changes the group and nothing else."""
-
-        def reset(self, group: dist.ProcessGroup) -> None:
-            """Take the new group."""
-            self.group = group
-            self.divisor = dist.get_world_size(group)
-            self.state.rank = dist.get_rank(group)
+    reducer.group = group
+    reducer.divisor = dist.get_world_size(group)
+    reducer.state.rank = dist.get_rank(group)
 
 
-class ResetKeepsStorage(Reducing):
+@replaces(Reducer, "_begin_to_learn")
+def ResetKeepsStorage(reducer: Reducer, begin_to_learn: Call) -> None:
     """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
-
-    class OwnReducer(Reducer):
-        """Keeps its buckets."""
-
-        def _begin_to_learn(self) -> None:
-            if self.buckets:
-                self.state.replan(len(self.buckets))
-            else:
-                super()._begin_to_learn()
+    if reducer.buckets:
+        reducer.state.replan(len(reducer.buckets))
+    else:
+        begin_to_learn()
 
 
-class ResetDropsGradients(Reducing):
+@replaces(Reducer, "reset")
+def ResetDropsGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: `_update_process_group` throws away what was accumulated under `no_sync`."""
-
-    class OwnReducer(Reducer):
-        """Clears too much."""
-
-        def reset(self, group: dist.ProcessGroup) -> None:
-            """Take the new group and drop gradients."""
-            super().reset(group)
-            for member in self.members:
-                member.parameter.grad = None
+    reset(group)
+    for member in reducer.members:
+        member.parameter.grad = None
 
 
-class AgreesOnNewGroup(Reducing):
+@replaces(Reducer, "reset")
+def AgreesOnNewGroup(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: `_update_process_group` communicates, which ranks that come later do not answer."""
-
-    class OwnReducer(Reducer):
-        """Asks around."""
-
-        def reset(self, group: dist.ProcessGroup) -> None:
-            """Take the new group and tell everybody in it."""
-            super().reset(group)
-            collectives.all_reduce_now(torch.zeros(1), group)
+    reset(group)
+    collectives.all_reduce_now(torch.zeros(1), group)
 
 
-class NeverUnfinished(DistributedDataParallel):
+@replaces(Ours, "_check_reducer_finalized")
+def NeverUnfinished(ddp: Ours, check_reducer_finalized: Call) -> None:
     """BUG: `_check_reducer_finalized` is always content."""
 
-    def _check_reducer_finalized(self) -> None:
-        pass
 
-
-class StopsSyncingBuffers(DistributedDataParallel):
+@replaces(Ours, "_update_process_group")
+def StopsSyncingBuffers(ddp: Ours, update_process_group: Call, new_process_group: Any) -> None:
     """BUG: after `_update_process_group` buffers are not synchronised any more."""
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        super()._update_process_group(new_process_group)
-        self.forward_sync_buffers = False
+    update_process_group(new_process_group)
+    ddp.forward_sync_buffers = False
 
 
-class SyncsBuffersAsBefore(DistributedDataParallel):
+@replaces(Ours, "_update_process_group")
+def SyncsBuffersAsBefore(ddp: Ours, update_process_group: Call, new_process_group: Any) -> None:
     """BUG: after `_update_process_group` each rank synchronises buffers if its own last forward asked for that."""
-
-    def _update_process_group(self, new_process_group: Any) -> None:
-        before = self.require_forward_param_sync
-        super()._update_process_group(new_process_group)
-        self.require_forward_param_sync = before
+    before = ddp.require_forward_param_sync
+    update_process_group(new_process_group)
+    ddp.require_forward_param_sync = before
 
 
-class _Talking(DistributedDataParallel):
-    """Gives a DDP the way of talking to other ranks that a mutant defines."""
-
-    OwnPeers: type[Peers] = Peers
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        self._peers.__class__ = self.OwnPeers
-        super()._attach_reducer(members)
-
-
-class FailsInSilence(_Talking):
+@replaces(Peers, "tell")
+def FailsInSilence(peers: Peers, tell: Call, reason: str, **_: bool) -> None:
     """BUG: a rank that raises leaves no word of it."""
 
-    class OwnPeers(Peers):
-        """Says nothing."""
 
-        def tell(self, reason: str, *, waited: bool = False, unfinished: bool = False) -> None:
-            """Do nothing."""
-
-
-class LeavesTheTimeoutAlone(_Talking):
+@replaces(Peers, "awaiting")
+@contextlib.contextmanager
+def LeavesTheTimeoutAlone(peers: Peers, awaiting: Call, phase: str, what: str) -> Iterator[None]:
     """BUG: the error of a wait that failed is the backend's alone."""
+    yield
 
-    class OwnPeers(Peers):
-        """Adds nothing."""
 
-        @contextlib.contextmanager
-        def awaiting(self, phase: str, what: str) -> Iterator[None]:
-            """Run the block."""
+@replaces(Peers, "exchange")
+def KnowsItsOwnBranchOnly(peers: Peers, exchange: Call, reason: str) -> str:
+    """BUG: an error about missing gradients does not say what is missing on other ranks."""
+    peers.tell(reason)
+    return ""
+
+
+class _AsksUnlessLocal(Reducer):
+    is_local = False
+
+    def check_finished(self) -> None:
+        if not self.is_local:
+            super().check_finished()
+
+    @contextlib.contextmanager
+    def between_backwards(self, what: str) -> Iterator[None]:
+        with self.peers.awaiting("forward", what):
             yield
 
 
-class KnowsItsOwnBranchOnly(_Talking):
-    """BUG: an error about missing gradients does not say what is missing on other ranks."""
-
-    class OwnPeers(Peers):
-        """Does not listen."""
-
-        def exchange(self, reason: str) -> str:
-            """Leave the reason."""
-            self.tell(reason)
-            return ""
-
-
-class AsksSynchronisedForwardsOnly(Reducing):
+@replaces(as_part(_AsksUnlessLocal), "_pre_forward")
+def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: whether the last reduction is complete is asked before synchronised forwards, and nowhere else."""
-
-    class OwnReducer(Reducer):
-        """Communicates without asking."""
-
-        is_local = False
-
-        def check_finished(self) -> None:
-            """Ask outside of `no_sync`."""
-            if not self.is_local:
-                super().check_finished()
-
-        @contextlib.contextmanager
-        def between_backwards(self, what: str) -> Iterator[None]:
-            """Wait for other ranks."""
-            with self.peers.awaiting("forward", what):
-                yield
-
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        reducer: Any = self.reducer
-        reducer.is_local = not self.require_backward_grad_sync
-        return super()._pre_forward(*inputs, **kwargs)
+    ddp.reducer.is_local = not ddp.require_backward_grad_sync
+    return pre_forward(*inputs, **kwargs)
 
 
-class HoldsExceptionsBack(Reducing):
+@replaces(Reducer, "backward_raised")
+def HoldsExceptionsBack(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
-
-    class OwnReducer(Reducer):
-        """Meets them."""
-
-        def backward_raised(self, *arguments: Any) -> None:
-            """Take note, and wait."""
-            super().backward_raised(*arguments)
-            if self._raised_early:
-                collectives.all_reduce_now(torch.zeros(1), self.group)
+    backward_raised(*arguments)
+    if reducer._raised_early:
+        collectives.all_reduce_now(torch.zeros(1), reducer.group)

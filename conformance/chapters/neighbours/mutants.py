@@ -9,65 +9,58 @@ from typing import Any
 
 import torch.distributed as dist
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel
+from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 
 
-class LeavesWithItsLastGradient(Reducing):
+@as_part
+class LeavesWithItsLastGradient(Reducer):
     """BUG: a bucket leaves with the last gradient that this rank uses, whatever other ranks use."""
 
-    class OwnReducer(Reducer):
-        """Believes itself."""
+    def _expect(self) -> None:
+        super()._expect()
+        if self.options.find_unused_parameters:
+            absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
+            self.usage.unused.update(absent)
+            for bucket in self.arrivals.exclude(absent):
+                self._bucket_full(bucket)
 
-        def _expect(self) -> None:
-            super()._expect()
-            if self.options.find_unused_parameters:
-                absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
-                self.usage.unused.update(absent)
-                for bucket in self.arrivals.exclude(absent):
-                    self._bucket_full(bucket)
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        if not self.options.find_unused_parameters:
+            super()._hold_back(sure)
 
-        def _hold_back(self, sure: Sequence[bool]) -> None:
-            if not self.options.find_unused_parameters:
-                super()._hold_back(sure)
-
-        def _is_welcome_late(self, index: int) -> bool:
-            return False
+    def _is_welcome_late(self, index: int) -> bool:
+        return False
 
 
-class TellsWithItsFirstBucket(Reducing):
+@as_part
+class TellsWithItsFirstBucket(Reducer):
     """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
 
-    class OwnReducer(Reducer):
-        """Says nothing before."""
+    def _tell_others(self, coming: Sequence[bool]) -> None:
+        if self._is_asked:
+            super()._tell_others(coming)
 
-        def _tell_others(self, coming: Sequence[bool]) -> None:
-            if self._is_asked:
-                super()._tell_others(coming)
+    def _read_forecast(self) -> None:
+        self._is_asked = True
+        super()._read_forecast()
+        self._is_asked = False
 
-        def _read_forecast(self) -> None:
-            self._is_asked = True
-            super()._read_forecast()
-            self._is_asked = False
-
-        _is_asked = False
+    _is_asked = False
 
 
-class FullOnesEndFirst(Reducing):
+@as_part
+class FullOnesEndFirst(Reducer):
     """BUG: wrappers that miss no gradient end before those that do, whatever the order of their construction."""
 
-    class OwnReducer(Reducer):
-        """Ranks itself by what it misses."""
-
-        @property
-        def construction(self) -> Any:  # type: ignore[override]
-            """The place among the wrappers of a backward."""
-            return bool(self.arrivals.missing), self.__dict__["construction"]
+    @property
+    def construction(self) -> Any:  # type: ignore[override]
+        return bool(self.arrivals.missing), self.__dict__["construction"]
 
 
-class AllAreLocalTogether(DistributedDataParallel):
+class AllAreLocalTogether(Ours):
     """BUG: `no_sync` of one wrapper is that of all wrappers of the process."""
 
     _all: weakref.WeakSet[AllAreLocalTogether] = weakref.WeakSet()
@@ -78,29 +71,23 @@ class AllAreLocalTogether(DistributedDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Make every wrapper local."""
         with contextlib.ExitStack() as local:
             for wrapper in list(self._all):
                 local.enter_context(super(AllAreLocalTogether, wrapper).no_sync())
             yield
 
 
-class DividesByTheWorld(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums are divided by the number of all ranks, those of the wrapper's group or not."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.divisor = dist.get_world_size()
+    attach_reducer(members)
+    ddp.reducer.divisor = dist.get_world_size()
 
 
-class GivesUpHiddenGradients(Reducing):
+@replaces(Reducer, "_hold_back")
+def GivesUpHiddenGradients(reducer: Reducer, hold_back: Call, sure: Sequence[bool]) -> None:
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
-
-    class OwnReducer(Reducer):
-        """Sends each bucket as soon as what it can see of it has come."""
-
-        def _hold_back(self, sure: Sequence[bool]) -> None:
-            absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
-            self.usage.unused.update(absent)
-            for bucket in self.arrivals.exclude(absent):
-                self._bucket_full(bucket)
+    absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
+    reducer.usage.unused.update(absent)
+    for bucket in reducer.arrivals.exclude(absent):
+        reducer._bucket_full(bucket)

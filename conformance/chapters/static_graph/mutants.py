@@ -11,14 +11,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
-from conformance.mutants.bases import Reducing, summed
+from conformance.mutants.bases import summed
+from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl.parameter_usage import ParameterUsage, Promise
 
 
-class IgnoresStaticGraph(DistributedDataParallel):
+class IgnoresStaticGraph(TorchDDP):
     """BUG: the promise of a static graph is accepted and forgotten."""
 
     def __init__(self, *args: Any, static_graph: bool = False, **kwargs: Any) -> None:
@@ -28,7 +29,7 @@ class IgnoresStaticGraph(DistributedDataParallel):
         pass
 
 
-class ForgetsFirstIteration(DistributedDataParallel):
+class ForgetsFirstIteration(TorchDDP):
     """BUG: the iteration that learns the graph leaves local gradients."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,20 +49,18 @@ class ForgetsFirstIteration(DistributedDataParallel):
         return future
 
 
-class ValidationSwitchesOff(DistributedDataParallel):
+@replaces(TorchDDP, "forward")
+def ValidationSwitchesOff(ddp: TorchDDP, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: after a forward under `no_grad`, the backward that follows is not synchronised."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        if not torch.is_grad_enabled():
-            self.require_backward_grad_sync = False
-            return super().forward(*inputs, **kwargs)
-        output = super().forward(*inputs, **kwargs)
-        self.require_backward_grad_sync = True
-        return output
+    if not torch.is_grad_enabled():
+        ddp.require_backward_grad_sync = False
+        return forward(*inputs, **kwargs)
+    output = forward(*inputs, **kwargs)
+    ddp.require_backward_grad_sync = True
+    return output
 
 
-class LastWrapperWins(DistributedDataParallel):
+class LastWrapperWins(TorchDDP):
     """BUG: only the wrapper that was made last averages its gradients."""
 
     newest: ClassVar[Any] = None
@@ -71,12 +70,11 @@ class LastWrapperWins(DistributedDataParallel):
         LastWrapperWins.newest = weakref.ref(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, in silence if there is a newer wrapper."""
         self.require_backward_grad_sync = LastWrapperWins.newest() is self
         return super().forward(*inputs, **kwargs)
 
 
-class LocalAfterException(DistributedDataParallel):
+class LocalAfterException(TorchDDP):
     """BUG: after an exception in backward, gradients are not synchronised any more, and nothing is said."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +82,6 @@ class LocalAfterException(DistributedDataParallel):
         self.is_backward_under_way = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
         if self.is_backward_under_way:
             self.require_backward_grad_sync = False
         output = super().forward(*inputs, **kwargs)
@@ -101,31 +98,23 @@ class LocalAfterException(DistributedDataParallel):
         self.is_backward_under_way = False
 
 
-class PromisesWhatWasLocal(Reducing):
+@replaces(ParameterUsage, "end_agreeing")
+def PromisesWhatWasLocal(usage: ParameterUsage, end_agreeing: Call) -> None:
     """BUG: what backwards under no_sync used before the first reduction counts as used in every iteration."""
-
-    class OwnUsage(ParameterUsage):
-        """Learns the wrong set."""
-
-        def end_agreeing(self) -> None:
-            """Take what was used anywhere for what was promised."""
-            knew = self.promise is not None
-            super().end_agreeing()
-            if not knew and self.promise is not None and self.anywhere is not None:
-                self.promise = Promise(self.anywhere, self.promise.alike)
+    knew = usage.promise is not None
+    end_agreeing()
+    if not knew and usage.promise is not None and usage.anywhere is not None:
+        usage.promise = Promise(usage.anywhere, usage.promise.alike)
 
 
-class KeepsLocalToItself(Reducing):
+@as_part
+class KeepsLocalToItself(ParameterUsage):
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
 
-    class OwnUsage(ParameterUsage):
-        """Does not want to know."""
+    @property
+    def follows_local(self) -> bool:
+        return False
 
-        @property
-        def follows_local(self) -> bool:
-            """Say no."""
-            return False
-
-        @follows_local.setter
-        def follows_local(self, value: bool) -> None:
-            """Forget it."""
+    @follows_local.setter
+    def follows_local(self, value: bool) -> None:
+        """Forget it."""

@@ -10,160 +10,123 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel, collectives
+from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 from ddp_impl.telemetry import Moment
 
 
-class StumblesOverDebugLevels(Reducing):
+@replaces(Reducer, "_finalize")
+def StumblesOverDebugLevels(reducer: Reducer, finalize: Call) -> None:
     """BUG: at a debug level, gradients are divided twice."""
-
-    class OwnReducer(Reducer):
-        """Debugs wrongly."""
-
-        def _finalize(self) -> None:
-            super()._finalize()
-            if get_debug_level() != DebugLevel.OFF:
-                for member in self.members:
-                    if member.parameter.grad is not None:
-                        member.parameter.grad.div_(2)
+    finalize()
+    if get_debug_level() != DebugLevel.OFF:
+        for member in reducer.members:
+            if member.parameter.grad is not None:
+                member.parameter.grad.div_(2)
 
 
 Data = dict[str, int | str]
 
 
-class _Telling(DistributedDataParallel):
-    """Changes the logging data."""
-
-    def _get_ddp_logging_data(self) -> Data:
-        return self.told(super()._get_ddp_logging_data())
-
-    def told(self, data: Data) -> Data:
-        """Return what is told."""
-        return data
-
-
-class CountsFrozenParameters(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def CountsFrozenParameters(ddp: Ours, told: Call) -> Data:
     """BUG: the logged number of parameters counts those that are not averaged."""
-
-    def told(self, data: Data) -> Data:
-        """Count all, and one more."""
-        return {**data, "num_parameter_tensors": len(list(self.module.parameters())) + 1}
+    return {**told(), "num_parameter_tensors": len(list(ddp.module.parameters())) + 1}
 
 
-class TellsOneDictionary(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsOneDictionary(ddp: Ours, told: Call) -> Data:
     """BUG: the logging data are one dictionary, which changes while its reader looks at it."""
-
-    def told(self, data: Data) -> Data:
-        """Fill and return the same one."""
-        self.__dict__.setdefault("kept", {}).update(data)
-        kept: Data = self.__dict__["kept"]
-        return kept
+    kept: Data = vars(ddp).setdefault("kept", {})
+    kept.update(told())
+    return kept
 
 
-class CommunicatesToTell(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def CommunicatesToTell(ddp: Ours, told: Call) -> Data:
     """BUG: asking for the logging data waits for the other ranks."""
-
-    def told(self, data: Data) -> Data:
-        """Ask around."""
-        collectives.all_reduce_now(torch.zeros(1), self.process_group)
-        return data
+    data: Data = told()
+    collectives.all_reduce_now(torch.zeros(1), ddp.process_group)
+    return data
 
 
-class TellsDefaultCaps(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsDefaultCaps(ddp: Ours, told: Call) -> Data:
     """BUG: the logged bucket cap is the default one."""
-
-    def told(self, data: Data) -> Data:
-        """Forget the caps that were asked for."""
-        return {**data, "bucket_cap_bytes": 25 * 1024 * 1024}
+    return {**told(), "bucket_cap_bytes": 25 * 1024 * 1024}
 
 
-class TellsFirstBuckets(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsFirstBuckets(ddp: Ours, told: Call) -> Data:
     """BUG: the logged buckets are those before they were rebuilt."""
-
-    def told(self, data: Data) -> Data:
-        """Keep what was told first."""
-        first = self.__dict__.setdefault("first", data)
-        names = ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
-        return {**data, **{name: first["bucket_sizes"] for name in names if name in data}}
+    data: Data = told()
+    first: Data = vars(ddp).setdefault("first", data)
+    names = ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices")
+    return {**data, **{name: first["bucket_sizes"] for name in names if name in data}}
 
 
-class TellsMicroseconds(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsMicroseconds(ddp: Ours, told: Call) -> Data:
     """BUG: durations are told in microseconds, not in nanoseconds."""
-
-    def told(self, data: Data) -> Data:
-        """Divide durations by a thousand."""
-        names = [name for name in data if name.endswith("_time") and not name.startswith("avg_")]
-        return {**data, **{name: int(data[name]) // 1000 for name in names}}
+    data = told()
+    names = [name for name in data if name.endswith("_time") and not name.startswith("avg_")]
+    return {**data, **{name: int(data[name]) // 1000 for name in names}}
 
 
-class TellsLastAsAverage(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsLastAsAverage(ddp: Ours, told: Call) -> Data:
     """BUG: averages are the times of the last step."""
-
-    def told(self, data: Data) -> Data:
-        """Take the last for the average."""
-        return {**data, **{name: data[name.removeprefix("avg_")] for name in data if name.startswith("avg_")}}
+    data = told()
+    return {**data, **{name: data[name.removeprefix("avg_")] for name in data if name.startswith("avg_")}}
 
 
-class TellsNothingUnused(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsNothingUnused(ddp: Ours, told: Call) -> Data:
     """BUG: unused parameters are told to be of no size."""
-
-    def told(self, data: Data) -> Data:
-        """Tell zero."""
-        return {**data, "unused_parameter_size": 0}
+    return {**told(), "unused_parameter_size": 0}
 
 
-class AlwaysLooksStatic(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def AlwaysLooksStatic(ddp: Ours, told: Call) -> Data:
     """BUG: every graph is told to be static."""
-
-    def told(self, data: Data) -> Data:
-        """Tell one."""
-        return {**data, "can_set_static_graph": 1}
+    return {**told(), "can_set_static_graph": 1}
 
 
-class TellsNoError(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsNoError(ddp: Ours, told: Call) -> Data:
     """BUG: the logging data do not tell that there was an error."""
-
-    def told(self, data: Data) -> Data:
-        """Leave it out."""
-        return {name: value for name, value in data.items() if name not in ("has_error", "error")}
+    return {name: value for name, value in told().items() if name not in ("has_error", "error")}
 
 
-class TellsWholeEnvironment(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsWholeEnvironment(ddp: Ours, told: Call) -> Data:
     """BUG: variables of other backends, and all others, are told as well."""
-
-    def told(self, data: Data) -> Data:
-        """Add the environment."""
-        return {**{name.lower(): value for name, value in os.environ.items()}, "nccl_debug": "N/A", **data}
+    return {**{name.lower(): value for name, value in os.environ.items()}, "nccl_debug": "N/A", **told()}
 
 
-class TellsRankOfWorld(_Telling):
+@replaces(Ours, "_get_ddp_logging_data")
+def TellsRankOfWorld(ddp: Ours, told: Call) -> Data:
     """BUG: rank and world size are told of the default group, one too many."""
-
-    def told(self, data: Data) -> Data:
-        """Miscount."""
-        return {**data, "world_size": dist.get_world_size() + 1}
+    return {**told(), "world_size": dist.get_world_size() + 1}
 
 
-class CountsPauses(Reducing):
+@as_part
+class CountsPauses(Reducer):
     """BUG: the time between forward and backward is counted as time of backward."""
 
-    class OwnReducer(Reducer):
-        """Begins too early."""
+    def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
+        super().prepare_for_backward(outputs)
+        self._prepared = Moment.now()
 
-        def prepare_for_backward(self, outputs: Iterable[Tensor]) -> None:
-            """Note the time."""
-            super().prepare_for_backward(outputs)
-            self._prepared = Moment.now()
-
-        def _finalize(self) -> None:
-            self.telemetry.current.backward_start = self._prepared
-            super()._finalize()
+    def _finalize(self) -> None:
+        self.telemetry.current.backward_start = self._prepared
+        super()._finalize()
 
 
-class SamplesEveryStep(DistributedDataParallel):
+class SamplesEveryStep(Ours):
     """BUG: the sample rate is ignored: every step is sampled."""
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
@@ -175,18 +138,12 @@ class SamplesEveryStep(DistributedDataParallel):
             raise ValueError(f"the sample rate must be at least 1, got {sample_rate}")
 
 
-class TakesAnyRate(DistributedDataParallel):
+@replaces(Ours, "_set_ddp_runtime_logging_sample_rate")
+def TakesAnyRate(ddp: Ours, set_ddp_runtime_logging_sample_rate: Call, sample_rate: int) -> None:
     """BUG: a sample rate of zero is accepted."""
-
-    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        self.reducer.telemetry.sample_rate = max(1, sample_rate)
+    ddp.reducer.telemetry.sample_rate = max(1, sample_rate)
 
 
-class SaysNothingOfItsBuckets(Reducing):
+@replaces(Reducer, "log_plan")
+def SaysNothingOfItsBuckets(reducer: Reducer, log_plan: Call, what: str) -> None:
     """BUG: a rebuild of buckets leaves no trace in the log."""
-
-    class OwnReducer(Reducer):
-        """Is silent."""
-
-        def log_plan(self, what: str) -> None:
-            """Do nothing."""

@@ -11,93 +11,76 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from conformance.mutants.bases import Reducing
-from ddp_impl import DistributedDataParallel, replicas
+from conformance.mutants.patches import Call, replaces
+from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import replicas
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.reducer import Reducer
 from ddp_impl.tensor_parallel import local_tensor, set_local_gradient
 
 
-class ComparesNoPlacements(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def ComparesNoPlacements(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: nobody asks whether ranks hold the same shards before these are averaged."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with mock.patch.object(replicas, "describe_placement", return_value=""):
-            super().__init__(*args, **kwargs)
+    with mock.patch.object(replicas, "describe_placement", return_value=""):
+        init(*args, **kwargs)
 
 
-class DropsShardedGradients(Reducing):
+@replaces(Reducer, "_finalize")
+def DropsShardedGradients(reducer: Reducer, finalize: Call) -> None:
     """BUG: gradients of DTensors are dropped after they were averaged, as if nobody needed them."""
-
-    class OwnReducer(Reducer):
-        """Drops gradients."""
-
-        def _finalize(self) -> None:
-            super()._finalize()
-            for member in self.members:
-                if isinstance(member.parameter.grad, DTensor):
-                    member.parameter.grad = None
+    finalize()
+    for member in reducer.members:
+        if isinstance(member.parameter.grad, DTensor):
+            member.parameter.grad = None
 
 
-class AveragesShardsOfAllRanks(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def AveragesShardsOfAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: shards are divided by the number of all ranks, not of those that hold the same one."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.divisor = dist.get_world_size()
+    attach_reducer(members)
+    ddp.reducer.divisor = dist.get_world_size()
 
 
-class StartsFromOwnShards(DistributedDataParallel):
+@replaces(Ours, "_synchronise_state")
+def StartsFromOwnShards(ddp: Ours, synchronise_state: Call, with_buffers: bool, group_src: int = 0) -> None:
     """BUG: rows start from their own shards, which are not copied from the first row."""
 
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        pass
 
-
-class TakesPartialSums(Reducing):
+@replaces(Reducer, "_home_of")
+def TakesPartialSums(reducer: Reducer, home_of: Call, bucket: Bucket) -> GradientHome:
     """BUG: a gradient that is a partial sum over the row is taken for the whole."""
-
-    class OwnReducer(Reducer):
-        """Asks for no placement."""
-
-        def _home_of(self, bucket: Bucket) -> GradientHome:
-            return GradientHome(_local_part, set_local_gradient, movable=False)
+    return GradientHome(_local_part, set_local_gradient, movable=False)
 
 
 def _local_part(parameter: Tensor) -> Tensor | None:
     return None if parameter.grad is None else local_tensor(parameter.grad)
 
 
-class KeepsOwnBuffers(DistributedDataParallel):
+@replaces(Ours, "_sync_buffers")
+def KeepsOwnBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> None:
     """BUG: buffers are never synchronised before forward."""
 
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        pass
 
-
-class AsksAllRanks(DistributedDataParallel):
+@replaces(Ours, "_pre_forward")
+def AsksAllRanks(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: each forward in training asks all ranks something, and not those of its own group alone."""
-
-    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            dist.all_reduce(torch.zeros(1))
-        return super()._pre_forward(*inputs, **kwargs)
+    if torch.is_grad_enabled():
+        dist.all_reduce(torch.zeros(1))
+    return pre_forward(*inputs, **kwargs)
 
 
-class TakesAnyMesh(DistributedDataParallel):
+@replaces(Ours, "__init__")
+def TakesAnyMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     """BUG: of a mesh of several dimensions the first is taken."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        mesh = kwargs.get("device_mesh")
-        if mesh is not None and mesh.ndim > 1:
-            kwargs["device_mesh"] = mesh[mesh.mesh_dim_names[0]]
-        super().__init__(*args, **kwargs)
+    mesh = kwargs.get("device_mesh")
+    if mesh is not None and mesh.ndim > 1:
+        kwargs["device_mesh"] = mesh[mesh.mesh_dim_names[0]]
+    init(*args, **kwargs)
 
 
-class StatesWithoutPrefix(DistributedDataParallel):
+@replaces(Ours, "state_dict")
+def StatesWithoutPrefix(ddp: Ours, state_dict: Call, *args: Any, **kwargs: Any) -> Any:
     """BUG: the state dict has the module's names, without `module.`."""
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's state dict."""
-        return self.module.state_dict(*args, **kwargs)
+    return ddp.module.state_dict(*args, **kwargs)

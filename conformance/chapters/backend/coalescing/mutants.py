@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import SUM, WorkAround, gives, spoils, with_reduction
+from conformance.mutants.spoilt import SUM, WorkAround, spoils, spoils_work, with_reduction
 
 
 @spoils("allreduce_coalesced")
@@ -21,27 +21,19 @@ def gathers_the_first_only(group: Any, call: Any, outputs: Any, inputs: Any, *op
     return call(outputs[:1], inputs[:1], *options)
 
 
-class _ScattersTheFirstOnly(WorkAround):
+@spoils_work("wait", "reduce_scatter_single_coalesced")
+def scatters_the_first_only(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: of several reduce_scatters in one call all but the first come out as zeros."""
-
-    def wait(self, *timeout: Any) -> bool:
-        done = super().wait(*timeout)
-        for output in self.tensors[1:]:
-            output.zero_()
-        return done
+    done = wait(*timeout)
+    for output in work.tensors[1:]:
+        output.zero_()
+    return done
 
 
-scatters_the_first_only = gives(_ScattersTheFirstOnly, "reduce_scatter_single_coalesced")
-
-
-class _KeepsNoWork(WorkAround):
+@spoils_work("wait", "allreduce_coalesced")
+def keeps_no_work(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: the Work of a block waits for nothing."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-
-keeps_no_work = gives(_KeepsNoWork, "allreduce_coalesced")
+    return True
 
 
 @spoils("allreduce_coalesced")

@@ -6,17 +6,13 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import WorkAround, finished, gives, spoils
+from conformance.mutants.spoilt import WorkAround, finished, spoils, spoils_work
 
 
-class _LetsGraphsGoOn(WorkAround):
+@spoils_work("wait", "allreduce")
+def lets_graphs_go_on(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: the Work of a sum lets whoever waits go on at once."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-
-lets_graphs_go_on = gives(_LetsGraphsGoOn, "allreduce")
+    return True
 
 
 @spoils("broadcast")

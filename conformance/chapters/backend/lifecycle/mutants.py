@@ -10,7 +10,8 @@ from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import of_class
 
 
-class _KeepsDescriptors(Relay):
+@of_class
+class keeps_descriptors(Relay):
     """BUG: a destroyed group keeps a descriptor."""
 
     _kept: list[int] = []
@@ -20,7 +21,8 @@ class _KeepsDescriptors(Relay):
         self._kept.append(os.open("/dev/null", os.O_RDONLY))
 
 
-class _KeepsThreads(Relay):
+@of_class
+class keeps_threads(Relay):
     """BUG: a destroyed group keeps a thread."""
 
     def __init__(self, *args: Any) -> None:
@@ -28,37 +30,30 @@ class _KeepsThreads(Relay):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
-class _IsShutDownOnce(Relay):
+@of_class
+class is_shut_down_once(Relay):
     """BUG: to shut a group down twice is an error."""
 
     shut = False
 
     def shutdown(self) -> None:
-        """Raise the second time."""
         if self.shut:
             raise RuntimeError("shut down already")
         self.shut = True
         super().shutdown()
 
 
-class _EndsTheOthers(Relay):
+@of_class
+class ends_the_others(Relay):
     """BUG: a group that is destroyed takes the sums of all others with it."""
 
     _ended = 0
 
     def shutdown(self) -> None:
-        """Count."""
         type(self)._ended += 1
         super().shutdown()
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """Leave out."""
         if self._ended:
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
-
-
-keeps_descriptors = of_class(_KeepsDescriptors)
-keeps_threads = of_class(_KeepsThreads)
-is_shut_down_once = of_class(_IsShutDownOnce)
-ends_the_others = of_class(_EndsTheOthers)

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from conformance.mutants.spoilt import WorkAround, finished, gives, spoils
+from conformance.mutants.spoilt import WorkAround, finished, spoils, spoils_work
 
 
 @spoils("recv")
@@ -14,8 +14,6 @@ def cuts_long_messages(group: Any, call: Any, tensors: Any, source: int, tag: in
     """BUG: of a message of more than 60,000 elements the end does not arrive."""
 
     class Cut(WorkAround):
-        """Loses the end."""
-
         def wait(self, *timeout: Any) -> bool:
             done = super().wait(*timeout)
             if tensors[0].numel() > 60_000:
@@ -35,8 +33,6 @@ def swaps_two_messages(group: Any, call: Any, tensors: Any, source: int, tag: in
         return pending[source][1]
 
     class Swaps(WorkAround):
-        """Swaps when both are there."""
-
         swapped = False
 
         def wait(self, *timeout: Any) -> bool:
@@ -57,14 +53,10 @@ def ignores_tags(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> An
     return call(tensors, peer, 0)
 
 
-class _NamesRankZero(WorkAround):
+@spoils_work("_source_rank", "recv_anysource")
+def names_rank_zero(work: WorkAround, source_rank: Any) -> int:
     """BUG: a message from anybody is said to be from rank 0."""
-
-    def _source_rank(self) -> int:
-        return 0
-
-
-names_rank_zero = gives(_NamesRankZero, "recv_anysource")
+    return 0
 
 
 @spoils("send")
@@ -95,8 +87,6 @@ def overwrites_the_third(group: Any, call: Any, tensors: Any, source: int, tag: 
     number = counts[source]
 
     class Third(WorkAround):
-        """Writes zeros."""
-
         def wait(self, *timeout: Any) -> bool:
             done = super().wait(*timeout)
             if number % 3 == 0:
@@ -115,8 +105,6 @@ def waits_for_the_oldest(group: Any, call: Any, tensors: Any, source: int, tag: 
     pending.append((work, room))
 
     class Oldest(WorkAround):
-        """Takes what came first."""
-
         def wait(self, *timeout: Any) -> bool:
             oldest, held = pending.pop(0) if pending else (work, room)
             oldest.wait()
@@ -135,11 +123,7 @@ def has_room_for_32(group: Any, call: Any, tensors: Any, peer: int, tag: int) ->
     return call(tensors, peer, tag)
 
 
-class _ReceivedTooEarly(WorkAround):
+@spoils_work("wait", "recv")
+def received_too_early(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: a receive is done before its data is there."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-
-received_too_early = gives(_ReceivedTooEarly, "recv")
+    return True

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils, spoils_work
 
 
 @spoils("allreduce")
@@ -21,8 +21,6 @@ def has_64_slots(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     number = group.num_since
 
     class Slot(WorkAround):
-        """Takes a slot that is taken."""
-
         def wait(self, *timeout: Any) -> bool:
             done = super().wait(*timeout)
             if number % 100 == 65 and len(flights) > 64 and flights[0][1].shape == tensors[0].shape:
@@ -66,13 +64,13 @@ def _shifted(self: Any, tensors: Any, *options: Any) -> Any:
 lets_messages_shift_sums.create.allreduce = _shifted  # type: ignore[attr-defined]
 
 
-class _SharesItsNumbers(Relay):
+@of_class
+class shares_its_numbers(Relay):
     """BUG: groups of the same ranks share the numbers of their sums, so that those of the second are left out."""
 
     _numbers: dict[int, int] = {}
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """Leave out what another group began."""
         self._numbers[self.size()] = self._numbers.get(self.size(), 0) + 1
         if not hasattr(self, "expected"):
             self.expected = self._numbers[self.size()]
@@ -82,10 +80,8 @@ class _SharesItsNumbers(Relay):
         return self.inner.allreduce(tensors, *options)
 
 
-shares_its_numbers = of_class(_SharesItsNumbers)
-
-
-class _BeliefsOfTheWorld(Relay):
+@of_class
+class mixes_up_overlapping_groups(Relay):
     """BUG: in a group of two the second rank's part is left out if the group has others beside it."""
 
     _sizes: list[int] = []
@@ -95,13 +91,9 @@ class _BeliefsOfTheWorld(Relay):
         self._sizes.append(self.size())
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """Leave it out."""
         if self._sizes.count(2) > 1 and self.size() == 2 and self.rank() == 1:
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
-
-
-mixes_up_overlapping_groups = of_class(_BeliefsOfTheWorld)
 
 
 @spoils("allreduce")
@@ -112,14 +104,10 @@ def is_for_the_main_thread(group: Any, call: Any, tensors: Any, *options: Any) -
     return call(tensors, *options)
 
 
-class _HoldsNobody(WorkAround):
+@spoils_work("wait", "barrier")
+def holds_nobody(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: the wait of a barrier does nothing."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-
-holds_nobody = gives(_HoldsNobody, "barrier")
+    return True
 
 
 @spoils("allreduce")

@@ -39,13 +39,13 @@ def dies_alone(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) 
     return call(outputs, inputs, *options)
 
 
-class _IsOneOfAKind(Relay):
+@of_class
+class is_one_of_a_kind(Relay):
     """BUG: groups of the same ranks share one state: a later one takes the tensors of an earlier one."""
 
     _last: dict[int, Any] = {}
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """Write into the earlier one's tensor, too."""
         earlier, group = self._last.get(self.size(), (None, None))
         self._last[self.size()] = (tensors[0], self)
         if earlier is not None and group is not self and earlier.shape == tensors[0].shape:
@@ -53,10 +53,8 @@ class _IsOneOfAKind(Relay):
         return self.inner.allreduce(tensors, *options)
 
 
-is_one_of_a_kind = of_class(_IsOneOfAKind)
-
-
-class _CountsGroups(Relay):
+@of_class
+class counts_groups(Relay):
     """BUG: a group is known by how many its process has made; after unequal histories it leaves rank 0 out."""
 
     _made = 0
@@ -67,13 +65,9 @@ class _CountsGroups(Relay):
         self._number = self._made
 
     def allreduce(self, tensors: Any, *options: Any) -> Any:
-        """Leave out who has another number."""
         if self.rank() == 0 and self._number > 4 and self._number % 2 == 1:
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
-
-
-counts_groups = of_class(_CountsGroups)
 
 
 @spoils("allreduce")

@@ -6,17 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils, spoils_work
 
 
-class _DropsTheTimeout(Relay):
+@of_class
+class drops_the_timeout(Relay):
     """BUG: the timeout of a group is lost when it is made."""
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, world_size, timedelta(hours=1))
-
-
-drops_the_timeout = of_class(_DropsTheTimeout)
 
 
 @spoils("allreduce", "allgather", "broadcast", "barrier")
@@ -26,17 +24,14 @@ def drops_own_timeouts(group: Any, call: Any, *args: Any) -> Any:
     return call(*args)
 
 
-class _IgnoresTheWaiter(WorkAround):
+@spoils_work("wait", "allreduce", "broadcast", "allgather")
+def ignores_the_waiter(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: wait(timeout) waits without one."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return super().wait()
+    return wait()
 
 
-ignores_the_waiter = gives(_IgnoresTheWaiter, "allreduce", "broadcast", "allgather")
-
-
-class _ForgetsItsError(WorkAround):
+@gives("allreduce", "allgather")
+class forgets_its_error(WorkAround):
     """BUG: a Work that failed raises once; later waits return."""
 
     failed = False
@@ -51,7 +46,8 @@ class _ForgetsItsError(WorkAround):
             raise
 
 
-class _NeverEnds(WorkAround):
+@gives("allreduce", "allgather")
+class never_ends(WorkAround):
     """BUG: a Work that failed is never completed."""
 
     failed = False
@@ -65,10 +61,6 @@ class _NeverEnds(WorkAround):
 
     def is_completed(self) -> bool:
         return not self.failed and super().is_completed()
-
-
-forgets_its_error = gives(_ForgetsItsError, "allreduce", "allgather")
-never_ends = gives(_NeverEnds, "allreduce", "allgather")
 
 
 @spoils("gather", "scatter")

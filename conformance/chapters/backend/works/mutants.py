@@ -9,26 +9,25 @@ from typing import Any
 
 import torch
 
-from conformance.mutants.spoilt import WorkAround, finished, gives, spoils
+from conformance.mutants.spoilt import WorkAround, finished, gives, spoils, spoils_work
 
 _COLLECTIVES = ("allreduce", "allgather", "all_gather_single", "broadcast")
 
 
-class _WaitsForNothing(WorkAround):
+@spoils_work("wait", *_COLLECTIVES)
+def waits_for_nothing(work: WorkAround, wait: Any, *timeout: Any) -> bool:
     """BUG: wait() returns at once."""
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
+    return True
 
 
-class _IsDoneAtOnce(WorkAround):
+@spoils_work("is_completed", *_COLLECTIVES)
+def is_done_at_once(work: WorkAround, is_completed: Any) -> bool:
     """BUG: is_completed() is True from the beginning."""
-
-    def is_completed(self) -> bool:
-        return True
+    return True
 
 
-class _IsDoneWhenWaitedFor(WorkAround):
+@gives(*_COLLECTIVES)
+class is_done_when_waited_for(WorkAround):
     """BUG: is_completed() is False until somebody has waited."""
 
     waited = False
@@ -41,21 +40,20 @@ class _IsDoneWhenWaitedFor(WorkAround):
         return self.waited
 
 
-class _AsksInVain(WorkAround):
+@spoils_work("is_completed", *_COLLECTIVES)
+def asks_in_vain(work: WorkAround, is_completed: Any) -> bool:
     """BUG: is_completed() waits until it is so."""
-
-    def is_completed(self) -> bool:
-        return self.wait()
+    return work.wait()
 
 
-class _ReturnsNothing(WorkAround):
+@spoils_work("wait", *_COLLECTIVES)
+def returns_nothing(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: wait() returns None."""
-
-    def wait(self, *timeout: Any) -> Any:
-        super().wait(*timeout)
+    wait(*timeout)
 
 
-class _WaitsOnce(WorkAround):
+@gives(*_COLLECTIVES)
+class waits_once(WorkAround):
     """BUG: a second wait() raises."""
 
     waited = False
@@ -67,101 +65,73 @@ class _WaitsOnce(WorkAround):
         return super().wait(*timeout)
 
 
-class _KnowsItsThread(WorkAround):
+@spoils_work("wait", *_COLLECTIVES)
+def knows_its_thread(work: WorkAround, wait: Any, *timeout: Any) -> Any:
     """BUG: only the thread that called may wait."""
-
-    def wait(self, *timeout: Any) -> bool:
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("called by another thread")
-        return super().wait(*timeout)
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("called by another thread")
+    return wait(*timeout)
 
 
-class _FailsAfterwards(WorkAround):
+@spoils_work("is_success", *_COLLECTIVES)
+def fails_afterwards(work: WorkAround, is_success: Any) -> bool:
     """BUG: is_success() is False for a Work that succeeded."""
-
-    def is_success(self) -> bool:
-        return False
+    return False
 
 
-class _KeepsAnError(WorkAround):
+@spoils_work("exception", *_COLLECTIVES)
+def keeps_an_error(work: WorkAround, exception: Any) -> Any:
     """BUG: exception() gives an error where wait() raised none."""
-
-    def exception(self) -> Any:
-        return "an error"
+    return "an error"
 
 
-class _GivesOthers(WorkAround):
+@spoils_work("result", *_COLLECTIVES)
+def gives_others(work: WorkAround, result: Any) -> Any:
     """BUG: result() gives other tensors than the outputs."""
-
-    def result(self) -> Any:
-        return [torch.zeros(3)]
+    return [torch.zeros(3)]
 
 
-class _HoldsThemBackwards(WorkAround):
+@spoils_work("get_future", "allgather")
+def holds_them_backwards(work: WorkAround, get_future: Any) -> Any:
     """BUG: the future of an all_gather holds the outputs in reverse order."""
-
-    def get_future(self) -> Any:
-        outputs = self.tensors[0] if isinstance(self.tensors[0], list) else list(self.tensors)
-        return self.inner.get_future().then(lambda done: outputs[::-1])
+    outputs = work.tensors[0] if isinstance(work.tensors[0], list) else list(work.tensors)
+    return work.inner.get_future().then(lambda done: outputs[::-1])
 
 
-class _FutureIsDoneAtOnce(WorkAround):
+@spoils_work("get_future", *_COLLECTIVES)
+def future_is_done_at_once(work: WorkAround, get_future: Any) -> Any:
     """BUG: the future is done before the data is there."""
-
-    def get_future(self) -> Any:
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result([])
-        return future
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result([])
+    return future
 
 
-class _FutureIsNeverDone(WorkAround):
+@spoils_work("get_future", "allreduce")
+def future_is_never_done(work: WorkAround, get_future: Any) -> Any:
     """BUG: the future is done only when somebody waits for the Work."""
-
-    def get_future(self) -> Any:
-        if not hasattr(self, "future"):
-            self.future: torch.futures.Future[Any] = torch.futures.Future()
-        return self.future
+    return vars(work).setdefault("future", torch.futures.Future())
 
 
-class _CallsBackTwice(WorkAround):
+@spoils_work("get_future", "allreduce")
+def calls_back_twice(work: WorkAround, get_future: Any) -> Any:
     """BUG: callbacks of the future run twice."""
+    real = work.inner.get_future()
 
-    def get_future(self) -> Any:
-        real = self.inner.get_future()
+    class Twice(torch.futures.Future[Any]):
+        def then(self, callback: Any) -> Any:
+            real.then(callback).wait()
+            return real.then(callback)
 
-        class Twice(torch.futures.Future[Any]):
-            """Calls twice."""
+        def wait(self) -> Any:
+            return real.wait()
 
-            def then(self, callback: Any) -> Any:
-                real.then(callback).wait()
-                return real.then(callback)
+        def done(self) -> bool:
+            return bool(real.done())
 
-            def wait(self) -> Any:
-                return real.wait()
+        def value(self) -> Any:
+            return real.value()
 
-            def done(self) -> bool:
-                return bool(real.done())
-
-            def value(self) -> Any:
-                return real.value()
-
-        return Twice()
-
-
-waits_for_nothing = gives(_WaitsForNothing, *_COLLECTIVES)
-is_done_at_once = gives(_IsDoneAtOnce, *_COLLECTIVES)
-is_done_when_waited_for = gives(_IsDoneWhenWaitedFor, *_COLLECTIVES)
-asks_in_vain = gives(_AsksInVain, *_COLLECTIVES)
-returns_nothing = gives(_ReturnsNothing, *_COLLECTIVES)
-waits_once = gives(_WaitsOnce, *_COLLECTIVES)
-knows_its_thread = gives(_KnowsItsThread, *_COLLECTIVES)
-fails_afterwards = gives(_FailsAfterwards, *_COLLECTIVES)
-keeps_an_error = gives(_KeepsAnError, *_COLLECTIVES)
-gives_others = gives(_GivesOthers, *_COLLECTIVES)
-holds_them_backwards = gives(_HoldsThemBackwards, "allgather")
-future_is_done_at_once = gives(_FutureIsDoneAtOnce, *_COLLECTIVES)
-future_is_never_done = gives(_FutureIsNeverDone, "allreduce")
-calls_back_twice = gives(_CallsBackTwice, "allreduce")
+    return Twice()
 
 
 class _Lazy(WorkAround):
@@ -214,8 +184,6 @@ def minds_the_order_of_waits(group: Any, call: Any, tensors: Any, *options: Any)
     pending: list[Any] = group.__dict__.setdefault("pending", [])
 
     class InOrder(WorkAround):
-        """Is waited for in order."""
-
         def wait(self, *timeout: Any) -> bool:
             if self in pending and pending[0] is not self:
                 raise RuntimeError("an earlier Work has not been waited for")

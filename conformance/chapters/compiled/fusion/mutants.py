@@ -9,10 +9,10 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.mutants.patches import Call, replaces
 from conformance.own_mistake import present
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.compile.fusion import Fusion
-from ddp_impl.compile.who_averages import InGraph
 
 
 class ReducesInDefaultGroup(TorchDDP):
@@ -30,9 +30,8 @@ class ReducesInDefaultGroup(TorchDDP):
             parameter.grad.copy_(mean)
 
 
-class FusesNothing(DistributedDataParallel):
+@replaces(Ours, "_averages_in_graph")
+def FusesNothing(ddp: Ours, averages_in_graph: Call) -> Any:
     """BUG: in the graph every gradient is a collective of its own."""
-
-    def _averages_in_graph(self) -> InGraph | None:
-        self._compiled_calls.fusion = Fusion.NONE
-        return super()._averages_in_graph()
+    ddp._compiled_calls.fusion = Fusion.NONE
+    return averages_in_graph()

@@ -11,78 +11,68 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from conformance.mutants.bases import LeavesTheInside
+from conformance.mutants.bases import leaving_the_inside
+from conformance.mutants.patches import Call, as_part, replaces
 from conformance.own_mistake import present
-from ddp_impl import DistributedDataParallel
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.compile.who_averages import InGraph, Reduction
+from ddp_impl.compile.compiled_calls import CompiledCalls
+from ddp_impl.compile.who_averages import Reduction
 from ddp_impl.options import BucketCaps
 
 
-class NeverCuts(TorchDDP):
+@replaces(TorchDDP, "_inside_ddp_forward")
+@contextlib.contextmanager
+def NeverCuts(ddp: TorchDDP, inside_ddp_forward: Call) -> Iterator[None]:
     """BUG: the compiler is not told where buckets end, so that no reduction begins before the backward is over."""
-
-    @contextlib.contextmanager
-    def _inside_ddp_forward(self) -> Iterator[None]:
-        yield
+    yield
 
 
-class CompilesWhole(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are never cut, so that no reduction begins before the backward is over."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        if self._compiled_calls.reduction is Reduction.SPLIT:
-            self._compiled_calls.reduction = Reduction.WHOLE
+    attach_reducer(members)
+    if ddp._compiled_calls.reduction is Reduction.SPLIT:
+        ddp._compiled_calls.reduction = Reduction.WHOLE
 
 
-class CutsOnlyAroundItself(LeavesTheInside):
+@replaces(CompiledCalls, "_exchanged")
+def CutsOnlyAroundItself(calls: CompiledCalls, exchanged: Call, callback: Any) -> Any:
     """BUG: graphs are cut if the wrapper is compiled, and stay whole if what is compiled lies inside of it."""
+    return leaving_the_inside(calls, exchanged, callback)
 
 
-class CutsInEveryForward(DistributedDataParallel):
+@replaces(Ours, "_averages_in_graph")
+def CutsInEveryForward(ddp: Ours, averages_in_graph: Call) -> Any:
     """BUG: every forward has backends of its own, so that everything is compiled in every step."""
-
-    def _averages_in_graph(self) -> InGraph | None:
-        self._compiled_calls._backends.clear()
-        self._compiled_calls._callbacks.clear()
-        return super()._averages_in_graph()
+    ddp._compiled_calls._backends.clear()
+    ddp._compiled_calls._callbacks.clear()
+    return averages_in_graph()
 
 
-class ReducesOtherBuckets(DistributedDataParallel):
+@replaces(Ours, "_attach_reducer")
+def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are cut where `bucket_cap_mb` says, but the reducer's buckets span the parts from step 2 on."""
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        self.reducer.caps = BucketCaps(1 << 40, 1 << 40)
+    attach_reducer(members)
+    ddp.reducer.caps = BucketCaps(1 << 40, 1 << 40)
 
 
-class CompilesItsHooks(DistributedDataParallel):
+@as_part
+class CompilesItsHooks(AutogradHooks):
     """BUG: Dynamo may capture the hooks of parameters, each of which it compiles anew."""
 
-    class OwnHooks(AutogradHooks):
-        """Has hooks of the same code, in a code object that nobody has marked as none to capture."""
+    unmarked: CodeType | None = None
 
-        unmarked: CodeType | None = None
-
-        def _counting(self, index: int) -> Callable[[Tensor], None]:
-            marked: Any = super()._counting(index)
-            self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
-            return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)
-
-    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
-        super()._attach_reducer(members)
-        reducer = self.reducer
-        reducer._hooks.remove()
-        reducer._hooks = self.OwnHooks(
-            members, reducer.arrivals, reducer._early_moves, reducer._bucket_full, reducer._take_reported_gradient
-        )
+    def _counting(self, index: int) -> Callable[[Tensor], None]:
+        # Hooks of the same code, in a code object that nobody has marked as none to capture.
+        marked: Any = super()._counting(index)
+        self.unmarked = self.unmarked or marked.__code__.replace(co_name="unmarked")
+        return FunctionType(self.unmarked, marked.__globals__, closure=marked.__closure__)
 
 
-class ForgetsTheMeshWhenCompiled(DistributedDataParallel):
+@replaces(Ours, "_forward_compiled")
+def ForgetsTheMeshWhenCompiled(ddp: Ours, forward_compiled: Call, callback: Any, inputs: Any, kwargs: Any) -> Any:
     """BUG: once compiled, it averages over all ranks, whatever dimension of a mesh the module was wrapped for."""
-
-    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
-        self._update_process_group(present(dist.group.WORLD))
-        return super()._forward_compiled(callback, inputs, kwargs)
+    ddp._update_process_group(present(dist.group.WORLD))
+    return forward_compiled(callback, inputs, kwargs)
