@@ -73,7 +73,7 @@ class BackwardDecides(Reducing):
             if self.wrapper().require_backward_grad_sync:
                 super()._start(bucket, buffer)
             else:
-                self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+                self.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)

@@ -34,7 +34,7 @@ class ReadsResults(Reducing):
         """Asks the work."""
 
         def _finalize(self) -> None:
-            for buffer, work in self._in_flight.values():
+            for buffer, work in self.iteration.in_flight.values():
                 if self.comm_hook is None:
                     work.wait()
                     buffer.copy_(work.result()[0])

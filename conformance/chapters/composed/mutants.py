@@ -103,7 +103,7 @@ class SkipsAfterAnException(Reducing):
             """Take note, and skip everything."""
             super().backward_raised(*arguments)
             if self._raised_early:
-                self._skipped = set(range(len(self.buckets)))
+                self.iteration.skipped = set(range(len(self.buckets)))
 
 
 class KeepsTheOldLayout(Reducing):
@@ -226,7 +226,7 @@ class AgreesInAutogradGrad(Reducing):
 
         def _expect(self) -> None:
             """Exchange it at once."""
-            if self._will_exchange_usage and not self._has_forecast:
+            if self._will_exchange_usage and not self.iteration.has_forecast:
                 self._tell_others(self.search.coming())
             super()._expect()
 

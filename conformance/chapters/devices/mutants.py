@@ -23,8 +23,8 @@ class DropsTheWait(Reducing):
         """Waits for nothing."""
 
         def _wait_for(self, bucket: Bucket) -> Tensor:
-            buffer, _ = self._in_flight[bucket.index]
-            self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+            buffer, _ = self.iteration.in_flight[bucket.index]
+            self.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
             return super()._wait_for(bucket)
 
 
@@ -114,8 +114,8 @@ class TakesTheFutureAsDone(Reducing):
 
         def _wait_for(self, bucket: Bucket) -> Tensor:
             if self.comm_hook is not None:
-                buffer, future = self._in_flight[bucket.index]
-                self._in_flight[bucket.index] = (buffer, _Taken(future))
+                buffer, future = self.iteration.in_flight[bucket.index]
+                self.iteration.in_flight[bucket.index] = (buffer, _Taken(future))
             return super()._wait_for(bucket)
 
 
@@ -441,7 +441,7 @@ class WaitsAtOnce(Reducing):
 
         def _start(self, bucket: Bucket, buffer: Tensor) -> None:
             super()._start(bucket, buffer)
-            _, pending = self._in_flight[bucket.index]
+            _, pending = self.iteration.in_flight[bucket.index]
             if self.comm_hook is None:
                 pending.wait()
 

@@ -62,7 +62,7 @@ class ReadsNoHooksFuture(Reducing):
         """Takes what is there."""
 
         def _wait_for(self, bucket: Bucket) -> Tensor:
-            buffer, _ = self._in_flight[bucket.index]
+            buffer, _ = self.iteration.in_flight[bucket.index]
 
             def value_of(future: Any) -> Any:
                 with contextlib.suppress(Exception):

@@ -134,11 +134,11 @@ class DoesNotWait(Reducing):
         """Forgets to wait for the last bucket."""
 
         def _finalize(self) -> None:
-            last = max(self._in_flight, default=-1)
+            last = max(self.iteration.in_flight, default=-1)
             if self.comm_hook is None and last >= 0:
-                buffer, work = self._in_flight[last]
+                buffer, work = self.iteration.in_flight[last]
                 self.unwaited = work
-                self._in_flight[last] = (buffer, NothingToWaitFor())
+                self.iteration.in_flight[last] = (buffer, NothingToWaitFor())
             super()._finalize()
 
 

@@ -176,7 +176,7 @@ class ForgivesMissingGradients(Reducing):
             """Forget it."""
             if self.state.is_unfinished:
                 self.state.handle(Event.RESET)
-                self._in_flight.clear()
+                self.iteration.in_flight.clear()
                 self.arrivals.disarm()
 
 
@@ -191,7 +191,7 @@ class FirstOutputOnly(Reducing):
             first = list(outputs)[:1]
             self.believed = _reachable(first, self.search.nodes)
             super().prepare_for_backward(first)
-            self._is_announced = False
+            self.iteration.is_announced = False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):
