@@ -20,6 +20,7 @@ from ddp_impl.forecast import Forecast
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
 from ddp_impl.groups import rank_in, size_of
+from ddp_impl.iteration import Iteration
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
 from ddp_impl.parameter_usage import ParameterUsage
@@ -62,11 +63,7 @@ class BucketReduction:
         self.arrivals = Arrivals(len(self.members))
         self.specs = [member.spec(options) for member in self.members]
         self.buckets: list[Bucket] = []
-        self._in_flight: dict[int, tuple[Tensor, Any]] = {}
-        self._to_step: list[Bucket] = []  # those whose averages were handed out when the backward ended
-        self._skipped: set[int] = set()  # the buckets that no rank will use
-        self._refusal: ReductionError | None = None  # why this rank cannot average what came, told when ranks exchange
-        self._context_id: int | None = None  # of the torch.distributed.autograd context that forward ran in
+        self.iteration = Iteration()
 
     def _hold_back(self, sure: Sequence[bool]) -> None:
         """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank."""
@@ -76,7 +73,7 @@ class BucketReduction:
 
     def _skip_unused(self, used: Sequence[bool]) -> None:
         """Let the buckets not leave at all of which no rank used a parameter."""
-        self._skipped = {
+        self.iteration.skipped = {
             bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
         }
 
@@ -95,7 +92,7 @@ class BucketReduction:
         return self.peers.awaiting("backward", messages.usage([member.name for member in self.members]))
 
     def _launch(self, bucket: Bucket) -> None:
-        if bucket.index in self._skipped:
+        if bucket.index in self.iteration.skipped:
             return
         try:
             buffer = self._collected(bucket)
@@ -137,16 +134,16 @@ class BucketReduction:
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         """Start reducing `buffer`: the gradients of `bucket`, divided unless a comm hook does that."""
-        if not self._in_flight:
+        if not self.iteration.in_flight:
             self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
             with self.peers.awaiting("backward", self._called(bucket)):
-                self._in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
+                self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
-        last = next(index for index in reversed(self.state.launch_order) if index not in self._skipped)
+        last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         given = GradBucket(bucket, buffer, bucket.index == last)
         with self.peers.communicating("backward", self._called(bucket)):
-            self._in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+            self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
@@ -159,7 +156,7 @@ class BucketReduction:
         for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
             if place == first_late:
                 self._agree_on_skipped()
-            if bucket.index not in self._skipped:
+            if bucket.index not in self.iteration.skipped:
                 bucket.claim()
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
@@ -180,7 +177,7 @@ class BucketReduction:
         elif not self.options.find_unused_parameters:
             return
         self._forget_dropped(self.usage.unused)
-        refuses = self._refusal is not None
+        refuses = self.iteration.refusal is not None
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
         with self._awaiting_usage():
             self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
@@ -192,8 +189,8 @@ class BucketReduction:
         """
         if not self._will_exchange_usage:
             raise error
-        if self._refusal is None:
-            self._refusal = error
+        if self.iteration.refusal is None:
+            self.iteration.refusal = error
             self.peers.tell(str(error))
 
     def _forget_dropped(self, unused: Iterable[int]) -> None:
@@ -201,7 +198,7 @@ class BucketReduction:
 
         Otherwise they would get zeros, which an optimizer with momentum or weight decay takes for a gradient.
         """
-        if self._context_id is None:
+        if self.iteration.context_id is None:
             earlier = self.usage.used_locally.intersection(unused)
             self.usage.used_locally.difference_update(
                 [index for index in earlier if self.members[index].parameter.grad is None]
@@ -209,24 +206,24 @@ class BucketReduction:
 
     def _refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
-        for bucket in [self.buckets[index] for index in self._in_flight]:
+        for bucket in self._in_flight():
             self._wait_for(bucket)
-        if self._refusal is not None:
-            raise self._refusal
+        if self.iteration.refusal is not None:
+            raise self.iteration.refusal
         raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def _hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
-        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self._skipped)
+        self.telemetry.num_buckets_reduced = len(self.buckets) - len(self.iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
-        reduced = [(bucket, self._wait_for(bucket)) for bucket in [self.buckets[index] for index in self._in_flight]]
+        reduced = [(bucket, self._wait_for(bucket)) for bucket in self._in_flight()]
         with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
             while self.post_backward_futures:
                 collectives.value_of(self.post_backward_futures.pop(0))
         for bucket, buffer in reduced:
             self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
             if self.steps_optimizers:
-                self._to_step.append(bucket)
+                self.iteration.to_step.append(bucket)
 
     def _hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
@@ -237,7 +234,7 @@ class BucketReduction:
         """
         if self._will_exchange_usage:
             return
-        for bucket in [self.buckets[index] for index in list(self._in_flight)[:-1]]:
+        for bucket in self._in_flight()[:-1]:
             indices = {member.index for member in bucket.members}
             if indices.isdisjoint(self.usage.unused) and indices.isdisjoint(self.shared()):
                 self.user_hooks.averages_come(indices)
@@ -259,7 +256,7 @@ class BucketReduction:
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
-        buffer, pending = self._in_flight.pop(bucket.index)
+        buffer, pending = self.iteration.in_flight.pop(bucket.index)
         with self.peers.awaiting("backward", self._called(bucket)):
             if self.comm_hook is None:
                 collectives.finished(pending, "all_reduce", [buffer])
@@ -270,6 +267,10 @@ class BucketReduction:
         if reduced.data_ptr() != buffer.data_ptr():
             buffer.copy_(reduced.view(-1))
         return buffer
+
+    def _in_flight(self) -> list[Bucket]:
+        """Return the buckets that have left and are not handed out, in the order in which they left."""
+        return [self.buckets[index] for index in self.iteration.in_flight]
 
     def _called(self, bucket: Bucket) -> str:
         names = [member.name for member in bucket.members]
@@ -309,8 +310,8 @@ class BucketReduction:
         return self.options.find_unused_parameters and not self.options.static_graph
 
     def _home_of(self, bucket: Bucket) -> GradientHome:
-        if self._context_id is not None:
-            return autograd_context(self._context_id)
+        if self.iteration.context_id is not None:
+            return autograd_context(self.iteration.context_id)
         return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
 
     def _error(self, message: str) -> ReductionError:

@@ -59,6 +59,7 @@ from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
+from ddp_impl.iteration import Backward, Iteration
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.peers import Peers, in_lines
@@ -121,11 +122,7 @@ class Reducer(BucketReduction):
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
-        self._watched = -1  # the number of the last backward whose end was to be reported
-        self._forecast: Forecast | None = None
-        self._has_forecast = False  # the ranks have told each other what this iteration will bring, or are about to
-        self._num_forwards = 0  # whose gradients the next reduction averages
-        self._is_announced = False  # the backward will report when it comes to an output
+        self._backward = Backward()  # the last one that this wrapper took part in
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
         # the exception; `_is_over` is set when they have.
         self._drops_late = device.type != "cpu" or has_threads
@@ -133,7 +130,6 @@ class Reducer(BucketReduction):
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
-        self._told_missing = False  # the user has heard that gradients of the last backward are missing
         self._early_moves = EarlyMoves(len(self.members))
         self._hooks = AutogradHooks(
             self.members, self.arrivals, self._early_moves, self._bucket_full, self._take_reported_gradient
@@ -177,15 +173,15 @@ class Reducer(BucketReduction):
         if not outputs:  # called by hand, as accelerate does to synchronise the backward of a forward under `no_sync`
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
-        self._num_forwards = 1 if self.state.phase is Phase.IDLE else self._num_forwards + 1
         self._handle(Event.FORWARD)
-        self._context_id = current_distributed_context_id()
-        self._hooks.captures = self._context_id is not None
-        self._early_moves.movable = self._context_id is None
+        self.iteration.num_forwards += 1
+        self.iteration.context_id = current_distributed_context_id()
+        self._hooks.captures = self.iteration.context_id is not None
+        self._early_moves.movable = self.iteration.context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.search.nodes)
         if self._hooks.on_backward(tensors, self._begin_backward):
-            self._is_announced = True
+            self.iteration.is_announced = True
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -215,7 +211,7 @@ class Reducer(BucketReduction):
             return
         if self.state.phase not in (Phase.INCOMPLETE, Phase.PROBED):
             raise self._error(messages.aborted(rank))
-        self._told_missing = True
+        self._backward.told_missing = True
         missing = [(index, self.members[index].name) for index in self.arrivals.missing]
         raise self._error(
             messages.unfinished(
@@ -253,7 +249,7 @@ class Reducer(BucketReduction):
         last backward are missing and nobody has heard so yet: when it is forgotten, nothing says that those which came
         are no averages.
         """
-        if self.state.phase is Phase.INCOMPLETE and not self._told_missing:
+        if self.state.phase is Phase.INCOMPLETE and not self._backward.told_missing:
             self.check_finished()
         self._handle(Event.RESET)
         self._raised_early = False
@@ -393,7 +389,7 @@ class Reducer(BucketReduction):
                 case Action.FINALIZE:
                     self._finalize()
                 case Action.ABANDON:
-                    self._in_flight.clear()
+                    self.iteration = Iteration()
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
@@ -408,7 +404,7 @@ class Reducer(BucketReduction):
         """
         if not self._will_exchange_usage or self.state.phase is not Phase.ARMED:
             return False
-        if self.usage.follows_local or self._context_id is not None:
+        if self.usage.follows_local or self.iteration.context_id is not None:
             return False
         return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
 
@@ -481,7 +477,6 @@ class Reducer(BucketReduction):
     @torch.no_grad()
     def backward_ends(self) -> None:
         """Send all that has not been sent."""
-        self._told_missing = False
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
@@ -493,12 +488,12 @@ class Reducer(BucketReduction):
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        while self._to_step:
-            self._step(self._to_step.pop())
+        while self.iteration.to_step:
+            self._step(self.iteration.to_step.pop())
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
-        is_latest = number == self._watched  # autograd's threads may drop a backward after the next one has begun
+        is_latest = number == self._backward.number  # threads may drop one after the next has begun
         if is_latest:
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
@@ -511,7 +506,7 @@ class Reducer(BucketReduction):
     @property
     def _waits_for_outputs(self) -> bool:
         """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
-        return self._will_exchange_usage and self._is_announced
+        return self._will_exchange_usage and self.iteration.is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -519,7 +514,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in self._skipped
+            and bucket not in self.iteration.skipped
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -532,12 +527,9 @@ class Reducer(BucketReduction):
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        self._forecast, self._has_forecast, self._is_announced = None, False, False
+        # The same outputs once more: their gradients come from as many forwards as before.
+        self.iteration = Iteration(self.iteration.num_forwards if self.state.is_repeated else 0)
         self.usage.unused.clear()
-        self._skipped = set()
-        self._to_step.clear()
-        self._in_flight.clear()
-        self._refusal = None
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
@@ -571,7 +563,7 @@ class Reducer(BucketReduction):
             self._is_over.wait(_DROPPED_WITHIN_S)
 
     def _watch_backward(self) -> None:
-        self._watched = current_backward()
+        self._backward = Backward(current_backward())
         backwards.take_part(self, self._over())
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
@@ -587,7 +579,7 @@ class Reducer(BucketReduction):
             absent = self.arrivals.never_used
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
-        elif not self._has_forecast:
+        elif not self.iteration.has_forecast:
             coming = self.search.coming()
             if self._hooks.are_removed or not (any(coming) or self._anchor.is_coming()):
                 return  # torch.autograd.grad, perhaps on this rank alone
@@ -602,21 +594,21 @@ class Reducer(BucketReduction):
         None is sure not to: a function that begins a backward of its own may hide it.
         """
         with self._awaiting_usage():
-            self._forecast = Forecast(coming, len(self.members), self.group, self.device)
-        self._has_forecast = True
+            self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
+        self.iteration.has_forecast = True
 
     def _read_forecast(self) -> None:
         """Wait until it is known which buckets leave within the backward, if that is not known."""
         if not self._will_exchange_usage:
             return
-        if not self._has_forecast:
+        if not self.iteration.has_forecast:
             self._tell_others(self.search.coming())
-        forecast, self._forecast = self._forecast, None
+        forecast, self.iteration.forecast = self.iteration.forecast, None
         if forecast is not None:
             with self._awaiting_usage():
                 sure = forecast.result()
             # Of several forwards each rank may use a parameter in another: its gradient comes at another moment.
-            self._hold_back(sure if self._num_forwards == 1 else [False] * len(sure))
+            self._hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -665,7 +657,6 @@ class Reducer(BucketReduction):
         if not refused:
             self._hand_out_averages()
         self.usage.end_iteration()
-        self._context_id = None
         self.telemetry.end()
         if refused:
             if self.usage.num_reading < size_of(self.group):

@@ -23,7 +23,7 @@ TIERS = {
     "sync_batch_norm": 2, "anchor": 2, "casts": 2,
     "gradients": 3, "comm_hooks": 3, "optimizer_in_backward": 3, "wrapped_module": 3,
     "mixed_precision": 3,
-    "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
+    "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "early_moves": 4, "parameter_usage": 4,
     "autograd_hooks": 5, "bucket_reduction": 5,
     "reducer": 6,

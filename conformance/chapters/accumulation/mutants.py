@@ -65,7 +65,7 @@ class _AsksItsWrapper(Reducer):
         if self.wrapper().require_backward_grad_sync:
             super()._start(bucket, buffer)
         else:
-            self._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+            self.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
 
 
 @replaces(as_part(_AsksItsWrapper), "_attach_reducer")

@@ -31,7 +31,7 @@ class SaysNothing(Ours):
 @replaces(Reducer, "_finalize")
 def ReadsResults(reducer: Reducer, finalize: Call) -> None:
     """BUG: sums are read from `Work.result()`, which not every backend has."""
-    for buffer, work in reducer._in_flight.values():
+    for buffer, work in reducer.iteration.in_flight.values():
         if reducer.comm_hook is None:
             work.wait()
             buffer.copy_(work.result()[0])

@@ -76,7 +76,7 @@ def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: A
     """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
     backward_raised(*arguments)
     if reducer._raised_early:
-        reducer._skipped = set(range(len(reducer.buckets)))
+        reducer.iteration.skipped = set(range(len(reducer.buckets)))
 
 
 @replaces(Reducer, "_hand_out")
@@ -125,7 +125,7 @@ def AveragesWhatIsFrozen(reducer: Reducer, collected: Call, bucket: Bucket) -> A
 @replaces(Reducer, "reset")
 def ForgetsMissingGradients(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: with the group's update the reducer forgets that gradients were missing, and nobody was told."""
-    reducer._told_missing = True
+    reducer._backward.told_missing = True
     reset(group)
 
 
@@ -158,7 +158,7 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
 @replaces(Reducer, "_expect")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-    if reducer._will_exchange_usage and not reducer._has_forecast:
+    if reducer._will_exchange_usage and not reducer.iteration.has_forecast:
         reducer._tell_others(reducer.search.coming())
     expect()
 

@@ -20,8 +20,8 @@ from ddp_impl.reducer import Reducer
 @replaces(Reducer, "_wait_for")
 def DropsTheWait(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: averages are handed out without a wait for their reduction, as if the host's order were the device's."""
-    buffer, _ = reducer._in_flight[bucket.index]
-    reducer._in_flight[bucket.index] = (buffer, NothingToWaitFor())
+    buffer, _ = reducer.iteration.in_flight[bucket.index]
+    reducer.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
     return wait_for(bucket)
 
 
@@ -80,8 +80,8 @@ def LaunchesAtTheEnd(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
 def TakesTheFutureAsDone(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: the value of a comm hook's future is taken as soon as the host has it, with no wait on the stream."""
     if reducer.comm_hook is not None:
-        buffer, future = reducer._in_flight[bucket.index]
-        reducer._in_flight[bucket.index] = (buffer, _Taken(future))
+        buffer, future = reducer.iteration.in_flight[bucket.index]
+        reducer.iteration.in_flight[bucket.index] = (buffer, _Taken(future))
     return wait_for(bucket)
 
 
@@ -332,7 +332,7 @@ def KeepsGradientsTwice(reducer: Reducer, start: Call, bucket: Bucket, buffer: T
 def WaitsAtOnce(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: the stream of the gradients waits for each bucket as soon as it is launched."""
     start(bucket, buffer)
-    _, pending = reducer._in_flight[bucket.index]
+    _, pending = reducer.iteration.in_flight[bucket.index]
     if reducer.comm_hook is None:
         pending.wait()
 

@@ -51,7 +51,7 @@ def SwallowsFailedWaits(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any
 @replaces(Reducer, "_wait_for")
 def ReadsNoHooksFuture(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: where a hook's future holds an error, the bucket that the hook was given is taken for its result."""
-    buffer, _ = reducer._in_flight[bucket.index]
+    buffer, _ = reducer.iteration.in_flight[bucket.index]
 
     def value_of(future: Any) -> Any:
         with contextlib.suppress(Exception):

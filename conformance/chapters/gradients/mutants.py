@@ -111,11 +111,11 @@ def LeavesOutTheLastElement(reducer: Reducer, start: Call, bucket: Bucket, buffe
 @replaces(Reducer, "_finalize")
 def DoesNotWait(reducer: Any, finalize: Call) -> None:
     """BUG: backward returns while the last all-reduce may still be under way."""
-    last = max(reducer._in_flight, default=-1)
+    last = max(reducer.iteration.in_flight, default=-1)
     if reducer.comm_hook is None and last >= 0:
-        buffer, work = reducer._in_flight[last]
+        buffer, work = reducer.iteration.in_flight[last]
         reducer.unwaited = work
-        reducer._in_flight[last] = (buffer, NothingToWaitFor())
+        reducer.iteration.in_flight[last] = (buffer, NothingToWaitFor())
     finalize()
 
 

@@ -114,7 +114,7 @@ def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
     """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
     if reducer.state.is_unfinished:
         reducer.state.handle(Event.RESET)
-        reducer._in_flight.clear()
+        reducer.iteration.in_flight.clear()
         reducer.arrivals.disarm()
 
 
@@ -124,7 +124,7 @@ def FirstOutputOnly(reducer: _Excluding, prepare_for_backward: Call, outputs: It
     first = list(outputs)[:1]
     reducer.believed = _reachable(first, reducer.search.nodes)
     prepare_for_backward(first)
-    reducer._is_announced = False
+    reducer.iteration.is_announced = False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):

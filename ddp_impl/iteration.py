@@ -1,0 +1,50 @@
+"""`Iteration` and `Backward`: what the reducer knows no longer than one of them lasts.
+
+The state machine (`reducer_state`) says which of them begins and ends when; a new one is a new object, so that nothing
+of the last one is forgotten in a reset. What follows from neither stays with the reducer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ddp_impl.bucket import Bucket
+from ddp_impl.errors import ReductionError
+from ddp_impl.forecast import Forecast
+
+
+@dataclass(eq=False)
+class Iteration:
+    """From the forward, or the backward, that expects gradients until their averages are handed out and stepped with.
+
+    `num_forwards`: how many its gradients come from. `context_id`: the torch.distributed.autograd context of forward.
+    `is_announced`: the backward will report when it comes to an output. `forecast`: the exchange of what is sure to
+    come, while it is on its way; `has_forecast`: the ranks have made it, or are about to. `in_flight`: for each bucket
+    that has left the tensor that it left with and the Work or future. `skipped`: the buckets that no rank will use.
+    `refusal`: why this rank cannot average what came, told when ranks exchange. `to_step`: the buckets whose averages
+    were handed out when the backward ended.
+    """
+
+    num_forwards: int = 0
+    context_id: int | None = None
+    is_announced: bool = False
+    forecast: Forecast | None = None
+    has_forecast: bool = False
+    in_flight: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    refusal: ReductionError | None = None
+    to_step: list[Bucket] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Backward:
+    """One run of autograd's engine, with its `number`, of whose end the reducer will hear.
+
+    `told_missing`: the user has heard that gradients are missing now that it is over.
+    """
+
+    number: int = -1
+    told_missing: bool = False
