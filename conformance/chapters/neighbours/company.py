@@ -31,6 +31,8 @@ from conformance.scenario import Scenario
 
 LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "three")
 GROUPS = ("one", "own", "parts", "overlapping")
+#: The layer that ranks skip with `unused` = "skipped".
+SKIPPED = 1
 UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise", "skipped")
 LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
@@ -92,7 +94,7 @@ class Company:
         if idle:
             everything[(tower + self.depth - 1) % self.depth] = False
         if self.unused == "skipped" and rank == 0 and step > 0:
-            everything[1] = None
+            everything[SKIPPED] = None
         return everything
 
     def is_local(self, step: int, tower: int) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.neighbours.company import GROUPS, LAYOUTS, LOCAL, UNUSED
+from conformance.chapters.neighbours.company import GROUPS, LAYOUTS, LOCAL, SKIPPED, UNUSED
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.towers import PAIR_BYTES
-from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, PLACES
+from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
 from conformance.chapters.variants import (
     ENDS_SOON,
     PLAIN,
@@ -95,11 +95,20 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
     for place in PLACES:
         requirement = "NEIGH-06" if place in IN_BACKWARD else "NEIGH-07"
         beside = arguments(dashed(place), layout="alone", collective=place, own_group=place == "thread")
-        for unused in each("unused", UNUSED[1:]):
+        for unused in UNUSED[1:]:
             for layer in (0, 1, 2) if place in IN_BACKWARD else (1,):
+                if _skips_the_hooks(unused, place, layer):
+                    continue
                 at = arguments(f"layer{layer}", layer=layer, as_a_bucket=layer != 1, hides=layer == 2)
                 buckets = (_PAIR, _TWO_PAIRS) if layer == 1 else _TWO_PAIRS
-                yield from _beside(requirement, "", 2 + layer % 2, _SEARCHING, beside, unused, at, buckets)
+                yield from _beside(
+                    requirement, "", 2 + layer % 2, _SEARCHING, beside, each("unused", [unused]), at, buckets
+                )
+
+
+def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
+    """Whether some ranks skip the layer in whose hooks all are to communicate: no training can mean that."""
+    return unused == "skipped" and place in OF_A_LAYER and layer == SKIPPED
 
 
 def _sub_groups() -> Iterator[Scenario]:
@@ -150,6 +159,7 @@ def _is_meant(case: Case) -> bool:
     return (
         (case["unused"] == "none" or searches)
         and not (is_static and (case["unused"] not in ("none", "nobody", "one_rank", "crosswise")))
+        and not _skips_the_hooks(case["unused"], case["collective"], case["layer"])
         and not (case["unused"] == "skipped" and (is_static or case["layout"] in ("chained", "nested", "three")))
         and not (is_static and (case["local"] != "none" or case["layout"] == "separate"))
         and not (case["groups"] in ("parts", "overlapping") and case["layout"] in ("alone", "nested", "shared"))
@@ -162,6 +172,8 @@ def _is_meant(case: Case) -> bool:
         and not (case["layer"] == 2 and case["layout"] in ("chained", "nested", "three"))
         and not (case["local"] in ("first", "last") and case["layout"] in ("alone", "nested", "shared"))
         and not (case["kind"] == "wide" and (case["hook"] != "none" or case["checkpoints"]))
+        # A rank of none of the groups has a bare module there, which casts nothing.
+        and not (case["kind"] == "wide" and case["groups"] == "overlapping")
     )
 
 

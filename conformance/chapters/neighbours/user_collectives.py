@@ -156,6 +156,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"summed": _Sum.apply, "statis
 IN_BACKWARD = (
     "summed", "statistics", "gathered_loss", "tensor_hook", "parameter_hook", "module_hook", "post_accumulate",
 )  # fmt: skip
+#: Hooks of a layer: a rank that skips the layer does not communicate there.
+OF_A_LAYER = ("parameter_hook", "module_hook", "post_accumulate")
 PLACES = ("forward", "before_backward", "across_backward", "after_backward", "average", "thread", *IN_BACKWARD)
 
 
