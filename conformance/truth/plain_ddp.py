@@ -398,6 +398,12 @@ class PlainDDP(nn.Module, Joinable):
     def _set_static_graph(self) -> None:
         """Promise that every iteration is like the first: no value depends on it."""
 
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Choose whether outputs are copied: no value depends on it."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise nothing: a backward is over when it returns."""
+
     def _update_process_group(self, group: Place) -> None:
         """Average over another group from now on; all its ranks call it."""
         self.place, self._of, self._divisor = group, next(_wrappers_of(group)), group.size()
