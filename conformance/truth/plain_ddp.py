@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.own_mistake import present
 from conformance.truth.casts import LowPrecision, map_tensors
@@ -48,6 +49,10 @@ _NOTHING = Brought({}, frozenset(), has_some=False)
 
 class Place(Protocol):
     """Where the ranks of a group meet: each brings a value and takes one away."""
+
+    @property
+    def group(self) -> Any:
+        """The process group that it stands for."""
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -77,6 +82,10 @@ class Backwards:
     def add(self, wrapper: PlainDDP) -> None:
         """Add a wrapper."""
         self._wrappers.append(wrapper)
+
+    def remove(self, wrapper: PlainDDP) -> None:
+        """Let a wrapper take part in none."""
+        self._wrappers.remove(wrapper)
 
     def forget(self) -> None:
         """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
@@ -111,6 +120,8 @@ class PlainDDP(nn.Module, Joinable):
         Joinable.__init__(self)
         self.module = module
         self.place = place
+        self._options = options
+        self._hooked: tuple[Any, ...] = ()
         self.require_backward_grad_sync = True
         self._of = next(_wrappers_of(place))
         self._backwards = backwards
@@ -163,12 +174,33 @@ class PlainDDP(nn.Module, Joinable):
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
         self._buffers_are_due = True
+        self._buffer_hook: Callable[[Any], Any] | None = None
+        self._hooked_at: Any = None
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward begins with rank 0's buffers."""
+        return self.forward_sync_buffers and self._buffers_are_due and any(True for _ in self.module.buffers())
 
     def _share_buffers(self, root: int) -> None:
-        if self.forward_sync_buffers and self._buffers_are_due:
-            buffers = dict(self.module.named_buffers())
-            if buffers:
-                self._share("buffers", buffers, root)
+        if self._buffer_hook is None and self.will_sync_module_buffers():
+            self._share("buffers", dict(self.module.named_buffers()), root)
+
+    # -- buffer hooks: a function of the user's shares them instead, before forward or behind it ("_BufferCommHook") ---
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Callable[[Any, Any], Any],
+        comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD,
+    ) -> None:  # fmt: skip
+        """Let `hook(state, buffers by name)` share buffers, in place; it may return futures."""
+        self._buffer_hook, self._hooked_at = lambda buffers: hook(state, buffers), comm_hook_location
+
+    def _ask_buffer_hook(self, *, is_due: bool, moment: Any) -> None:
+        if self._buffer_hook is None or not is_due or self._hooked_at is not moment:
+            return
+        with torch.no_grad():
+            buffers = {name: one.data for name, one in self.module.named_buffers() if name not in self._ignored}
+            for future in self._buffer_hook(buffers) or ():
+                future.wait()
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -183,8 +215,10 @@ class PlainDDP(nn.Module, Joinable):
             self._backwards.forget()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self._share_buffers(self._agree_in_join(synchronises))
-        self._buffers_are_due = synchronises
+        is_due, self._buffers_are_due = self.will_sync_module_buffers(), synchronises
+        self._ask_buffer_hook(is_due=is_due, moment=_BufferCommHookLocation.PRE_FORWARD)
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
+        self._ask_buffer_hook(is_due=is_due, moment=_BufferCommHookLocation.POST_FORWARD)
         noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
@@ -278,15 +312,17 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        for name, mean in means.items():
+        reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
+        for name in means:
             parameter = self._averaged[name]
-            parameter.grad = _laid_out(self._ask_hook(name) if mean is None else mean, parameter)
+            parameter.grad = _laid_out(present(reduced[name]), parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in order of their names."""
+        self._hooked = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
@@ -301,7 +337,7 @@ class PlainDDP(nn.Module, Joinable):
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        return tensor.view_as(parameter).to(parameter.dtype)
+        return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
@@ -343,9 +379,14 @@ class PlainDDP(nn.Module, Joinable):
         return next(iter(self._averaged.values())).device
 
     @property
+    def process_group(self) -> Any:
+        """The group over which gradients are averaged."""
+        return self.place.group
+
+    @property
     def join_process_group(self) -> Any:
         """The group over which ranks join."""
-        return self.place
+        return self.process_group
 
     def _agree_in_join(self, synchronises: bool) -> int:
         """Return whose buffers count: within a join context those of the last rank that has data, else rank 0's."""
@@ -393,6 +434,12 @@ class PlainDDP(nn.Module, Joinable):
         for parameter, gradient in zip(self._averaged.values(), aside, strict=True):
             parameter.grad = gradient
 
+    # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
+        return _built_again, (type(self), self.module, {**self._options, "init_sync": False}, self._hooked)
+
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
@@ -404,12 +451,30 @@ class PlainDDP(nn.Module, Joinable):
     def _check_reducer_finalized(self) -> None:
         """Raise nothing: a backward is over when it returns."""
 
-    def _update_process_group(self, group: Place) -> None:
-        """Average over another group from now on; all its ranks call it."""
-        self.place, self._of, self._divisor = group, next(_wrappers_of(group)), group.size()
+    def _update_process_group(self, group: Any) -> None:
+        """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
+        if not isinstance(group, int):
+            place = self._place_of(group)
+            self.place, self._of, self._divisor = place, next(_wrappers_of(place)), place.size()
+            self._buffers_are_due = True
+
+    def _place_of(self, group: Any) -> Place:
+        place: Place = group
+        return place
+
+    def _remove_autograd_hooks(self) -> None:
+        """Stop: backwards are local from now on."""
+        self._backwards.remove(self)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.place.outcome(self.place.come(self._of, what, value, combine))
+
+
+def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:
+    wrapper = kind(module, **options)
+    if hooked:
+        wrapper.register_comm_hook(*hooked)
+    return wrapper
 
 
 def _wrappers_of(place: Place) -> Iterator[int]:
