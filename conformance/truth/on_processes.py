@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.own_mistake import present
 from conformance.truth import plain_ddp
+from conformance.truth.place import Place
 from conformance.truth.plain_group import PlainGroup
 
 
@@ -62,5 +63,5 @@ class PlainDDP(plain_ddp.PlainDDP):
         backwards = _BACKWARDS.setdefault(world, plain_ddp.Backwards())
         super().__init__(module, self._place_of(group), backwards, **options)
 
-    def _place_of(self, group: dist.ProcessGroup) -> plain_ddp.Place:
+    def _place_of(self, group: dist.ProcessGroup) -> Place:
         return group if isinstance(group, PlainGroup) else _PLACES.setdefault(group, RealPlace(group))

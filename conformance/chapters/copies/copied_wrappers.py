@@ -105,11 +105,12 @@ def copied_wrapper(ctx: RankContext) -> None:
     DDP raise an error, `outcome` holds all facts, or the exception. All ranks run it.
     """
     moment = ctx.arguments["moment"]
-    must: dict[str, Any] = {"settings": dict.fromkeys(_SETTINGS, True), "said": True}
+    hooks = bool(ctx.arguments.get("hook"))
+    must: dict[str, Any] = {"settings": dict.fromkeys(_SETTINGS, True), "said": True, "hook_called": hooks}
     for prefix in ("copy", "original"):
         must |= {f"{prefix}/{name}": number for name, number in _marks(ctx).items()}
     refusal = None
-    if ctx.arguments.get("hook") or moment in ("forward", "join"):
+    if hooks or moment in ("forward", "join"):
         word = {"forward": "backward", "join": "join"}.get(moment, "hook")
         refusal = Raises(("RuntimeError", "TypeError"), (word,))
     observe_run(ctx, lambda: _copy_and_train(ctx), must=must, refusal=refusal)
