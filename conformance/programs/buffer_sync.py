@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
-from conformance.models.integers import RankStep, integers, with_integer_weights
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.scaled import Scaled
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -192,21 +193,6 @@ def announced_buffers(ctx: RankContext) -> None:
 def _announced_buffers(scenario: Scenario) -> Mapping[int, Facts]:
     any_at_all = broadcasts_buffers(scenario.options) and not scenario.arguments.get("none")
     return {rank: {"untrue": [], "any": any_at_all} for rank in range(scenario.world_size)}
-
-
-class Scaled(nn.Module):
-    """A layer whose output a buffer scales: backward needs the value that the buffer had in forward."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.scale: Tensor
-        self.register_buffer("scale", integers(2, key=("scale", rank)))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.layer(inputs)
-        return output * self.scale
 
 
 def _several_forwards(num_forwards: int, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,16 +41,20 @@ class Backwards:
     """
 
     def __init__(self) -> None:
-        self._wrappers: list[PlainDDP] = []
+        self._built: list[weakref.ref[PlainDDP]] = []
         self._is_noticed = False
 
     def add(self, wrapper: PlainDDP) -> None:
-        """Add a wrapper."""
-        self._wrappers.append(wrapper)
+        """Add a wrapper, which lives as long as somebody else holds it, or a parameter of its."""
+        self._built.append(weakref.ref(wrapper))
 
     def remove(self, wrapper: PlainDDP) -> None:
         """Let a wrapper take part in none."""
-        self._wrappers.remove(wrapper)
+        self._built.remove(weakref.ref(wrapper))
+
+    @property
+    def _wrappers(self) -> list[PlainDDP]:
+        return [wrapper for each in self._built if (wrapper := each()) is not None]
 
     def forget(self) -> None:
         """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""

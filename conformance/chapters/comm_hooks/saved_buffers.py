@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from conformance.models.integers import RankStep, integers, with_integer_weights
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.scaled import Scaled
 from conformance.observation import Facts
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
@@ -22,22 +23,6 @@ from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 
 _NUM_STEPS = 2
-
-
-class Scaled(nn.Module):
-    """A layer whose output a buffer scales, so that backward needs the buffer."""
-
-    scale: Tensor
-
-    def __init__(self, rank: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.register_buffer("scale", integers(2, key=("scale", rank), largest=2, dtype=dtype))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return rows of 2."""
-        output: Tensor = self.layer(inputs)
-        return output * self.scale
 
 
 def _forwards(scenario: Scenario) -> range:
@@ -56,7 +41,7 @@ def hooked_saved_buffer(ctx: RankContext) -> None:
     mode, and whether autograd counted what it did as `changes` of the buffer. All ranks run it.
     """
     dtype = getattr(torch, ctx.arguments.get("dtype", "float32"))
-    module: Any = with_integer_weights(Scaled(ctx.rank, dtype), ctx.scenario.seed).to(ctx.device)
+    module: Any = with_integer_weights(Scaled(ctx.rank, largest=2, dtype=dtype), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     grad_modes: set[bool] = set()
 
