@@ -73,5 +73,7 @@ def observe_or_refused(
         facts = run()
     error = ctx.facts.pop("raised")
     demanded = facts | {name: value for name, value in must.items() if name in facts}
-    allowed = UNSTATED if refusal is None else AnyOf(demanded, refusal)
-    ctx.observe(name, facts if error is None else error, must=allowed)
+    if refusal is None or error is not None:  # a plain DDP that raises shows it: no other raises the very same
+        ctx.observe(name, facts if error is None else error)
+    else:
+        ctx.observe(name, facts, must=AnyOf(demanded, refusal))
