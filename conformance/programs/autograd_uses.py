@@ -1,7 +1,7 @@
-"""Programs `autograd_use` and `refusable_use`: what users do with autograd, with a DDP and without one.
+"""Programs `autograd_use` and `refusable_use`: what users do with autograd and a DDP.
 
-A use is a module and the code of one step. The program runs it on the wrapped module, the truth on a replica per rank.
-Where a requirement lets a DDP raise an error instead, the whole run is one fact: the gradients, or the error.
+A use is a module and the code of one step. Where a requirement lets a DDP raise an error instead, the whole run is one
+fact: the gradients, or the error.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.models.catalogue import moved
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Raises
 
 NUM_STEPS = 3
 WIDTH = 4
@@ -206,8 +204,7 @@ def _change_in_place(model: nn.Module, turn: RankStep) -> None:
 
 
 def _without_clone(model: Any, turn: RankStep) -> None:
-    if hasattr(model, "module"):  # the replica of the truth has no such switch
-        model._set_ddp_sink_clone(False)
+    model._set_ddp_sink_clone(False)
     _ordinary(model, turn)
 
 
@@ -270,12 +267,10 @@ def _module_hooks(model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     return {"fired": sorted(fired)}
 
 
-def _partial_backward(model: nn.Module, turn: RankStep) -> None:
-    inner: Any = getattr(model, "module", model)
+def _partial_backward(model: Any, turn: RankStep) -> None:
     loss = turn.loss(turn.forward(model, turn.inputs(5, WIDTH)))
-    turn.backward(loss, inputs=[inner[1].weight])
-    if check := getattr(model, "_check_reducer_finalized", None):
-        check()
+    turn.backward(loss, inputs=[model.module[1].weight])
+    model._check_reducer_finalized()
 
 
 def _two_wrappers(pair: Any, turn: RankStep) -> None:
@@ -356,18 +351,9 @@ def _run(ctx: RankContext, use: Use) -> None:
     module = moved(with_integer_weights(use.build(), ctx.scenario.seed), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(use.ignored)  # type: ignore[assignment]
     observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps),
-        may_refuse=use.refusal is not None,
+        ctx, lambda: run_steps(ctx, module, use.wrap(ctx.wrap, module), use.step, use.num_steps), refusal=use.refusal
     )
 
 
-@autograd_use.expects
-@refusable_use.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    use = USES[scenario.arguments["use"]]
-    replicas = [with_integer_weights(use.build(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, use.step, use.num_steps, ignored=frozenset(use.ignored))
-    if use.refusal is None:
-        return facts
-    return {rank: {"outcome": AnyOf(dict(expected), use.refusal)} for rank, expected in facts.items()}
+autograd_use.expects(truth_of)
+refusable_use.expects(truth_of)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Raises
 
 NUM_STEPS = 2
 
@@ -116,15 +115,14 @@ def _build(scenario: Scenario) -> nn.Module:
     return with_integer_weights(TwoOutputs(structure, spare=bool(scenario.arguments.get("spare"))), scenario.seed)
 
 
-def _step(scenario: Scenario, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
+def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
     structure = STRUCTURES[scenario.arguments["structure"]]
-    inner: Any = getattr(model, "module", model)
     marker, extra = Marker(), {"deep": [Marker()]}
     output = turn.forward(model, turn.inputs(5, 3), 3, extra, marker=marker, flag=None, scale=turn.inputs(2, micro=9))
     parts = structure.parts(output)
     used = parts[:1] if scenario.arguments.get("loss") == "first" else parts
     turn.backward(torch.stack([turn.loss(part, micro) for micro, part in enumerate(used)]).sum())
-    rest, seen_marker, options = inner.seen
+    rest, seen_marker, options = model.module.seen
     same_extra = rest[1] is extra
     if torch.device(turn.device).type != "cpu":  # moving inputs to a device rebuilds containers
         same_extra = rest[1]["deep"][0] is extra["deep"][0]
@@ -142,7 +140,7 @@ def opaque_output(ctx: RankContext) -> None:
 
     All ranks run it.
     """
-    _run(ctx, may_refuse=True)
+    _run(ctx, Raises(("RuntimeError", "TypeError"), ("output",)))
 
 
 @program("outputs", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -152,22 +150,16 @@ def outputs(ctx: RankContext) -> None:
     `spare` adds a layer that no output uses; `loss` = "first" uses the first output only. Observes forward's inputs and
     outputs, and the gradients. All ranks run it.
     """
-    _run(ctx, may_refuse=False)
+    _run(ctx)
 
 
-def _run(ctx: RankContext, *, may_refuse: bool) -> None:
+def _run(ctx: RankContext, refusal: Raises | None = None) -> None:
     module = _build(ctx.scenario).to(ctx.device)
     step = partial(_step, ctx.scenario)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), may_refuse=may_refuse)
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
-@outputs.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, partial(_step, scenario), NUM_STEPS)
+outputs.expects(truth_of)
 
 
-@opaque_output.expects
-def _reduced_or_refused(scenario: Scenario) -> Mapping[int, Facts]:
-    refusal = Raises(("RuntimeError", "TypeError"), ("output",))
-    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in _expected(scenario).items()}
+opaque_output.expects(truth_of)

@@ -1,15 +1,16 @@
-"""Runs steps that a program writes itself under the DDP; `truth.steps` runs the same steps without DDP."""
+"""Runs steps that a program writes itself, and observes what comes of them: facts, or a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 from conformance.models.integers import RankStep
-from conformance.programs.rank_context import RankContext
+from conformance.programs.rank_context import UNSTATED, RankContext
+from conformance.truth.expected import AnyOf, Raises
 from conformance.truth.steps import StepFunction, gradients
 
 
@@ -19,9 +20,10 @@ def rank_step(ctx: RankContext, index: int) -> RankStep:
 
 
 def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunction, num_steps: int) -> dict[str, Any]:
-    """Run `step` on `model` for steps 0 to `num_steps` - 1 and return what `simulate_steps` returns for a rank.
+    """Run `step` on `model` for steps 0 to `num_steps` - 1; return `step<k>/grad/<name>` and what `step` returns.
 
-    `module` is the module inside `model`. Sets its gradients to None before every step. All ranks must call it.
+    The latter's names begin with `step<k>/`, too. `module` is the module inside `model`; its gradients are set to None
+    before every step. All ranks must call it.
     """
     facts: dict[str, Any] = {}
     for index in range(num_steps):
@@ -32,14 +34,46 @@ def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunctio
     return facts
 
 
-def observe_run(ctx: RankContext, run: Callable[[], dict[str, Any]], *, may_refuse: bool = False) -> None:
-    """Observe the facts that `run` returns; with `may_refuse`, as one fact `outcome`, which may be an exception."""
-    if not may_refuse:
-        for name, value in run().items():
-            ctx.observe(name, value)
+_NOTHING: Mapping[str, Any] = {}
+
+
+def observe_run(
+    ctx: RankContext,
+    run: Callable[[], dict[str, Any]],
+    *,
+    must: Mapping[str, Any] = _NOTHING,
+    refusal: Raises | None = None,
+    may_refuse: bool = False,
+) -> None:
+    """Observe the facts that `run` returns; `must` says of some names what these facts must be.
+
+    With a `refusal`, observe all as one fact `outcome`, in place of which a DDP may raise it. With `may_refuse`, the
+    program's expectation knows which one.
+    """
+    if refusal is not None or may_refuse:
+        observe_or_refused(ctx, "outcome", run, refusal, must)
         return
+    for name, value in run().items():
+        ctx.observe(name, value, must=must.get(name, UNSTATED))
+
+
+def observe_or_refused(
+    ctx: RankContext,
+    name: str,
+    run: Callable[[], dict[str, Any]],
+    refusal: Raises | None,
+    must: Mapping[str, Any] = _NOTHING,
+) -> None:
+    """Observe as fact `name` what `run` returns, or what it raises, which must be a `refusal`; None: it may not raise.
+
+    `must` says what values of some names must be.
+    """
     facts: dict[str, Any] = {}
     with ctx.catching("raised"):
         facts = run()
     error = ctx.facts.pop("raised")
-    ctx.observe("outcome", facts if error is None else error)
+    demanded = facts | {name: value for name, value in must.items() if name in facts}
+    if refusal is None or error is not None:  # a plain DDP that raises shows it: no other raises the very same
+        ctx.observe(name, facts if error is None else error)
+    else:
+        ctx.observe(name, facts, must=AnyOf(demanded, refusal))

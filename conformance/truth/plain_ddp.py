@@ -12,11 +12,10 @@ and the issues named at a rule.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,40 +25,11 @@ from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_h
 
 from conformance.own_mistake import present
 from conformance.truth.casts import LowPrecision, map_tensors
-from conformance.truth.means import mean_of
+from conformance.truth.means import NOTHING, Brought, Means, mean_of
+from conformance.truth.place import Place, wrappers_of
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-
-#: The gradients that ranks take away, by the names of their parameters; None where a comm hook is to reduce.
-Means = dict[str, Tensor | None]
-
-
-@dataclass(frozen=True)
-class Brought:
-    """What a rank brings: its gradients, what it has used since the last mean, and whether any gradient came now."""
-
-    gradients: Mapping[str, Tensor]
-    used: frozenset[str]
-    has_some: bool
-
-
-_NOTHING = Brought({}, frozenset(), has_some=False)
-
-
-class Place(Protocol):
-    """Where the ranks of a group meet: each brings a value and takes one away."""
-
-    def rank(self) -> int:
-        """Return this rank's number in the group."""
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Bring `value`; the result is for `outcome`. `combine` turns what ranks brought into what each gets."""
-
-    def outcome(self, meeting: Any) -> Any:
-        """Return what this rank gets; waits for the others."""
+from conformance.truth.tensors import a_copy, a_one, laid_out, tensors_in
 
 
 class Backwards:
@@ -71,12 +41,20 @@ class Backwards:
     """
 
     def __init__(self) -> None:
-        self._wrappers: list[PlainDDP] = []
+        self._built: list[weakref.ref[PlainDDP]] = []
         self._is_noticed = False
 
     def add(self, wrapper: PlainDDP) -> None:
-        """Add a wrapper."""
-        self._wrappers.append(wrapper)
+        """Add a wrapper, which lives as long as somebody else holds it, or a parameter of its."""
+        self._built.append(weakref.ref(wrapper))
+
+    def remove(self, wrapper: PlainDDP) -> None:
+        """Let a wrapper take part in none."""
+        self._built.remove(weakref.ref(wrapper))
+
+    @property
+    def _wrappers(self) -> list[PlainDDP]:
+        return [wrapper for each in self._built if (wrapper := each()) is not None]
 
     def forget(self) -> None:
         """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
@@ -111,8 +89,10 @@ class PlainDDP(nn.Module, Joinable):
         Joinable.__init__(self)
         self.module = module
         self.place = place
+        self._options = options
+        self._hooked: tuple[Any, ...] = ()
         self.require_backward_grad_sync = True
-        self._of = next(_wrappers_of(place))
+        self._of = next(wrappers_of(place))
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._averaged = {
@@ -148,7 +128,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def _share(self, what: str, tensors: Mapping[str, Tensor], root: int) -> None:
         mine = {name: tensor for name, tensor in tensors.items() if name not in self._ignored}
-        brought = {name: _copy(tensor) for name, tensor in mine.items()}
+        brought = {name: a_copy(tensor) for name, tensor in mine.items()}
         theirs = self._meet(what, brought, lambda all_brought: [all_brought[root]] * len(all_brought))
         if self.place.rank() != root:
             with torch.no_grad():
@@ -163,12 +143,31 @@ class PlainDDP(nn.Module, Joinable):
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
         self._buffers_are_due = True
+        self._buffer_hook: Callable[[Any], Any] | None = None
+        self._hooks_before = False
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward begins with rank 0's buffers."""
+        return self.forward_sync_buffers and self._buffers_are_due and any(True for _ in self.module.buffers())
 
     def _share_buffers(self, root: int) -> None:
-        if self.forward_sync_buffers and self._buffers_are_due:
-            buffers = dict(self.module.named_buffers())
-            if buffers:
-                self._share("buffers", buffers, root)
+        if self._buffer_hook is None and self.will_sync_module_buffers():
+            self._share("buffers", dict(self.module.named_buffers()), root)
+
+    # -- buffer hooks: a function of the user's shares them instead, behind a forward or before it --------------------
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Callable[[Any, Any], Any], comm_hook_location: Any = ""
+    ) -> None:
+        """Let `hook(state, buffers by name)` share buffers in place, before a forward if the location says so."""
+        self._buffer_hook = lambda buffers: hook(state, buffers)
+        self._hooks_before = "PRE_FORWARD" in str(comm_hook_location)
+
+    def _ask_buffer_hook(self) -> None:
+        with torch.no_grad():
+            buffers = {name: one.data for name, one in self.module.named_buffers() if name not in self._ignored}
+            for future in present(self._buffer_hook)(buffers) or ():
+                future.wait()
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -183,13 +182,18 @@ class PlainDDP(nn.Module, Joinable):
             self._backwards.forget()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self._share_buffers(self._agree_in_join(synchronises))
+        is_hooked = self._buffer_hook is not None and self.will_sync_module_buffers()
         self._buffers_are_due = synchronises
+        if is_hooked and self._hooks_before:
+            self._ask_buffer_hook()
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
+        if is_hooked and not self._hooks_before:
+            self._ask_buffer_hook()
         noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(noticed)
         return output
@@ -199,9 +203,9 @@ class PlainDDP(nn.Module, Joinable):
 
         Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
         """
-        if not self._may_be_unused or any(tensor.requires_grad for tensor in _tensors(output)):
+        if not self._may_be_unused or any(tensor.requires_grad for tensor in tensors_in(output)):
             return output
-        return map_tensors(lambda tensor: tensor * _one(tensor) if tensor.is_floating_point() else tensor, output)
+        return map_tensors(lambda tensor: tensor * a_one(tensor) if tensor.is_floating_point() else tensor, output)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -249,7 +253,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
-        mine = {name: _copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
+        mine = {name: a_copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
         return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
 
     def _come_for_means(self, brought: Brought) -> Any:
@@ -278,15 +282,17 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        for name, mean in means.items():
+        reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
+        for name in means:
             parameter = self._averaged[name]
-            parameter.grad = _laid_out(self._ask_hook(name) if mean is None else mean, parameter)
+            parameter.grad = laid_out(present(reduced[name]), parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in order of their names."""
+        self._hooked = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
@@ -301,7 +307,7 @@ class PlainDDP(nn.Module, Joinable):
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        return tensor.view_as(parameter).to(parameter.dtype)
+        return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
@@ -343,9 +349,14 @@ class PlainDDP(nn.Module, Joinable):
         return next(iter(self._averaged.values())).device
 
     @property
+    def process_group(self) -> Any:
+        """The group over which gradients are averaged."""
+        return self.place.group
+
+    @property
     def join_process_group(self) -> Any:
         """The group over which ranks join."""
-        return self.place
+        return self.process_group
 
     def _agree_in_join(self, synchronises: bool) -> int:
         """Return whose buffers count: within a join context those of the last rank that has data, else rank 0's."""
@@ -370,7 +381,7 @@ class PlainDDP(nn.Module, Joinable):
         self._buffers_are_due = num_syncing > 0
         if num_syncing:
             self._forget_gradients()
-            self.take_means(self._come_for_means(_NOTHING))
+            self.take_means(self._come_for_means(NOTHING))
 
     def take_last_state(self, *, is_mine: bool) -> None:
         """Take the state of the last of those ranks that say it is theirs; from now on the context is over."""
@@ -393,50 +404,44 @@ class PlainDDP(nn.Module, Joinable):
         for parameter, gradient in zip(self._averaged.values(), aside, strict=True):
             parameter.grad = gradient
 
+    # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
+        return _built_again, (type(self), self.module, {**self._options, "init_sync": False}, self._hooked)
+
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
         """Promise that every iteration is like the first: no value depends on it."""
 
-    def _update_process_group(self, group: Place) -> None:
-        """Average over another group from now on; all its ranks call it."""
-        self.place, self._of, self._divisor = group, next(_wrappers_of(group)), group.size()
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Choose whether outputs are copied: no value depends on it."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise nothing: a backward is over when it returns."""
+
+    def _update_process_group(self, group: Any) -> None:
+        """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
+        if not isinstance(group, int):
+            place = self._place_of(group)
+            self.place, self._of, self._divisor = place, next(wrappers_of(place)), place.size()
+            self._buffers_are_due = True
+
+    def _place_of(self, group: Any) -> Place:
+        place: Place = group
+        return place
+
+    def _remove_autograd_hooks(self) -> None:
+        """Stop: backwards are local from now on."""
+        self._backwards.remove(self)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.place.outcome(self.place.come(self._of, what, value, combine))
 
 
-def _wrappers_of(place: Place) -> Iterator[int]:
-    """Return the numbers of the wrappers of a place: they are built there in the same order on every rank."""
-    if not hasattr(place, "wrapper_numbers"):
-        place.wrapper_numbers = itertools.count()  # type: ignore[attr-defined]
-    numbers: Iterator[int] = place.wrapper_numbers  # type: ignore[attr-defined]
-    return numbers
-
-
-def _one(like: Tensor) -> Tensor:
-    return torch.ones((), dtype=like.dtype, device=like.device, requires_grad=True)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
-    """Return the mean as a rank's own gradient, in the layout of the one that it had, or else of the parameter."""
-    if mean.is_sparse:
-        return mean.clone()
-    like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad
-    return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Return the tensors in an output: in tuples, lists, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from itertools.chain.from_iterable(map(_tensors, value.values()))
-    elif isinstance(value, (list, tuple)):
-        yield from itertools.chain.from_iterable(map(_tensors, value))
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from itertools.chain.from_iterable(_tensors(getattr(value, name)) for name in value.__dataclass_fields__)
+def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:
+    wrapper = kind(module, **options)
+    if hooked:
+        wrapper.register_comm_hook(*hooked)
+    return wrapper

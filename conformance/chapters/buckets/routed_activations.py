@@ -8,7 +8,6 @@ then an all-reduce meets an all-to-all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.replicas import Replicas
-from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 ROW = 4
@@ -53,25 +48,13 @@ class Routed(nn.Module):
         super().__init__()
         self.a, self.c, self.d, self.b = (nn.Parameter(torch.empty(ROW)) for _ in range(4))
 
-    def before_exchange(self, rows: Tensor, *, uses_b: bool) -> Tensor:
-        """Run layers a, b where it is used, and c."""
+    def forward(self, rows: Tensor, group: dist.ProcessGroup, *, uses_b: bool) -> Tensor:
+        """Take and return one row per rank."""
         hidden = rows * self.a
         if uses_b:
             hidden = hidden * self.b
-        return hidden * self.c
-
-    def after_exchange(self, rows: Tensor) -> Tensor:
-        """Run layer d."""
-        return rows * self.d
-
-    def forward(self, rows: Tensor, group: dist.ProcessGroup, *, uses_b: bool) -> Tensor:
-        """Take and return one row per rank."""
-        received: Any = _Exchange.apply(self.before_exchange(rows, uses_b=uses_b), group)
-        return self.after_exchange(received)
-
-
-def _uses_b(scenario: Scenario, rank: int) -> bool:
-    return rank in scenario.arguments["ranks_with_b"]
+        received: Tensor = _Exchange.apply(hidden * self.c, group)
+        return received * self.d
 
 
 @program("routed_activations", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -81,7 +64,7 @@ def routed_activations(ctx: RankContext) -> None:
     Observes `step<k>/grad/<name>`.
     """
     module = with_integer_weights(Routed(), ctx.scenario.seed).to(ctx.device)
-    uses_b = _uses_b(ctx.scenario, ctx.rank)
+    uses_b = ctx.rank in ctx.arguments["ranks_with_b"]
 
     def step(model: nn.Module, turn: RankStep) -> None:
         output = turn.forward(model, turn.inputs(ctx.world_size, ROW), ctx.process_group, uses_b=uses_b)
@@ -90,32 +73,4 @@ def routed_activations(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
 
 
-@routed_activations.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    modules = [with_integer_weights(Routed(), scenario.seed) for _ in ranks]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    with single_threaded():
-        world = Replicas(modules)
-        for index in range(NUM_STEPS):
-            for module in modules:
-                module.zero_grad(set_to_none=True)
-            _backward_of_all(scenario, modules, index)
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients(f"step{index}", module)
-    return facts
-
-
-def _backward_of_all(scenario: Scenario, modules: Sequence[Any], index: int) -> None:
-    """Run the step of all ranks as one graph, in which row i of rank j goes to row j of rank i."""
-    turns = [RankStep(rank, index) for rank in range(len(modules))]
-    sent = [
-        module.before_exchange(turn.inputs(len(modules), ROW), uses_b=_uses_b(scenario, turn.rank))
-        for module, turn in zip(modules, turns, strict=True)
-    ]
-    received = [torch.stack([rows[rank] for rows in sent]) for rank in range(len(modules))]
-    losses = [
-        turn.loss(module.after_exchange(rows)) for module, turn, rows in zip(modules, turns, received, strict=True)
-    ]
-    torch.stack(losses).sum().backward()
+routed_activations.expects(truth_of)

@@ -11,12 +11,11 @@ from torch import nn
 
 from conformance.composed.surroundings import run_within
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 2
 #: The step of what is trained before: its data are no other step's.
@@ -106,6 +105,4 @@ def circumstances(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, model, step, _NUM_STEPS))
 
 
-@circumstances.expects
-def _the_same_averages(scenario: Scenario) -> Mapping[int, Facts]:
-    return simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _ordinary, _NUM_STEPS)
+circumstances.expects(truth_of)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 import torch.distributed as dist
 from torch import nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 3
 
@@ -34,11 +29,6 @@ def _step(model: nn.Module, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
 
 
-def _group_step(ranks: list[int], model: nn.Module, turn: RankStep) -> None:
-    """Run the step with the data of the rank that has number `turn.rank` in its group."""
-    _step(model, RankStep(ranks[turn.rank], turn.step))
-
-
 @program("subgroups", invariants=("leaves_no_trace",))
 def subgroups(ctx: RankContext) -> None:
     """Train another module in each of two groups; the groups' sizes differ where the world size is odd.
@@ -56,15 +46,9 @@ def subgroups(ctx: RankContext) -> None:
         lambda: run_steps(ctx, module, ctx.wrap(module, process_group=made[mine]), _step, NUM_STEPS),
     )
     names = {collective.group for collective in ctx.collectives()[before:]}
-    ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names)
+    ctx.observe("uses_own_group_only", len(names) == 1 and "default" not in names, must=True)
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(made[mine])
 
 
-@subgroups.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    facts: dict[int, Facts] = {}
-    for group, ranks in enumerate(groups_of(scenario.world_size)):
-        truth = simulate_steps([_build(group) for _ in ranks], partial(_group_step, ranks), NUM_STEPS)
-        facts |= {ranks[position]: {**mine, "uses_own_group_only": True} for position, mine in truth.items()}
-    return facts
+subgroups.expects(truth_of)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import ENDINGS, Facts, Raised
+from conformance.observation import ENDINGS
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import observe_or_refused, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import gradients, simulate_steps
+from conformance.truth.expected import Raises
+from conformance.truth.steps import gradients
 
 #: Where the module raises: in forward itself, in the backward of an autograd function, or in a hook of a tensor.
 PLACES = ("forward", "function", "hook")
@@ -180,24 +181,17 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
     if isinstance(got, ENDINGS) and got is not error:
         raise got  # somebody else ends this process
     module.error = None
-    ctx.observe(f"{name}/caught", _report(got, error, before))
+    ctx.observe(f"{name}/caught", _report(got, error, before), must=AS_IT_WAS)
     model.train()
     module.zero_grad()
-    with ctx.catching(f"{name}/refusal"):
+
+    def train() -> dict[str, Any]:
         _ordinary(model, rank_step(ctx, 2))
-    refusal: Raised | None = ctx.facts.pop(f"{name}/refusal")
-    ctx.observe(f"{name}/next", gradients("step2", module) if refusal is None else refusal)
+        return gradients("step2", module)
+
+    # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
+    refusal = None if ctx.arguments["place"] == "forward" else Raises(("RuntimeError",), ("finish", "reduc"))
+    observe_or_refused(ctx, f"{name}/next", train, refusal)
 
 
-@users_errors.expects
-def _as_they_were(scenario: Scenario) -> Mapping[int, Facts]:
-    truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _ordinary, 3)
-    refusal = Raises(("RuntimeError",), ("finish", "reduc"))
-    facts: dict[int, Facts] = {}
-    for rank, mine in truth.items():
-        third = {name: value for name, value in mine.items() if name.startswith("step2/")}
-        # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
-        following = third if scenario.arguments["place"] == "forward" else AnyOf(third, refusal)
-        of_kind = {"caught": AS_IT_WAS, "next": following}
-        facts[rank] = {f"{kind}/{what}": value for kind in KINDS for what, value in of_kind.items()}
-    return facts
+users_errors.expects(truth_of)

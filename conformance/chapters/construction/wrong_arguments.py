@@ -12,13 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
-from conformance.truth.steps import simulate_steps
 
 _NOTHING_TO_TRAIN = Raises(("RuntimeError",), (("grad", "train", "frozen", "parameter"),))
 _DELAY = (("param_to_hook_all_reduce", "delay_all_reduce_named_params"),)
@@ -178,18 +176,11 @@ def construction_error(ctx: RankContext) -> None:
     Observes `construct`, the exception or None, and after a recovery `step0/grad/<name>`. All ranks run it.
     """
     mistake = MISTAKES[ctx.arguments["mistake"]]
-    with ctx.catching("construct"):
+    with ctx.catching("construct", must=mistake.raises):
         ctx.wrap(mistake.module(ctx), **mistake.options(ctx))
     if ctx.arguments.get("recover"):
         module = _good().to(ctx.device)
         observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _good_step, 1))
 
 
-@construction_error.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    after: Mapping[int, Facts] = {rank: {} for rank in ranks}
-    if scenario.arguments.get("recover"):
-        after = simulate_steps([_good() for _ in ranks], _good_step, 1)
-    raises = MISTAKES[scenario.arguments["mistake"]].raises
-    return {rank: {"construct": raises, **after[rank]} for rank in ranks}
+construction_error.expects(truth_of)

@@ -19,10 +19,10 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
-from conformance.truth.steps import simulate_steps
 
 WIDTH = 4
 
@@ -247,23 +247,24 @@ _WHAT_TO_DO = ("wrap", "construct", "build", "creat", "before", "again")
 @unknown_parameters.expects
 def _named(scenario: Scenario) -> Mapping[int, Facts]:
     name = UNKNOWN[scenario.arguments["change"]].names
-
-    def says(got: Any) -> bool:
-        texts = [item.message if isinstance(item, Raised) else item for item in got]
-        return any(name in text and any(word in text for word in _WHAT_TO_DO) for text in texts)
-
-    answer = Satisfies(f"a list with an exception or a warning that names {name!r} and says what to do", says)
+    says = f"a list with an exception or a warning that names {name!r} and says what to do"
+    answer = Satisfies(says, _names_and_advises, (name,))
     return {rank: {"answers": answer} for rank in range(scenario.world_size)}
+
+
+def _names_and_advises(answers: list[Any], name: str) -> bool:
+    texts = [item.message if isinstance(item, Raised) else item for item in answers]
+    return any(name in text and any(word in text for word in _WHAT_TO_DO) for text in texts)
 
 
 def _changing(scenario: Scenario) -> Callable[[Any, RankStep], None]:
     def step(model: Any, turn: RankStep) -> None:
         after = scenario.arguments.get("after")
         if after is None and turn.step == 1:
-            HARMLESS[scenario.arguments["change"]](getattr(model, "module", model))
+            HARMLESS[scenario.arguments["change"]](model.module)
         _ordinary(model, turn)
         if turn.step == after:
-            HARMLESS[scenario.arguments["change"]](getattr(model, "module", model))
+            HARMLESS[scenario.arguments["change"]](model.module)
 
     return step
 
@@ -280,6 +281,4 @@ def harmless_change(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _changing(ctx.scenario), 4))
 
 
-@harmless_change.expects
-def _trained(scenario: Scenario) -> Mapping[int, Facts]:
-    return simulate_steps([_module(scenario) for _ in range(scenario.world_size)], _changing(scenario), 4)
+harmless_change.expects(truth_of)

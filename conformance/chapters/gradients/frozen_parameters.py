@@ -1,20 +1,19 @@
-"""Program `frozen_parameters`: freezing and unfreezing parameters after wrapping, beside the same without DDP."""
+"""Program `frozen_parameters`: freezing and unfreezing parameters after wrapping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Raises
 
 WIDTH = 4
 #: When the step freezes: before its forward, or between forward and backward, when its graph is there.
@@ -56,13 +55,12 @@ def _step_of(scenario: Scenario) -> Callable[[Any, RankStep], None]:
 
     def step(model: Any, turn: RankStep) -> None:
         frozen = plan[turn.step][turn.rank]
-        module = getattr(model, "module", model)
-        _thaw(module, frozen)
+        _thaw(model.module, frozen)
         if moment == "forward":
-            _freeze(module, frozen)
+            _freeze(model.module, frozen)
         loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH).requires_grad_()))
         if moment == "backward":
-            _freeze(module, frozen)
+            _freeze(model.module, frozen)
         turn.backward(loss)
 
     return step
@@ -77,12 +75,8 @@ def frozen_parameters(ctx: RankContext) -> None:
     module = with_integer_weights(Chain(), ctx.scenario.seed).to(ctx.device)
     num_steps = len(ctx.arguments["frozen"])
     step = _step_of(ctx.scenario)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), may_refuse=True)
+    refusal = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, num_steps), refusal=refusal)
 
 
-@frozen_parameters.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(Chain(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, _step_of(scenario), len(scenario.arguments["frozen"]))
-    refused = Raises(("RuntimeError",), ("requires_grad is now False", "two."))
-    return {rank: {"outcome": AnyOf(dict(expected), refused)} for rank, expected in facts.items()}
+frozen_parameters.expects(truth_of)

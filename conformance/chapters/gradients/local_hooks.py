@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,13 +11,13 @@ from torch import Tensor, nn
 
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.steps import StepFunction, simulate_steps
+from conformance.truth.steps import StepFunction
 
 NUM_STEPS = 4
 #: When hooks are registered: before wrapping, after it, behind two steps, or in each step behind its forward.
@@ -53,7 +52,7 @@ def _hook(kind: str, module: Any, rank: int, seen: dict[str, Tensor]) -> list[An
     return [parameter.register_post_accumulate_grad_hook(partial(changes, name)) for name, parameter in named]
 
 
-def _step_of(scenario: Scenario, seen: Mapping[int, dict[str, Tensor]]) -> StepFunction:
+def _step_of(scenario: Scenario, seen: dict[str, Tensor]) -> StepFunction:
     moment, kind = scenario.arguments["moment"], scenario.arguments["kind"]
     local, branches = scenario.arguments.get("local", 0), scenario.arguments.get("branches", "both")
 
@@ -66,16 +65,15 @@ def _step_of(scenario: Scenario, seen: Mapping[int, dict[str, Tensor]]) -> StepF
             handle.remove()
 
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-        module = getattr(model, "module", model)
-        register = partial(_hook, kind, module, turn.rank, seen[turn.rank])
-        seen[turn.rank].clear()
+        register = partial(_hook, kind, model.module, turn.rank, seen)
+        seen.clear()
         if (moment, turn.step) in (("after", 0), ("later", 2)):
             register()
         for micro in range(local):
-            with getattr(model, "no_sync", contextlib.nullcontext)():
+            with model.no_sync():
                 backward(model, turn, micro, register)
         backward(model, turn, local, register)
-        return {f"seen/{name}": value for name, value in sorted(seen[turn.rank].items())}
+        return {f"seen/{name}": value for name, value in sorted(seen.items())}
 
     return step
 
@@ -96,12 +94,8 @@ def local_hooks(ctx: RankContext) -> None:
     """
     seen: dict[str, Tensor] = {}
     module = _build(ctx.scenario, ctx.rank, seen).to(ctx.device)
-    step = _step_of(ctx.scenario, {ctx.rank: seen})
+    step = _step_of(ctx.scenario, seen)
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
 
 
-@local_hooks.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    seen: dict[int, dict[str, Tensor]] = {rank: {} for rank in range(scenario.world_size)}
-    replicas = [_build(scenario, rank, mine) for rank, mine in seen.items()]
-    return simulate_steps(replicas, _step_of(scenario, seen), NUM_STEPS)
+local_hooks.expects(truth_of)

@@ -10,21 +10,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.replicas import Replicas
 from conformance.truth.steps import gradients
 
 WIDTH = 4
@@ -59,13 +57,6 @@ def _plan(scenario: Scenario) -> list[Turn]:
     shared = [turn for turn in turns if turn.modes[0] == "synchronised"][:_OF_OTHERS]
     alone = [Turn(("synchronised", "idle"), "separate")] * (_IN_CONTEXT - _OF_OTHERS)
     return [*shared, *alone, *turns[:4]]
-
-
-def _in_context(scenario: Scenario, rank: int) -> int:
-    """Return how many steps `rank` makes in the join context of the first wrapper."""
-    if not scenario.arguments.get("joins"):
-        return 0
-    return _OF_OTHERS if rank else _IN_CONTEXT
 
 
 def _pair(scenario: Scenario) -> Any:
@@ -118,34 +109,15 @@ def _train(ctx: RankContext) -> dict[str, Any]:
             _step(models, plan[index], rank_step(ctx, index))
         facts.update(gradients(f"step{index}", pair))
 
+    num_joined = 0
     if ctx.arguments.get("joins"):
+        num_joined = _IN_CONTEXT
         with joining(ctx, models[0].join()):
-            _each(run, range(_in_context(ctx.scenario, ctx.rank)))
-    _each(run, range(_in_context(ctx.scenario, 0), len(plan)))
-    return facts
-
-
-def _each(run: Callable[[int], None], indices: range) -> None:
-    for index in indices:
+            for index in range(_OF_OTHERS if ctx.rank else _IN_CONTEXT):
+                run(index)
+    for index in range(num_joined, len(plan)):
         run(index)
-
-
-@neighbours.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    pairs = [_pair(scenario) for _ in range(scenario.world_size)]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    with single_threaded():
-        worlds = [Replicas([pair[which] for pair in pairs]) for which in range(2)]
-        for index, turn in enumerate(_plan(scenario)):
-            in_context = index < _in_context(scenario, 0)
-            active = [rank for rank in facts if not in_context or index < _in_context(scenario, rank)]
-            for pair in pairs:
-                pair.zero_grad(set_to_none=True)
-            for rank in active:
-                _step(pairs[rank], turn, RankStep(rank, index))
-            for world, mode in zip(worlds, turn.modes, strict=True):
-                if mode == "synchronised":
-                    world.average_gradients()
-            for rank in active:
-                facts[rank] |= gradients(f"step{index}", pairs[rank])
     return facts
+
+
+neighbours.expects(truth_of)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 3
 #: So large that it may pay for a DDP to reduce a gradient where it is.
@@ -51,7 +47,4 @@ def shared_memory(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
 
 
-@shared_memory.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(Summed(), scenario.seed) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, _step, NUM_STEPS)
+shared_memory.expects(truth_of)

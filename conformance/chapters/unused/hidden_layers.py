@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
 
 WIDTH = 4
 
@@ -128,7 +127,4 @@ def hidden_layers(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), num_steps))
 
 
-@hidden_layers.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_module(scenario) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, _step_of(scenario), len(scenario.arguments["skips"]))
+hidden_layers.expects(truth_of)

@@ -1,4 +1,4 @@
-"""Program `idle_ranks`: in some steps, some ranks' forward uses no parameter at all, beside the same without DDP.
+"""Program `idle_ranks`: in some steps, some ranks' forward uses no parameter at all.
 
 Such a rank still has to contribute zeros to the mean, in that step and not in its next one, and to end the step with
 the others' gradients, although nothing in the outputs of its forward leads to a parameter.
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
 
 WIDTH = 4
 
@@ -60,10 +59,6 @@ class Layers(nn.Module):
         return shapes[returns]() if returns in shapes else hidden
 
 
-def _inner(model: Any) -> Any:
-    return getattr(model, "module", model)
-
-
 def _learnt_input(turn: RankStep, micro: int = 0) -> Tensor:
     return turn.inputs(3, WIDTH, micro=micro).requires_grad_()
 
@@ -95,7 +90,7 @@ def _no_grad(model: Any, turn: RankStep, idle: bool) -> None:
 
 
 def _own_head(model: Any, turn: RankStep, idle: bool) -> None:
-    turn.backward(turn.loss(_inner(model).head(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle))))
+    turn.backward(turn.loss(model.module.head(_forward(model, turn, turn.inputs(3, WIDTH), idle=idle))))
 
 
 def _as(returns: str) -> Callable[[Any, RankStep, bool], None]:
@@ -158,10 +153,7 @@ def _probed(model: Any, turn: RankStep, idle: bool) -> None:
 
 
 def _accumulated(model: Any, turn: RankStep, idle: bool) -> None:
-    if hasattr(model, "no_sync"):
-        with model.no_sync():
-            turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=not idle), micro=1))
-    else:
+    with model.no_sync():
         turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn, micro=1), idle=not idle), micro=1))
     turn.backward(turn.loss(_forward(model, turn, _learnt_input(turn), idle=idle)))
 
@@ -202,7 +194,4 @@ def idle_ranks(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step_of(ctx.scenario), len(plan)))
 
 
-@idle_ranks.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(Layers(), scenario.seed) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, _step_of(scenario), len(scenario.arguments["idle"]))
+idle_ranks.expects(truth_of)

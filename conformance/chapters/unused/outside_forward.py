@@ -1,4 +1,4 @@
-"""Program `outside_forward`: losses that use parameters outside of forward's outputs, beside the same without DDP.
+"""Program `outside_forward`: losses that use parameters outside of forward's outputs.
 
 The gradient of such a parameter may come before autograd reaches an output of forward, beside it, or although the
 search for unused parameters did not find the parameter. A first step tells nothing: buckets are planned anew after it.
@@ -12,13 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Raises
 
 NUM_STEPS = 4
 WIDTH = 4
@@ -44,28 +42,24 @@ def _decay(*parameters: Tensor) -> Tensor:
     return UNIT * sum((parameter.square().sum() for parameter in parameters), parameters[0].new_zeros(()))
 
 
-def _inner(model: Any) -> Any:
-    return getattr(model, "module", model)
-
-
 def _head(model: Any, turn: RankStep) -> None:
     hidden = turn.forward(model, turn.inputs(3, WIDTH))
-    turn.backward(turn.loss(_inner(model).head(hidden)))
+    turn.backward(turn.loss(model.module.head(hidden)))
 
 
 def _penalty(model: Any, turn: RankStep) -> None:
     loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH)))
-    turn.backward(loss + _decay(*_inner(model).parameters()))
+    turn.backward(loss + _decay(*model.module.parameters()))
 
 
 def _penalty_on_one(model: Any, turn: RankStep) -> None:
     loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH)))
-    turn.backward(loss + _decay(_inner(model).spare.weight))
+    turn.backward(loss + _decay(model.module.spare.weight))
 
 
 def _penalty_backward_first(model: Any, turn: RankStep) -> None:
     loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH)))
-    turn.backward(_decay(_inner(model).spare.weight))
+    turn.backward(_decay(model.module.spare.weight))
     turn.backward(loss)
 
 
@@ -81,29 +75,29 @@ def _returned_alone(model: Any, turn: RankStep) -> None:
 
 def _head_alone(model: Any, turn: RankStep) -> None:
     turn.forward(model, turn.inputs(3, WIDTH))
-    turn.backward(turn.loss(_inner(model).head(turn.inputs(2, WIDTH, micro=1))))
+    turn.backward(turn.loss(model.module.head(turn.inputs(2, WIDTH, micro=1))))
 
 
 def _body_again(model: Any, turn: RankStep) -> None:
     hidden = turn.forward(model, turn.inputs(3, WIDTH))
-    turn.backward(turn.loss(hidden) + turn.loss(_inner(model).body(turn.inputs(2, WIDTH, micro=1)), micro=1))
+    turn.backward(turn.loss(hidden) + turn.loss(model.module.body(turn.inputs(2, WIDTH, micro=1)), micro=1))
 
 
 def _both_heads(model: Any, turn: RankStep) -> None:
     hidden = turn.forward(model, turn.inputs(3, WIDTH))
-    inner = _inner(model)
+    inner = model.module
     turn.backward(turn.loss(inner.head(hidden)) + turn.loss(inner.spare(hidden), micro=1))
 
 
 def _head_on_rank_0(model: Any, turn: RankStep) -> None:
     hidden = turn.forward(model, turn.inputs(3, WIDTH))
-    inner = _inner(model)
+    inner = model.module
     turn.backward(turn.loss(inner.head(hidden) if turn.rank == 0 else inner.spare(hidden)))
 
 
 def _two_losses(model: Any, turn: RankStep) -> None:
     hidden = turn.forward(model, turn.inputs(3, WIDTH))
-    turn.backward(turn.loss(_inner(model).head(hidden)), retain_graph=True)
+    turn.backward(turn.loss(model.module.head(hidden)), retain_graph=True)
     turn.backward(turn.loss(hidden, micro=1))
 
 
@@ -130,11 +124,8 @@ def outside_forward(ctx: RankContext) -> None:
     """
     module = with_integer_weights(BodyAndHeads(), ctx.scenario.seed).to(ctx.device)
     step = USES[ctx.arguments["use"]]
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), may_refuse=True)
+    refusal = Raises(("RuntimeError",))
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
-@outside_forward.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(BodyAndHeads(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, USES[scenario.arguments["use"]], NUM_STEPS)
-    return {rank: {"outcome": AnyOf(dict(expected), Raises(("RuntimeError",)))} for rank, expected in facts.items()}
+outside_forward.expects(truth_of)
