@@ -16,7 +16,7 @@ from conformance.programs.rank_context import UNSTATED, RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.truth.device import replica_device, single_threaded
-from conformance.truth.plain_ddp import Backwards, PlainDDP
+from conformance.truth.plain_ddp import PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
 
@@ -67,13 +67,12 @@ def _observed(scenario: Scenario, rank: int, group: PlainGroup) -> Facts:
 
 def _wrapping_in(default: PlainGroup) -> Wrap:
     """Return what builds one rank's wrappers."""
-    backwards = Backwards()
 
     def wrap(module: nn.Module, **options: Any) -> nn.Module:
         asked: Any = options.pop("process_group", None)
         if (mesh := options.pop("device_mesh", None)) is not None:
             asked = mesh.get_group(mesh_dim=0)
         place = instance(default if asked in (None, dist.group.WORLD) else asked, PlainGroup)
-        return PlainDDP(module, place, backwards, **options)
+        return PlainDDP(module, place, **options)
 
     return wrap

@@ -25,7 +25,7 @@ from conformance.suite import load_scenarios
 from conformance.truth.baton import DesertedError
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import mismatch
-from conformance.truth.plain_ddp import Backwards, PlainDDP
+from conformance.truth.plain_ddp import PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
 
@@ -53,8 +53,7 @@ class Tower(nn.Module):
 
 
 def wrapping(group: PlainGroup) -> Callable[..., Any]:
-    backwards = Backwards()
-    return lambda module, place=group, **options: PlainDDP(module, place, backwards, **options)
+    return lambda module, place=group, **options: PlainDDP(module, place, **options)
 
 
 def inputs_of(rank: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from conformance.own_mistake import present
+from conformance.own_mistake import instance, present
 from conformance.truth import plain_ddp
 
 
@@ -21,20 +21,20 @@ class RealPlace:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Meet over `group`."""
-        self._group = group
+        self.group = group
 
     def rank(self) -> int:
         """Return this process's number in the group."""
-        return self._group.rank()
+        return self.group.rank()
 
     def size(self) -> int:
         """Return the number of processes."""
-        return self._group.size()
+        return self.group.size()
 
     def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Meet at once: all processes of the group must call it in the same order."""
         brought: list[Any] = [None] * self.size()
-        dist.all_gather_object(brought, value, group=self._group)
+        dist.all_gather_object(brought, value, group=self.group)
         return combine(brought)[self.rank()]
 
     def outcome(self, meeting: Any) -> Any:
@@ -42,7 +42,6 @@ class RealPlace:
         return meeting
 
 
-_BACKWARDS = plain_ddp.Backwards()
 _PLACES: weakref.WeakKeyDictionary[dist.ProcessGroup, RealPlace] = weakref.WeakKeyDictionary()
 
 
@@ -50,11 +49,14 @@ class PlainDDP(plain_ddp.PlainDDP):
     """A `PlainDDP` over a process group, the default one if none is given."""
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
-        self.process_group = present(dist.group.WORLD) if process_group is None else process_group
-        super().__init__(module, _PLACES.setdefault(self.process_group, RealPlace(self.process_group)), _BACKWARDS,
-                         **options)  # fmt: skip
+        super().__init__(module, self.place_of(process_group or present(dist.group.WORLD)), **options)
+
+    @staticmethod
+    def place_of(group: Any) -> plain_ddp.Place:
+        """Return where the processes of a group meet."""
+        return _PLACES.setdefault(group, RealPlace(group))
 
     @property
-    def join_process_group(self) -> Any:
-        """The group over which ranks join."""
-        return self.process_group
+    def process_group(self) -> dist.ProcessGroup:
+        """The group over which gradients are averaged."""
+        return instance(self.place, RealPlace).group

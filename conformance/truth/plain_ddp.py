@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.own_mistake import present
+from conformance.truth.backwards import backwards_of_this_rank
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import mean_of
 from conformance.truth.plain_bucket import PlainBucket
@@ -62,58 +64,16 @@ class Place(Protocol):
         """Return what this rank gets; waits for the others."""
 
 
-class Backwards:
-    """One rank's backwards: what its wrappers do when one is over. Wrappers of a rank share it.
-
-    All wrappers bring their gradients before any of them hands out a mean, each what the backward has left: two that
-    share a parameter both take the rank's own gradient. They do it in the order in which they were built, whatever the
-    order in which their gradients came, which is another on every rank (pytorch/pytorch#72843).
-    """
-
-    def __init__(self) -> None:
-        self._wrappers: list[PlainDDP] = []
-        self._is_noticed = False
-
-    def add(self, wrapper: PlainDDP) -> None:
-        """Add a wrapper."""
-        self._wrappers.append(wrapper)
-
-    def forget(self) -> None:
-        """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
-        self._is_noticed = False
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-
-    def reached(self) -> None:
-        """Take part at the end of the backward that runs now."""
-        if not self._is_noticed:
-            self._is_noticed = True
-            Variable._execution_engine.queue_callback(self._is_over)
-
-    def _is_over(self) -> None:
-        self._is_noticed = False
-        ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
-        meetings = [wrapper.bring_gradients() for wrapper in ending]
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-        for wrapper, meeting in zip(ending, meetings, strict=True):
-            wrapper.take_means(meeting)
-
-
 class PlainDDP(nn.Module, Joinable):
     """Averages the gradients of `module` over the ranks of a place at the end of every synchronised backward.
 
     All ranks must build it, run forwards and backwards, and call its methods equally often.
     """
 
-    def __init__(self, module: nn.Module, place: Place, backwards: Backwards, **options: Any) -> None:
+    def __init__(self, module: nn.Module, place: Place, **options: Any) -> None:
         super().__init__()
-        Joinable.__init__(self)
         self.module = module
-        self.place = place
         self.require_backward_grad_sync = True
-        self._of = next(_wrappers_of(place))
-        self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._averaged = {
             name: parameter
@@ -123,19 +83,46 @@ class PlainDDP(nn.Module, Joinable):
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
-        self._used: set[str] = set()
-        self._awaits_backward = False
-        self.forget_backward()
-        self._divisor = place.size()
-        self._hook: Callable[[Any], Any] | None = None
         self._casts = LowPrecision.of(options.get("mixed_precision"))
-        self._optimizers_are_ours = False
         self._choose_buffers(options)
+        self._begin(place)
         if options.get("init_sync", True):
             self.share_state(0)
         self._casts.convert_buffers(module, self._ignored)
+
+    def _begin(self, place: Place) -> None:
+        Joinable.__init__(self)
+        self.place = place
+        self._of = next(_wrappers_of(place))
+        self._divisor = place.size()
+        self._hook: Callable[[Any], Any] | None = None
+        self._buffer_hook: tuple[Any, Callable[[Mapping[str, Tensor]], Any]] | None = None
+        self._used: set[str] = set()
+        self._awaits_backward = False
+        self._buffers_are_due = True
+        self._optimizers_are_ours = False
+        self.forget_backward()
         self._listen()
-        backwards.add(self)
+        self._backwards = backwards_of_this_rank()
+        self._backwards.add(self)
+
+    # -- copies: a wrapper of its own over the default group, without what was registered (`__getstate__`, torch) -----
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has of its original."""
+        own = ("place", "_backwards", "_hook", "_buffer_hook", "_join_config")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Begin as a copy."""
+        super().__setstate__(dict(state))
+        self._begin(self.place_of(dist.group.WORLD))
+
+    @staticmethod
+    def place_of(group: Any) -> Place:
+        """Return where the ranks of a process group meet: a plain group is such a place."""
+        place: Place = group
+        return place
 
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
 
@@ -162,13 +149,26 @@ class PlainDDP(nn.Module, Joinable):
         older, newer = options.get("broadcast_buffers"), options.get("forward_sync_buffers")
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
-        self._buffers_are_due = True
 
     def _share_buffers(self, root: int) -> None:
-        if self.forward_sync_buffers and self._buffers_are_due:
-            buffers = dict(self.module.named_buffers())
-            if buffers:
-                self._share("buffers", buffers, root)
+        if self._buffers_need_it and self._buffer_hook is None:
+            self._share("buffers", dict(self.module.named_buffers()), root)
+        self._ask_buffer_hook(_BufferCommHookLocation.PRE_FORWARD)
+
+    @property
+    def _buffers_need_it(self) -> bool:
+        return self.forward_sync_buffers and self._buffers_are_due and next(self.module.buffers(), None) is not None
+
+    def _register_buffer_comm_hook(
+        self, state: Any, hook: Callable[[Any, Mapping[str, Tensor]], Any],
+        comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD,
+    ) -> None:  # fmt: skip
+        """Let `hook(state, buffers)` do what is to be done with buffers, before or after a forward."""
+        self._buffer_hook = comm_hook_location, lambda buffers: hook(state, buffers)
+
+    def _ask_buffer_hook(self, location: Any) -> None:
+        if self._buffer_hook is not None and self._buffer_hook[0] == location and self._buffers_need_it:
+            self._buffer_hook[1](dict(self.module.named_buffers()))
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -185,6 +185,7 @@ class PlainDDP(nn.Module, Joinable):
         self._share_buffers(self._agree_in_join(synchronises))
         self._buffers_are_due = synchronises
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
+        self._ask_buffer_hook(_BufferCommHookLocation.POST_FORWARD)
         noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
@@ -314,6 +315,13 @@ class PlainDDP(nn.Module, Joinable):
             for handle in param_to_optim_hook_handle_map.get(parameter, ()):
                 handle.remove()
 
+    def _register_fused_optim(
+        self, kind: Callable[..., Any], *args: Any, optim_params: Any = None, **settings: Any
+    ) -> None:
+        """Let an optimizer of this kind step the parameters, or those in `optim_params`, in backward."""
+        for parameter in self._averaged.values() if optim_params is None else optim_params:
+            parameter._in_backward_optimizers = [kind([parameter], *args, **settings)]
+
     def _step_optimizers(self, means: Means) -> None:
         keeps = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") == "0"
         for name in means:
@@ -345,7 +353,7 @@ class PlainDDP(nn.Module, Joinable):
     @property
     def join_process_group(self) -> Any:
         """The group over which ranks join."""
-        return self.place
+        return self.process_group
 
     def _agree_in_join(self, synchronises: bool) -> int:
         """Return whose buffers count: within a join context those of the last rank that has data, else rank 0's."""
@@ -368,6 +376,7 @@ class PlainDDP(nn.Module, Joinable):
         num_syncing, last = self.agree_on_round(None)
         self._share_buffers(last)
         self._buffers_are_due = num_syncing > 0
+        self._ask_buffer_hook(_BufferCommHookLocation.POST_FORWARD)
         if num_syncing:
             self._forget_gradients()
             self.take_means(self._come_for_means(_NOTHING))
@@ -404,9 +413,20 @@ class PlainDDP(nn.Module, Joinable):
     def _check_reducer_finalized(self) -> None:
         """Raise nothing: a backward is over when it returns."""
 
-    def _update_process_group(self, group: Place) -> None:
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return nothing: a plain DDP keeps no record."""
+        return {}
+
+    @property
+    def process_group(self) -> Any:
+        """The group over which gradients are averaged."""
+        return self.place
+
+    def _update_process_group(self, group: Any) -> None:
         """Average over another group from now on; all its ranks call it."""
-        self.place, self._of, self._divisor = group, next(_wrappers_of(group)), group.size()
+        self.place = self.place_of(group)
+        self._of, self._divisor = next(_wrappers_of(self.place)), self.place.size()
+        self._buffers_are_due = True
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.place.outcome(self.place.come(self._of, what, value, combine))
