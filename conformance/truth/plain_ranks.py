@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import warnings
@@ -102,6 +103,18 @@ class _Warnings:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
+class _Environment:
+    """The variables of the environment."""
+
+    def take(self) -> Any:
+        return dict(os.environ)
+
+    def give(self, state: Any) -> None:
+        if state != os.environ:
+            os.environ.clear()
+            os.environ.update(state)
+
+
 @contextmanager
 def _as_it_was(*carried: Any) -> Iterator[None]:
     before = [one.take() for one in carried]
@@ -118,12 +131,12 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
     `DesertedError` where ranks wait for each other.
     """
-    world, random_state, warned = _World(), _RandomState(), _Warnings()
-    with _as_it_was(world, random_state, warned):
-        start = (random_state.take(), warned.take())
+    world, others = _World(), (_RandomState(), _Warnings(), _Environment())
+    with _as_it_was(world, *others):
+        start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
         states = {rank: (one, *start) for rank, one in enumerate(worlds)}
-        baton = Baton(num_ranks, states, (world, random_state, warned))
+        baton = Baton(num_ranks, states, (world, *others))
         results: dict[int, Any] = {}
         errors: list[BaseException] = []
 
