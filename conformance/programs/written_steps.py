@@ -10,7 +10,7 @@ from torch import nn
 
 from conformance.models.integers import RankStep
 from conformance.programs.rank_context import UNSTATED, RankContext
-from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.expected import AnyOf, Matcher
 from conformance.truth.steps import StepFunction, gradients
 
 
@@ -39,7 +39,7 @@ def observe_run(
     run: Callable[[], dict[str, Any]],
     *,
     must: Mapping[str, Any] | None = None,
-    refusal: Raises | None = None,
+    refusal: Matcher | None = None,
     may_refuse: bool = False,
 ) -> None:
     """Observe the facts that `run` returns; `must` says of some names what these facts must be.
@@ -60,7 +60,7 @@ def observe_run(
             ctx.observe(name, value, must=(must or {}).get(name, UNSTATED))
 
 
-def observe_or_refused(ctx: RankContext, name: str, run: Callable[[], Any], refusal: Raises) -> None:
+def observe_or_refused(ctx: RankContext, name: str, run: Callable[[], Any], refusal: Matcher) -> None:
     """Observe as fact `name` what `run` returns, or what it raises, which must be `refusal`."""
     value = None
     with ctx.catching("raised"):
