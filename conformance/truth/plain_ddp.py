@@ -16,6 +16,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -75,20 +76,16 @@ class PlainDDP(nn.Module, Joinable):
         self.module = module
         self.require_backward_grad_sync = True
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._averaged = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in self._ignored
-        }
-        if not self._averaged:
-            raise RuntimeError("no parameter of the module requires a gradient")
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._casts = LowPrecision.of(options.get("mixed_precision"))
         self._choose_buffers(options)
         self._begin(place)
+        if not self._averaged:
+            raise RuntimeError("no parameter of the module requires a gradient")
         if options.get("init_sync", True):
             self.share_state(0)
         self._casts.convert_buffers(module, self._ignored)
+        self._casts.stay_in_backward(module)
 
     def _begin(self, place: Place) -> None:
         Joinable.__init__(self)
@@ -102,6 +99,8 @@ class PlainDDP(nn.Module, Joinable):
         self._buffers_are_due = True
         self._optimizers_are_ours = False
         self.forget_backward()
+        self._averaged: dict[str, nn.Parameter] = {}
+        self._known: dict[str, nn.Parameter] = {}
         self._listen()
         self._backwards = backwards_of_this_rank()
         self._backwards.add(self)
@@ -178,6 +177,7 @@ class PlainDDP(nn.Module, Joinable):
         That is decided here, wherever the backward runs ("no_sync", documentation). Of several forwards before one
         backward all belong to it.
         """
+        self._listen()
         self._take_over_optimizers()
         if torch._C._current_graph_task_id() == -1:
             self._backwards.forget()
@@ -186,14 +186,25 @@ class PlainDDP(nn.Module, Joinable):
         self._buffers_are_due = synchronises
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
         self._ask_buffer_hook(_BufferCommHookLocation.POST_FORWARD)
-        noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in _tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(noticed)
+            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                tensor.register_hook(partial(self._output_reached, synchronises, self._leads_to_mine(tensor)))
         return output
+
+    def _leads_to_mine(self, tensor: Tensor) -> bool:
+        """Whether a backward from `tensor` brings a gradient of a parameter here; one that nothing hides."""
+        mine = set(map(id, self._averaged.values()))
+        waiting, seen = [tensor.grad_fn], set[Any]()
+        while waiting:
+            if (node := waiting.pop()) is not None and node not in seen:
+                seen.add(node)
+                if id(getattr(node, "variable", None)) in mine:
+                    return True
+                waiting += [following for following, _ in node.next_functions]
+        return False
 
     def _asking_for_gradients(self, output: Any) -> Any:
         """Return the output, which asks for a gradient even where this rank used no parameter.
@@ -202,7 +213,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if not self._may_be_unused or any(tensor.requires_grad for tensor in _tensors(output)):
             return output
-        return map_tensors(lambda tensor: tensor * _one(tensor) if tensor.is_floating_point() else tensor, output)
+        return map_tensors(_asking, output)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -217,8 +228,14 @@ class PlainDDP(nn.Module, Joinable):
 
     def _listen(self) -> None:
         """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean."""
-        for name, parameter in self._averaged.items():
-            parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
+        for name, parameter in self.module.named_parameters():
+            if self._known.get(name) is parameter or name in self._ignored or not parameter.is_leaf:
+                continue
+            self._known[name] = parameter
+            if parameter.requires_grad:
+                self._averaged[name] = parameter
+                self._used.discard(name)
+                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
 
     def _came(self, name: str, parameter: Tensor) -> None:
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
@@ -227,16 +244,17 @@ class PlainDDP(nn.Module, Joinable):
             if self._awaits_backward:
                 self._backwards.reached()
 
-    def _output_reached(self, _: Any) -> None:
+    def _output_reached(self, synchronises: bool, leads_to_mine: bool, _: Any) -> None:
+        if not synchronises:
+            self._is_local = True
+            return
         self._is_reached = True
+        self._needs_no_gradients |= not leads_to_mine
         self._backwards.reached()
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
-        self._is_reached = self._is_local = self._has_gradients = False
-
-    def _local_output_reached(self, _: Any) -> None:
-        self._is_local = True
+        self._is_reached = self._needs_no_gradients = self._is_local = self._has_gradients = False
 
     @property
     def takes_part(self) -> bool:
@@ -244,9 +262,11 @@ class PlainDDP(nn.Module, Joinable):
 
         It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
         and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
-        an output.
+        an output. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
-        return self._is_reached or (self._awaits_backward and self._has_gradients and not self._is_local)
+        if self._is_reached:
+            return self._has_gradients or self._needs_no_gradients
+        return self._awaits_backward and self._has_gradients and not self._is_local
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
@@ -302,7 +322,7 @@ class PlainDDP(nn.Module, Joinable):
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        return tensor.view_as(parameter).to(parameter.dtype)
+        return (tensor if tensor.is_sparse else tensor.view_as(parameter)).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
@@ -440,8 +460,10 @@ def _wrappers_of(place: Place) -> Iterator[int]:
     return numbers
 
 
-def _one(like: Tensor) -> Tensor:
-    return torch.ones((), dtype=like.dtype, device=like.device, requires_grad=True)
+def _asking(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return tensor
+    return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -103,6 +103,16 @@ class _Warnings:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
+class _AnomalyDetection:
+    """Whether backwards look for anomalies."""
+
+    def take(self) -> Any:
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+    def give(self, state: Any) -> None:
+        torch.set_anomaly_enabled(*state)
+
+
 class _Environment:
     """The variables of the environment."""
 
@@ -131,7 +141,7 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
     `DesertedError` where ranks wait for each other.
     """
-    world, others = _World(), (_RandomState(), _Warnings(), _Environment())
+    world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _AnomalyDetection())
     with _as_it_was(world, *others):
         start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
