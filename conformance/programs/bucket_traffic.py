@@ -18,10 +18,10 @@ from conformance.own_mistake import certain
 from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Satisfies, at_least, at_most
 
 NUM_STEPS = 4
 
@@ -88,8 +88,7 @@ def _build(scenario: Scenario, rank: int) -> nn.Module:
 
 def _turning_step(model: Any, turn: RankStep) -> None:
     """Take a step in which the vectors are used in another order than in the last one."""
-    stack = getattr(model, "module", model)
-    stack.order = [*stack.order[1:], stack.order[0]]
+    model.module.order = [*model.module.order[1:], model.module.order[0]]
     _step(model, turn)
 
 
@@ -108,16 +107,18 @@ def bucket_traffic(ctx: RankContext) -> None:
     Arguments: `sizes`, lengths of the vectors in order of registration; `order` in which they are used ("registered",
     "reversed", "by_rank"), with `turns` another one in each step; `dtypes`; positions that are `frozen` or `ignored`;
     `judge`, which of `ASPECTS` are required
-    besides right gradients. Observes gradients and for each step `buckets` (elements of each gradient collective),
-    `elements` (per dtype), `dtypes_mixed`, `others` (collectives that reduce no gradient) and `issued_before_last` (how
-    many gradient collectives were issued when the last gradient was computed; `issued_late` those after). Where a DDP
-    reduces otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
+    besides right gradients. Observes gradients and for each step what these aspects need of: `buckets` (elements of
+    each gradient collective), `elements` (per dtype), `dtypes_mixed` and `issued_before_last` (how many gradient
+    collectives were issued when the last gradient was computed; `issued_late` those after). Where a DDP reduces
+    otherwise than by all-reduces of the gradients, the counts are `Unmeasured`. All ranks run it.
     """
     module: Any = _build(ctx.scenario, ctx.rank).to(ctx.device)
+    judged = _judged_traffic(ctx.scenario)
     seen: dict[str, int] = {}
 
     def gradient_comes(_: Tensor) -> None:
-        awaited = _num_overlapping(ctx.scenario) if seen["step"] else 0
+        is_recorded = len(ctx.collectives()) > 0  # else there is nothing to wait for: the first step has issued some
+        awaited = _num_overlapping(ctx.scenario) if seen["step"] and is_recorded else 0
         seen["issued_before_last"] = num_issued(lambda: _of_step(ctx.collectives(), seen["step"]), awaited)
 
     left_out = _left_out(ctx.scenario)
@@ -130,9 +131,10 @@ def bucket_traffic(ctx: RankContext) -> None:
         collectives, issued = _of_step(ctx.collectives(), turn.step), seen["issued_before_last"]
         traffic = _traffic(collectives)
         traffic |= {"issued_before_last": issued, "issued_late": len(traffic["buckets"]) - issued}
-        return _as_counted(traffic, uncounted(collectives, _elements(ctx.scenario), ctx.world_size))
+        counted = _as_counted(traffic, uncounted(collectives, _elements(ctx.scenario), ctx.world_size))
+        return {name: value for name, value in counted.items() if f"step{turn.step}/{name}" in judged}
 
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS))
+    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), must=judged)
 
 
 def _of_step(history: Iterable[Collective], step: int) -> list[Collective]:
@@ -209,14 +211,7 @@ def filled_buckets(sizes_bytes: Iterable[int], caps_bytes: Sequence[int]) -> lis
     return buckets + [filled] * (filled > 0)
 
 
-@bucket_traffic.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    replicas = [_build(scenario, rank) for rank in ranks]
-    ignored = frozenset(f"vectors.{position}" for position in scenario.arguments.get("ignored", ()))
-    truth = simulate_steps(replicas, _step_of(scenario), NUM_STEPS, ignored=ignored)
-    judged = _judged_traffic(scenario)
-    return {rank: {**truth[rank], **judged} for rank in ranks}
+bucket_traffic.expects(truth_of)
 
 
 def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
@@ -236,19 +231,19 @@ def _judged_traffic(scenario: Scenario) -> dict[str, Any]:
         if "dtypes" in judge:
             facts[f"step{index}/dtypes_mixed"] = []
         if "overlap" in judge and index:
-            facts[f"step{index}/issued_before_last"] = _AT_LEAST_ONE
+            facts[f"step{index}/issued_before_last"] = at_least(1)
         if "full_overlap" in judge and index:
-            facts[f"step{index}/issued_late"] = _AT_MOST_ONE
+            facts[f"step{index}/issued_late"] = at_most(1)
     return facts
-
-
-_AT_MOST_ONE = Satisfies("at most 1", lambda got: got <= 1)
-_AT_LEAST_ONE = Satisfies("at least 1", lambda got: got >= 1)
 
 
 def _one_per_dtype(elements: Mapping[str, int]) -> Satisfies:
     sizes = sorted(elements.values())
-    return Satisfies(f"one collective per dtype, of {sizes} elements", lambda got: sorted(got) == sizes)
+    return Satisfies(f"one collective per dtype, of {sizes} elements", _are_in_some_order, (sizes,))
+
+
+def _are_in_some_order(got: list[int], sizes: list[int]) -> bool:
+    return sorted(got) == sizes
 
 
 @program("model_traffic", invariants=("same_collectives", "nothing_in_flight", "bucket_order", "leaves_no_trace"))

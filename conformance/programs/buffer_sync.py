@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,17 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.models.buffer_values import BUFFERS, buffer_value
-from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, integers, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.device import replica_device, single_threaded
 from conformance.truth.expected import Satisfies
-from conformance.truth.replicas import Replicas, broadcasts_buffers
-from conformance.truth.steps import gradients, simulate_steps
+from conformance.truth.replicas import broadcasts_buffers
 
 NUM_STEPS = 4
 #: Buffers that live in the root module; all others live in a child.
@@ -93,9 +91,9 @@ def buffer_sync(ctx: RankContext) -> None:
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
         if turn.step == 1:
             model.train(ctx.arguments.get("mode", "train") == "train")
-        will_sync = model.will_sync_module_buffers() if ctx.arguments.get("asks") else None
+        facts = {"will_sync": model.will_sync_module_buffers()} if ctx.arguments.get("asks") else {}
         _ordinary(model, turn)
-        return {"will_sync": will_sync, **{f"seen/{name}": value for name, value in module.seen.items()}}
+        return {**facts, **{f"seen/{name}": value for name, value in module.seen.items()}}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is deprecated, and meant here
@@ -104,36 +102,7 @@ def buffer_sync(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-@buffer_sync.expects
-def _buffer_sync(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    facts = {rank: dict(mine) for rank, mine in _gradients_of_drifting(scenario).items()}
-    ignored = set(scenario.arguments.get("ignored", ()))
-    each_forward = broadcasts_buffers(scenario.options)
-    at_first = each_forward or "forward_sync_buffers" in scenario.options
-    for name, _ in Drifting(0, replaces=False).named_buffers():
-        leaf = name.split(".")[-1]
-        for rank in ranks:
-            for index in range(NUM_STEPS):
-                synchronised = name not in ignored and (each_forward or (at_first and index == 0))
-                written_by = 0 if synchronised else rank
-                facts[rank][f"step{index}/seen/{name}"] = buffer_value(
-                    leaf, written_by, index - 1 if index else "start"
-                )
-            facts[rank][f"final/buffer/{name}"] = buffer_value(leaf, rank, NUM_STEPS - 1)
-    if scenario.arguments.get("asks"):
-        for rank in ranks:
-            facts[rank] |= {f"step{index}/will_sync": each_forward for index in range(NUM_STEPS)}
-    return facts
-
-
-def _gradients_of_drifting(scenario: Scenario) -> Mapping[int, Facts]:
-    layers = [with_integer_weights(nn.Linear(3, 2), scenario.seed) for _ in range(scenario.world_size)]
-    truth = simulate_steps(layers, _ordinary, NUM_STEPS)
-    return {
-        rank: {name.replace("/grad/", "/grad/layer."): value for name, value in mine.items()}
-        for rank, mine in truth.items()
-    }
+buffer_sync.expects(truth_of)
 
 
 @program("due_buffers", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -240,10 +209,6 @@ class Scaled(nn.Module):
         return output * self.scale
 
 
-def _scaled(scenario: Scenario, rank: int) -> nn.Module:
-    return with_integer_weights(Scaled(rank), scenario.seed)
-
-
 def _several_forwards(num_forwards: int, model: nn.Module, turn: RankStep) -> Mapping[str, Any]:
     outputs = [turn.forward(model, turn.inputs(4, 3, micro=micro)) for micro in range(num_forwards)]
     turn.backward(torch.stack([turn.loss(output, micro) for micro, output in enumerate(outputs)]).sum())
@@ -256,15 +221,12 @@ def saved_buffer(ctx: RankContext) -> None:
 
     Observes gradients and `step<k>/output<i>`, which show whose buffer was used. All ranks run it.
     """
-    module = _scaled(ctx.scenario, ctx.rank).to(ctx.device)
+    module = with_integer_weights(Scaled(ctx.rank), ctx.scenario.seed).to(ctx.device)
     step = partial(_several_forwards, ctx.arguments["forwards"])
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, 3))
 
 
-@saved_buffer.expects
-def _saved_buffer(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_scaled(scenario, 0) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, partial(_several_forwards, scenario.arguments["forwards"]), 3)
+saved_buffer.expects(truth_of)
 
 
 @program("forwards_before_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -285,40 +247,7 @@ def forwards_before_backward(ctx: RankContext) -> None:
         ctx.observe_buffers(f"step{index}", module)
 
 
-@forwards_before_backward.expects
-def _forwards_before_backward(scenario: Scenario) -> Mapping[int, Facts]:
-    fixture = get_fixture(scenario.model)
-    ranks = range(scenario.world_size)
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    with single_threaded():
-        modules = [fixture.build(scenario, replica_device()) for _ in ranks]
-        world = Replicas(modules)
-        for index in range(3):
-            losses: list[list[Tensor]] = [[] for _ in ranks]
-            for module in modules:
-                module.zero_grad(set_to_none=True)
-            for micro in range(scenario.arguments["forwards"]):
-                _copy_buffers_of_first(modules)
-                for rank, module in enumerate(modules):
-                    loss = fixture.loss(module, scenario, rank=rank, step=index, micro=micro, device=replica_device())
-                    losses[rank].append(loss)
-            for rank in ranks:
-                total = torch.stack(losses[rank]).sum()
-                total.backward()
-                facts[rank][f"step{index}/loss"] = total.detach()
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients(f"step{index}", module)
-                for name, buffer in module.named_buffers():
-                    facts[rank][f"step{index}/buffer/{name}"] = buffer.clone()
-    return facts
-
-
-def _copy_buffers_of_first(modules: Sequence[nn.Module]) -> None:
-    """Copy the first module's buffers into every module, hidden from autograd, which may have saved them."""
-    for module in modules[1:]:
-        for buffer, source in zip(module.buffers(), modules[0].buffers(), strict=True):
-            buffer.data.copy_(source)
+forwards_before_backward.expects(truth_of)
 
 
 @program("silent_forward", invariants=("same_collectives", "leaves_no_trace"))
@@ -345,8 +274,12 @@ def silent_forward(ctx: RankContext) -> None:
 @silent_forward.expects
 def _silent_forward(scenario: Scenario) -> Mapping[int, Facts]:
     facts: dict[str, Any] = {f"step{index}/in_forward": [] for index in range(2, NUM_STEPS)}
-    facts["agreements"] = Satisfies("collectives in one of the two forwards at most", lambda got: not all(got))
+    facts["agreements"] = Satisfies("collectives in one of the two forwards at most", _is_one_empty)
     return dict.fromkeys(range(scenario.world_size), facts)
+
+
+def _is_one_empty(got: list[list[str]]) -> bool:
+    return not all(got)
 
 
 @program("evaluation", invariants=("same_collectives", "leaves_no_trace"))
@@ -367,14 +300,4 @@ def evaluation(ctx: RankContext) -> None:
     ctx.observe_buffers("final", module)
 
 
-@evaluation.expects
-def _evaluation(scenario: Scenario) -> Mapping[int, Facts]:
-    fixture = get_fixture(scenario.model)
-    with single_threaded():
-        module = fixture.build(scenario, replica_device())  # rank 0's, because only rank 0's buffers matter
-        for index in range(2):
-            fixture.loss(module, scenario, rank=0, step=index, micro=0, device=replica_device())
-        module.eval()
-        loss = fixture.loss(module, scenario, rank=0, step=9, micro=0, device=replica_device()).detach()
-    facts = {"output": loss, **{f"final/buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}}
-    return dict.fromkeys(range(scenario.world_size), facts)
+evaluation.expects(truth_of)

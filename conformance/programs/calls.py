@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.steps import StepFunction, simulate_steps
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import run_steps
 
 WIDTH = 3
 
@@ -204,7 +202,7 @@ def _call(model: Any, turn: RankStep, place: str, container: str) -> Mapping[str
     turn.backward(turn.loss(output))
     slug = f"{place}-{container}"
     return {
-        f"received/{slug}": _shown(getattr(model, "module", model).received, given),
+        f"received/{slug}": _shown(model.module.received, given),
         f"returned/{slug}": output,
         f"input_grad/{slug}": [tensor.grad for tensor in leaves],
     }
@@ -221,36 +219,22 @@ def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
 def _call_without_arguments(model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model)
     turn.backward(turn.loss(output))
-    received = getattr(model, "module", model).received
-    return {"received/nothing": _shown(received, {id(ABSENT): 0}), "returned/nothing": output}
-
-
-def _steps(scenario: Scenario) -> tuple[StepFunction, int]:
-    return (_step, len(CALLS)) if scenario.arguments.get("arguments", True) else (_call_without_arguments, 2)
-
-
-def _build(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Receiver(), scenario.seed)
+    return {"received/nothing": _shown(model.module.received, {id(ABSENT): 0}), "returned/nothing": output}
 
 
 @program("calls", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def calls(ctx: RankContext) -> None:
     """Call forward with each container in each place, a step for each; with `arguments` false, without any, twice.
 
-    Observes of each call `received`, what forward found where, `returned`, what the caller got, `input_grad`, the
-    gradients of the tensors that were handed in, and `grad`, those of the parameters. Argument `judge`, a name of
-    `JUDGED`, says which of them are required. All ranks run it.
+    Observes of each call `received`, what forward found where, and `returned`, what the caller got; or `input_grad`,
+    the gradients of the tensors that were handed in, and `grad`, those of the parameters: argument `judge`, a name of
+    `JUDGED`, says which. All ranks run it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), *_steps(ctx.scenario)))
+    module = with_integer_weights(Receiver(), ctx.scenario.seed).to(ctx.device)
+    step, num_steps = (_step, len(CALLS)) if ctx.arguments.get("arguments", True) else (_call_without_arguments, 2)
+    for name, value in run_steps(ctx, module, ctx.wrap(module), step, num_steps).items():
+        if name.partition("/")[2].startswith(JUDGED[ctx.arguments["judge"]]):
+            ctx.observe(name, value)
 
 
-@calls.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    truth = simulate_steps(replicas, *_steps(scenario))
-    judged = JUDGED[scenario.arguments["judge"]]
-    return {
-        rank: {name: value for name, value in facts.items() if name.partition("/")[2].startswith(judged)}
-        for rank, facts in truth.items()
-    }
+calls.expects(truth_of)

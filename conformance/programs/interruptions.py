@@ -14,10 +14,11 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import observe_or_refused, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises, Satisfies
-from conformance.truth.steps import gradients, simulate_steps
+from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.steps import gradients
 
 
 class Minefield(nn.Module):
@@ -58,39 +59,23 @@ def exception_in_backward(ctx: RankContext) -> None:
     ctx.observe_gradients("step0", module)
     module.zero_grad()
     module.armed = True
-    with ctx.catching("step1/raised"):
+    with ctx.catching("step1/raised", must=Raises(("ArithmeticError",), ("bomb",))):
         _ordinary(model, rank_step(ctx, 1))
     module.armed = False
     module.zero_grad()
+    refusal: Raises | None = Raises(("RuntimeError",), ("finish", "reduc"))
     if ctx.arguments["recovery"] == "update_process_group":
         model._update_process_group(ctx.process_group)
-    with ctx.catching("step2/raised"):
+        refusal = None
+
+    def train() -> dict[str, Any]:
         _ordinary(model, rank_step(ctx, 2))
-    error = ctx.facts["step2/raised"]
-    ctx.observe("outcome", gradients("step2", module) if error is None else error)
+        return gradients("step2", module)
+
+    observe_or_refused(ctx, "outcome", train, refusal)
 
 
-@exception_in_backward.expects
-def _exception_in_backward(scenario: Scenario) -> Mapping[int, Facts]:
-    truth = simulate_steps([_minefield(scenario) for _ in range(scenario.world_size)], _ordinary, 3)
-    facts = {}
-    for rank, mine in truth.items():
-        third = {name: value for name, value in mine.items() if name.startswith("step2/")}
-        refusal = Raises(("RuntimeError",), ("finish", "reduc"))
-        facts[rank] = {
-            **{name: value for name, value in mine.items() if name.startswith("step0/")},
-            "step1/raised": Raises(("ArithmeticError",), ("bomb",)),
-            "outcome": third if scenario.arguments["recovery"] == "update_process_group" else AnyOf(third, refusal),
-        }
-    return facts
-
-
-def _named(name: str) -> Satisfies:
-    def names(got: Any) -> bool:
-        texts = [item.message if isinstance(item, Raised) else item for item in got]
-        return any(name in text for text in texts)
-
-    return Satisfies(f"a list with an exception or a warning that names {name!r}", names)
+exception_in_backward.expects(truth_of)
 
 
 @program("replaced_parameter", invariants=("leaves_no_trace",))
@@ -116,6 +101,12 @@ def replaced_parameter(ctx: RankContext) -> None:
     ctx.observe("answers", answers)
 
 
+def _names(answers: list[Any], name: str) -> bool:
+    texts = [item.message if isinstance(item, Raised) else item for item in answers]
+    return any(name in text for text in texts)
+
+
 @replaced_parameter.expects
 def _replaced_parameter(scenario: Scenario) -> Mapping[int, Facts]:
-    return {rank: {"answers": _named("0.weight")} for rank in range(scenario.world_size)}
+    named = Satisfies("a list with an exception or a warning that names '0.weight'", _names, ("0.weight",))
+    return {rank: {"answers": named} for rank in range(scenario.world_size)}

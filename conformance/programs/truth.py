@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from conformance.models.catalogue import ModelFixture, get_fixture
 from conformance.observation import Facts, Raised
-from conformance.own_mistake import certain, instance
-from conformance.programs.rank_context import UNSTATED, RankContext, Unsupported, Wrap
+from conformance.own_mistake import certain
+from conformance.programs.rank_context import UNSTATED, RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario
 from conformance.truth.device import replica_device, single_threaded
-from conformance.truth.plain_ddp import PlainDDP
+from conformance.truth.on_processes import PlainDDP
 from conformance.truth.plain_group import PlainGroup
 from conformance.truth.plain_ranks import on_plain_ranks
 
@@ -36,12 +34,12 @@ class PlainContext(RankContext):
     """A plain rank's view: a fact that must be something is that, whatever the plain DDP has made of it."""
 
     def __init__(
-        self, scenario: Scenario, rank: int, device: torch.device, group: PlainGroup, fixture: ModelFixture, wrap: Wrap
+        self, scenario: Scenario, rank: int, device: torch.device, group: PlainGroup, fixture: ModelFixture
     ) -> None:
         """Bind a scenario to a plain rank."""
         super().__init__(
-            scenario, rank=rank, device=device, process_group=group, fixture=fixture, wrap=wrap,
-            wrap_named=lambda _: wrap,
+            scenario, rank=rank, device=device, process_group=group, fixture=fixture, wrap=PlainDDP,
+            wrap_named=lambda _: PlainDDP,
         )  # fmt: skip
 
     def observe(self, name: str, value: Any, *, must: Any = UNSTATED) -> None:
@@ -55,24 +53,9 @@ class PlainContext(RankContext):
 
 
 def _observed(scenario: Scenario, rank: int, group: PlainGroup) -> Facts:
-    context = PlainContext(
-        scenario, rank, replica_device(), group, get_fixture(scenario.model), _wrapping_in(group)
-    )  # fmt: skip
+    context = PlainContext(scenario, rank, replica_device(), group, get_fixture(scenario.model))
     try:
         get_program(scenario.program).body(context)
     except Unsupported:
         return {}
     return context.facts
-
-
-def _wrapping_in(default: PlainGroup) -> Wrap:
-    """Return what builds one rank's wrappers."""
-
-    def wrap(module: nn.Module, **options: Any) -> nn.Module:
-        asked: Any = options.pop("process_group", None)
-        if (mesh := options.pop("device_mesh", None)) is not None:
-            asked = mesh.get_group(mesh_dim=0)
-        place = instance(default if asked in (None, dist.group.WORLD) else asked, PlainGroup)
-        return PlainDDP(module, place, **options)
-
-    return wrap

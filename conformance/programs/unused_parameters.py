@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts, Raised, Unmeasured
+from conformance.observation import Raised, Unmeasured
 from conformance.programs.gradient_traffic import elements_of, other_means
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Satisfies
-from conformance.truth.replicas import Replicas
 from conformance.truth.steps import gradients
 
 BRANCHES = "abcd"
@@ -74,9 +73,11 @@ def unused_parameters(ctx: RankContext) -> None:
     """Run a step per entry of argument `uses`; `zero_grad` is "none", "zeros" or "keep".
 
     With argument `optimizer` SGD with momentum and weight decay follows each step. Observes `step<k>/grad/<name>`,
-    `step<k>/parameter/<name>` and `step<k>/num_elements`, how many were communicated as gradients (`Unmeasured` where
-    that was not by all-reduces). All ranks run it.
+    `step<k>/parameter/<name>` and with argument `saves_traffic`, from step 2 on, because by then buckets follow what is
+    used, `step<k>/num_elements`: how many were communicated as gradients (`Unmeasured` where that was not by
+    all-reduces). All ranks run it.
     """
+    num_elements = sum(parameter.numel() for parameter in Switched().parameters())
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     optimizer = _optimizer(module) if ctx.arguments.get("optimizer") else None
@@ -88,7 +89,9 @@ def unused_parameters(ctx: RankContext) -> None:
         _backward(model, rank_step(ctx, index), uses)
         issued = ctx.collectives()[before:]
         means = other_means(issued, ctx.world_size)
-        ctx.observe(f"step{index}/num_elements", Unmeasured(means) if means else sum(elements_of(issued).values()))
+        if ctx.arguments.get("saves_traffic") and index >= 2:
+            sent = Unmeasured(means) if means else sum(elements_of(issued).values())
+            ctx.observe(f"step{index}/num_elements", sent, must=_fewer_than(num_elements))
         ctx.observe_gradients(f"step{index}", module)
         if optimizer is not None:
             with ctx.phase("optimizer", index):
@@ -96,37 +99,15 @@ def unused_parameters(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-@unused_parameters.expects
-def _unused_parameters(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    modules = [_build(scenario) for _ in ranks]
-    optimizers = [_optimizer(module) for module in modules] if scenario.arguments.get("optimizer") else []
-    zero_grad = scenario.arguments.get("zero_grad", "none")
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    all_uses = [_uses(scenario, rank) for rank in ranks]
-    num_elements = sum(parameter.numel() for parameter in modules[0].parameters())
-    with single_threaded():
-        world = Replicas(modules)
-        for index in range(len(all_uses[0])):
-            for rank, module in enumerate(modules):
-                if zero_grad != "keep":
-                    module.zero_grad(set_to_none=zero_grad == "none")
-                _backward(module, RankStep(rank, index), all_uses[rank][index])
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients(f"step{index}", module)
-                if scenario.arguments.get("saves_traffic") and index >= 2:  # by then buckets follow what is used
-                    facts[rank][f"step{index}/num_elements"] = _fewer_than(num_elements)
-            for optimizer in optimizers:
-                optimizer.step()
-            for rank, module in enumerate(modules):
-                for name, parameter in module.named_parameters():
-                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
-    return facts
+unused_parameters.expects(truth_of)
 
 
 def _fewer_than(num_elements: int) -> Satisfies:
-    return Satisfies(f"more than 0 and fewer than {num_elements} elements", lambda got: 0 < got < num_elements)
+    return Satisfies(f"more than 0 and fewer than {num_elements} elements", _is_some_of, (num_elements,))
+
+
+def _is_some_of(got: int, num_elements: int) -> bool:
+    return 0 < got < num_elements
 
 
 @program("forgotten_parameter", invariants=("leaves_no_trace",))
@@ -147,8 +128,11 @@ def forgotten_parameter(ctx: RankContext) -> None:
             turn.backward(_loss_of_some(ctx.scenario, model, turn))
     error: Raised | None = ctx.facts.pop("raised")
     has_option = ctx.takes(_OPTION)
-    ctx.observe("advises", error is None or not has_option or _OPTION in error.message)
-    ctx.observe("answer", error if error is not None or has_option else gradients("after", module))
+    ctx.observe("advises", error is None or not has_option or _OPTION in error.message, must=True)
+    after = gradients("after", module)
+    forgotten = [(name, index) for index, (name, _) in enumerate(module.named_parameters()) if name.startswith("c.")]
+    answer = error if error is not None or has_option else after
+    ctx.observe("answer", answer, must=AnyOf(error_naming(forgotten), after))
 
 
 def _loss_of_some(scenario: Scenario, model: nn.Module, turn: RankStep) -> Tensor:
@@ -156,30 +140,18 @@ def _loss_of_some(scenario: Scenario, model: nn.Module, turn: RankStep) -> Tenso
     return turn.loss(torch.stack(outputs[:-1] if scenario.arguments.get("partial_loss") else outputs))
 
 
-@forgotten_parameter.expects
-def _forgotten_parameter(scenario: Scenario) -> Mapping[int, Facts]:
-    names = [name for name, _ in Switched().named_parameters()]
-    error = error_naming([(name, index) for index, name in enumerate(names) if name.startswith("c.")])
-    ranks = range(scenario.world_size)
-    modules = [_build(scenario) for _ in ranks]
-    with single_threaded():
-        world = Replicas(modules)
-        for rank, module in enumerate(modules):
-            _loss_of_some(scenario, module, RankStep(rank, 1)).backward()
-        world.average_gradients()
-    answers = [AnyOf(error, gradients("after", module)) for module in modules]
-    return {rank: {"advises": True, "answer": answers[rank]} for rank in ranks}
+forgotten_parameter.expects(truth_of)
 
 
 def error_naming(parameters: Sequence[tuple[str, int]]) -> Satisfies:
     """Return what an error about unused parameters must be: it names them, or gives their indices."""
-
-    def names_all(got: Any) -> bool:
-        return (
-            isinstance(got, Raised)
-            and "RuntimeError" in (got.type, *got.bases)
-            and all(name in got.message or re.search(rf"\b{index}\b", got.message) for name, index in parameters)
-        )
-
     wanted = " and ".join(f"{name!r} (or its index, {index})" for name, index in parameters)
-    return Satisfies(f"a RuntimeError mentioning {wanted}", names_all)
+    return Satisfies(f"a RuntimeError mentioning {wanted}", _names_all, (list(parameters),))
+
+
+def _names_all(got: Any, parameters: Sequence[tuple[str, int]]) -> bool:
+    return (
+        isinstance(got, Raised)
+        and "RuntimeError" in (got.type, *got.bases)
+        and all(name in got.message or re.search(rf"\b{index}\b", got.message) for name, index in parameters)
+    )

@@ -151,9 +151,14 @@ def _ignore_by_method(ctx: RankContext, module: nn.Module) -> Mapping[str, Any]:
     return {"parameters_to_ignore": sorted(model.parameters_to_ignore)}
 
 
-_ONE_MENTION = lambda word: Satisfies(  # noqa: E731
-    f"a list with one FutureWarning that mentions {word}", lambda got: len(got) == 1 and word in got[0]
-)
+def _one_mention(word: str) -> Satisfies:
+    return Satisfies(f"a list with one FutureWarning that mentions {word}", _is_one_mention, (word,))
+
+
+def _is_one_mention(got: list[str], word: str) -> bool:
+    return len(got) == 1 and word in got[0]
+
+
 _STATE = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
 _PARAMETERS = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight"]
 
@@ -192,13 +197,13 @@ ASPECTS: Mapping[str, tuple[Aspect, Facts]] = {
         {"require_backward_grad_sync": True, "same_group": True, "device_type": True,
          "parameters_to_ignore": ["0.bias"]},
     ),
-    "check_reduction": (_check_reduction, {"warned": _ONE_MENTION("check_reduction")}),
+    "check_reduction": (_check_reduction, {"warned": _one_mention("check_reduction")}),
     "deprecated_broadcast": (
         _deprecated_broadcast,
         {
-            "alone/warned": _ONE_MENTION("broadcast_buffers"),
+            "alone/warned": _one_mention("broadcast_buffers"),
             "alone/synchronises": True,
-            "both/warned": _ONE_MENTION("broadcast_buffers"),
+            "both/warned": _one_mention("broadcast_buffers"),
             "both/synchronises": True,
         },
     ),

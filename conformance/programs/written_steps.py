@@ -34,11 +34,14 @@ def run_steps(ctx: RankContext, module: nn.Module, model: Any, step: StepFunctio
     return facts
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 def observe_run(
     ctx: RankContext,
     run: Callable[[], dict[str, Any]],
     *,
-    must: Mapping[str, Any] | None = None,
+    must: Mapping[str, Any] = _NOTHING,
     refusal: Matcher | None = None,
     may_refuse: bool = False,
 ) -> None:
@@ -47,26 +50,28 @@ def observe_run(
     With a `refusal`, observe all as one fact `outcome`, in place of which a DDP may raise it. With `may_refuse`, the
     program's expectation knows which one.
     """
-    if refusal is not None:
-        observe_or_refused(ctx, "outcome", run, refusal)
-    elif may_refuse:
-        facts: dict[str, Any] = {}
-        with ctx.catching("raised"):
-            facts = run()
-        error = ctx.facts.pop("raised")
-        ctx.observe("outcome", facts if error is None else error)
-    else:
-        for name, value in run().items():
-            ctx.observe(name, value, must=(must or {}).get(name, UNSTATED))
+    if refusal is not None or may_refuse:
+        observe_or_refused(ctx, "outcome", run, refusal, must)
+        return
+    for name, value in run().items():
+        ctx.observe(name, value, must=must.get(name, UNSTATED))
 
 
-def observe_or_refused(ctx: RankContext, name: str, run: Callable[[], Any], refusal: Matcher) -> None:
-    """Observe as fact `name` what `run` returns, or what it raises, which must be `refusal`."""
-    value = None
+def observe_or_refused(
+    ctx: RankContext,
+    name: str,
+    run: Callable[[], dict[str, Any]],
+    refusal: Matcher | None,
+    must: Mapping[str, Any] = _NOTHING,
+) -> None:
+    """Observe as fact `name` what `run` returns, or what it raises, which must be a `refusal`; None: it may not raise.
+
+    `must` says what values of some names must be.
+    """
+    facts: dict[str, Any] = {}
     with ctx.catching("raised"):
-        value = run()
+        facts = run()
     error = ctx.facts.pop("raised")
-    if error is None:
-        ctx.observe(name, value, must=AnyOf(value, refusal))
-    else:
-        ctx.observe(name, error)
+    demanded = facts | {name: value for name, value in must.items() if name in facts}
+    allowed = UNSTATED if refusal is None else AnyOf(demanded, refusal)
+    ctx.observe(name, facts if error is None else error, must=allowed)

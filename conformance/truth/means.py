@@ -1,13 +1,33 @@
-"""The one mean of a parameter's gradients: exact, or an error of our own; nothing else could be compared bitwise."""
+"""What ranks bring to a mean and take from it, and the one mean of a parameter's gradients.
+
+The mean is exact, or an error of our own: nothing else could be compared bitwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from conformance.models.exact import exact_mean
+
+#: The gradients that ranks take away, by the names of their parameters; None where a comm hook is to reduce.
+Means = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a rank brings: its gradients, what it has used since the last mean, and whether any gradient came now."""
+
+    gradients: Mapping[str, Tensor]
+    used: frozenset[str]
+    has_some: bool
+
+
+#: What a rank brings that has run out of data.
+NOTHING = Brought({}, frozenset(), has_some=False)
 
 
 def mean_of(gradients: Sequence[Tensor], divisor: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,6 +1,7 @@
-"""`PlainDDP` between real processes: a DDP under test like any other, `--ddp conformance.truth.on_processes:PlainDDP`.
+"""`PlainDDP` over torch's process groups: those of plain ranks, and those of real processes.
 
-It must pass every chapter about values whose truth it computes; it has none of the traffic that other chapters judge.
+On real ones it is a DDP under test like any other, `--ddp conformance.truth.on_processes:PlainDDP`: it must pass every
+chapter about values whose truth it computes; it has none of the traffic that other chapters judge.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from conformance.own_mistake import instance, present
+from conformance.own_mistake import present
 from conformance.truth import plain_ddp
+from conformance.truth.place import Place
+from conformance.truth.plain_group import PlainGroup
 
 
 class RealPlace:
@@ -42,21 +46,22 @@ class RealPlace:
         return meeting
 
 
+#: What the wrappers of a rank share, by its default group; plain ranks are many in one process.
+_BACKWARDS: weakref.WeakKeyDictionary[dist.ProcessGroup, plain_ddp.Backwards] = weakref.WeakKeyDictionary()
 _PLACES: weakref.WeakKeyDictionary[dist.ProcessGroup, RealPlace] = weakref.WeakKeyDictionary()
 
 
 class PlainDDP(plain_ddp.PlainDDP):
-    """A `PlainDDP` over a process group, the default one if none is given."""
+    """A `PlainDDP` over a process group or over the one dimension of a mesh; the default group if neither is given."""
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
-        super().__init__(module, self.place_of(process_group or present(dist.group.WORLD)), **options)
+    def __init__(
+        self, module: nn.Module, process_group: dist.ProcessGroup | None = None, device_mesh: DeviceMesh | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        world = present(dist.group.WORLD)
+        group = (process_group or world) if device_mesh is None else device_mesh.get_group(mesh_dim=0)
+        backwards = _BACKWARDS.setdefault(world, plain_ddp.Backwards())
+        super().__init__(module, self._place_of(group), backwards, **options)
 
-    @staticmethod
-    def place_of(group: Any) -> plain_ddp.Place:
-        """Return where the processes of a group meet."""
-        return _PLACES.setdefault(group, RealPlace(group))
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        """The group over which gradients are averaged."""
-        return instance(self.place, RealPlace).group
+    def _place_of(self, group: dist.ProcessGroup) -> Place:
+        return group if isinstance(group, PlainGroup) else _PLACES.setdefault(group, RealPlace(group))

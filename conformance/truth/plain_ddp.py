@@ -12,57 +12,66 @@ and the issues named at a rule.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
-from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from conformance.own_mistake import present
-from conformance.truth.backwards import backwards_of_this_rank
 from conformance.truth.casts import LowPrecision, map_tensors
-from conformance.truth.means import mean_of
+from conformance.truth.means import NOTHING, Brought, Means, mean_of
+from conformance.truth.place import Place, wrappers_of
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-
-#: The gradients that ranks take away, by the names of their parameters; None where a comm hook is to reduce.
-Means = dict[str, Tensor | None]
+from conformance.truth.tensors import a_copy, asking, laid_out, leads_to, tensors_in
 
 
-@dataclass(frozen=True)
-class Brought:
-    """What a rank brings: its gradients, what it has used since the last mean, and whether any gradient came now."""
+class Backwards:
+    """One rank's backwards: what its wrappers do when one is over. Wrappers of a rank share it.
 
-    gradients: Mapping[str, Tensor]
-    used: frozenset[str]
-    has_some: bool
+    All wrappers bring their gradients before any of them hands out a mean, each what the backward has left: two that
+    share a parameter both take the rank's own gradient. They do it in the order in which they were built, whatever the
+    order in which their gradients came, which is another on every rank (pytorch/pytorch#72843).
+    """
 
+    def __init__(self) -> None:
+        self._wrappers: list[PlainDDP] = []
+        self._is_noticed = False
 
-_NOTHING = Brought({}, frozenset(), has_some=False)
+    def add(self, wrapper: PlainDDP) -> None:
+        """Add a wrapper."""
+        self._wrappers.append(wrapper)
 
+    def remove(self, wrapper: PlainDDP) -> None:
+        """Let a wrapper take part in none."""
+        self._wrappers.remove(wrapper)
 
-class Place(Protocol):
-    """Where the ranks of a group meet: each brings a value and takes one away."""
+    def forget(self) -> None:
+        """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
+        self._is_noticed = False
+        for wrapper in self._wrappers:
+            wrapper.forget_backward()
 
-    def rank(self) -> int:
-        """Return this rank's number in the group."""
+    def reached(self) -> None:
+        """Take part at the end of the backward that runs now."""
+        if not self._is_noticed:
+            self._is_noticed = True
+            Variable._execution_engine.queue_callback(self._is_over)
 
-    def size(self) -> int:
-        """Return the number of ranks."""
-
-    def come(self, of: object, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Bring `value`; the result is for `outcome`. `combine` turns what ranks brought into what each gets."""
-
-    def outcome(self, meeting: Any) -> Any:
-        """Return what this rank gets; waits for the others."""
+    def _is_over(self) -> None:
+        self._is_noticed = False
+        ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
+        meetings = [wrapper.bring_gradients() for wrapper in ending]
+        for wrapper in self._wrappers:
+            wrapper.forget_backward()
+        for wrapper, meeting in zip(ending, meetings, strict=True):
+            wrapper.take_means(meeting)
 
 
 class PlainDDP(nn.Module, Joinable):
@@ -71,57 +80,36 @@ class PlainDDP(nn.Module, Joinable):
     All ranks must build it, run forwards and backwards, and call its methods equally often.
     """
 
-    def __init__(self, module: nn.Module, place: Place, **options: Any) -> None:
+    def __init__(self, module: nn.Module, place: Place, backwards: Backwards, **options: Any) -> None:
         super().__init__()
+        Joinable.__init__(self)
         self.module = module
+        self.place = place
+        self._options = options
+        self._hooked: tuple[Any, ...] = ()
         self.require_backward_grad_sync = True
+        self._of = next(wrappers_of(place))
+        self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._averaged: dict[str, nn.Parameter] = {}
+        self._known: dict[str, nn.Parameter] = {}
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
-        self._casts = LowPrecision.of(options.get("mixed_precision"))
-        self._choose_buffers(options)
-        self._begin(place)
+        self._used: set[str] = set()
+        self._listen()
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
+        self._awaits_backward = False
+        self.forget_backward()
+        self._divisor = place.size()
+        self._hook: Callable[[Any], Any] | None = None
+        self._casts = LowPrecision.of(options.get("mixed_precision"))
+        self._optimizers_are_ours = False
+        self._choose_buffers(options)
         if options.get("init_sync", True):
             self.share_state(0)
         self._casts.convert_buffers(module, self._ignored)
         self._casts.stay_in_backward(module)
-
-    def _begin(self, place: Place) -> None:
-        Joinable.__init__(self)
-        self.place = place
-        self._of = next(_wrappers_of(place))
-        self._divisor = place.size()
-        self._hook: Callable[[Any], Any] | None = None
-        self._buffer_hook: tuple[Any, Callable[[Mapping[str, Tensor]], Any]] | None = None
-        self._used: set[str] = set()
-        self._awaits_backward = False
-        self._buffers_are_due = True
-        self._optimizers_are_ours = False
-        self.forget_backward()
-        self._averaged: dict[str, nn.Parameter] = {}
-        self._known: dict[str, nn.Parameter] = {}
-        self._listen()
-        self._backwards = backwards_of_this_rank()
-        self._backwards.add(self)
-
-    # -- copies: a wrapper of its own over the default group, without what was registered (`__getstate__`, torch) -----
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has of its original."""
-        own = ("place", "_backwards", "_hook", "_buffer_hook", "_join_config")
-        return {name: value for name, value in vars(self).items() if name not in own}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Begin as a copy."""
-        super().__setstate__(dict(state))
-        self._begin(self.place_of(dist.group.WORLD))
-
-    @staticmethod
-    def place_of(group: Any) -> Place:
-        """Return where the ranks of a process group meet: a plain group is such a place."""
-        place: Place = group
-        return place
+        backwards.add(self)
 
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
 
@@ -134,7 +122,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def _share(self, what: str, tensors: Mapping[str, Tensor], root: int) -> None:
         mine = {name: tensor for name, tensor in tensors.items() if name not in self._ignored}
-        brought = {name: _copy(tensor) for name, tensor in mine.items()}
+        brought = {name: a_copy(tensor) for name, tensor in mine.items()}
         theirs = self._meet(what, brought, lambda all_brought: [all_brought[root]] * len(all_brought))
         if self.place.rank() != root:
             with torch.no_grad():
@@ -148,26 +136,32 @@ class PlainDDP(nn.Module, Joinable):
         older, newer = options.get("broadcast_buffers"), options.get("forward_sync_buffers")
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
+        self._buffers_are_due = True
+        self._buffer_hook: Callable[[Any], Any] | None = None
+        self._hooks_before = False
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward begins with rank 0's buffers."""
+        return self.forward_sync_buffers and self._buffers_are_due and any(True for _ in self.module.buffers())
 
     def _share_buffers(self, root: int) -> None:
-        if self._buffers_need_it and self._buffer_hook is None:
+        if self._buffer_hook is None and self.will_sync_module_buffers():
             self._share("buffers", dict(self.module.named_buffers()), root)
-        self._ask_buffer_hook(_BufferCommHookLocation.PRE_FORWARD)
 
-    @property
-    def _buffers_need_it(self) -> bool:
-        return self.forward_sync_buffers and self._buffers_are_due and next(self.module.buffers(), None) is not None
+    # -- buffer hooks: a function of the user's shares them instead, behind a forward or before it --------------------
 
     def _register_buffer_comm_hook(
-        self, state: Any, hook: Callable[[Any, Mapping[str, Tensor]], Any],
-        comm_hook_location: Any = _BufferCommHookLocation.POST_FORWARD,
-    ) -> None:  # fmt: skip
-        """Let `hook(state, buffers)` do what is to be done with buffers, before or after a forward."""
-        self._buffer_hook = comm_hook_location, lambda buffers: hook(state, buffers)
+        self, state: Any, hook: Callable[[Any, Any], Any], comm_hook_location: Any = ""
+    ) -> None:
+        """Let `hook(state, buffers by name)` share buffers in place, before a forward if the location says so."""
+        self._buffer_hook = lambda buffers: hook(state, buffers)
+        self._hooks_before = "PRE_FORWARD" in str(comm_hook_location)
 
-    def _ask_buffer_hook(self, location: Any) -> None:
-        if self._buffer_hook is not None and self._buffer_hook[0] == location and self._buffers_need_it:
-            self._buffer_hook[1](dict(self.module.named_buffers()))
+    def _ask_buffer_hook(self) -> None:
+        with torch.no_grad():
+            buffers = {name: one.data for name, one in self.module.named_buffers() if name not in self._ignored}
+            for future in present(self._buffer_hook)(buffers) or ():
+                future.wait()
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -183,37 +177,30 @@ class PlainDDP(nn.Module, Joinable):
             self._backwards.forget()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self._share_buffers(self._agree_in_join(synchronises))
+        is_hooked = self._buffer_hook is not None and self.will_sync_module_buffers()
         self._buffers_are_due = synchronises
+        if is_hooked and self._hooks_before:
+            self._ask_buffer_hook()
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
-        self._ask_buffer_hook(_BufferCommHookLocation.POST_FORWARD)
+        if is_hooked and not self._hooks_before:
+            self._ask_buffer_hook()
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                tensor.register_hook(partial(self._output_reached, synchronises, self._leads_to_mine(tensor)))
+                is_ours = leads_to(tensor, self._averaged.values())
+                tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
         return output
-
-    def _leads_to_mine(self, tensor: Tensor) -> bool:
-        """Whether a backward from `tensor` brings a gradient of a parameter here; one that nothing hides."""
-        mine = set(map(id, self._averaged.values()))
-        waiting, seen = [tensor.grad_fn], set[Any]()
-        while waiting:
-            if (node := waiting.pop()) is not None and node not in seen:
-                seen.add(node)
-                if id(getattr(node, "variable", None)) in mine:
-                    return True
-                waiting += [following for following, _ in node.next_functions]
-        return False
 
     def _asking_for_gradients(self, output: Any) -> Any:
         """Return the output, which asks for a gradient even where this rank used no parameter.
 
         Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
         """
-        if not self._may_be_unused or any(tensor.requires_grad for tensor in _tensors(output)):
+        if not self._may_be_unused or any(tensor.requires_grad for tensor in tensors_in(output)):
             return output
-        return map_tensors(_asking, output)
+        return map_tensors(asking, output)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -227,7 +214,10 @@ class PlainDDP(nn.Module, Joinable):
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean."""
+        """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean.
+
+        Parameters that have come into the module since the last forward are averaged as well.
+        """
         for name, parameter in self.module.named_parameters():
             if self._known.get(name) is parameter or name in self._ignored or not parameter.is_leaf:
                 continue
@@ -244,17 +234,17 @@ class PlainDDP(nn.Module, Joinable):
             if self._awaits_backward:
                 self._backwards.reached()
 
-    def _output_reached(self, synchronises: bool, leads_to_mine: bool, _: Any) -> None:
+    def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
         if not synchronises:
             self._is_local = True
             return
         self._is_reached = True
-        self._needs_no_gradients |= not leads_to_mine
+        self._may_bring_nothing |= not is_ours
         self._backwards.reached()
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
-        self._is_reached = self._needs_no_gradients = self._is_local = self._has_gradients = False
+        self._is_reached = self._may_bring_nothing = self._is_local = self._has_gradients = False
 
     @property
     def takes_part(self) -> bool:
@@ -265,12 +255,12 @@ class PlainDDP(nn.Module, Joinable):
         an output. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
         if self._is_reached:
-            return self._has_gradients or self._needs_no_gradients
+            return self._has_gradients or self._may_bring_nothing
         return self._awaits_backward and self._has_gradients and not self._is_local
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
-        mine = {name: _copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
+        mine = {name: a_copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
         return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
 
     def _come_for_means(self, brought: Brought) -> Any:
@@ -299,15 +289,17 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        for name, mean in means.items():
+        reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
+        for name in means:
             parameter = self._averaged[name]
-            parameter.grad = _laid_out(self._ask_hook(name) if mean is None else mean, parameter)
+            parameter.grad = laid_out(present(reduced[name]), parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in order of their names."""
+        self._hooked = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
@@ -322,7 +314,7 @@ class PlainDDP(nn.Module, Joinable):
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        return (tensor if tensor.is_sparse else tensor.view_as(parameter)).to(parameter.dtype)
+        return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
@@ -371,6 +363,11 @@ class PlainDDP(nn.Module, Joinable):
         return next(iter(self._averaged.values())).device
 
     @property
+    def process_group(self) -> Any:
+        """The group over which gradients are averaged."""
+        return self.place.group
+
+    @property
     def join_process_group(self) -> Any:
         """The group over which ranks join."""
         return self.process_group
@@ -395,11 +392,12 @@ class PlainDDP(nn.Module, Joinable):
         """Take part in a round of the other ranks: in the sharing of buffers and in the means, with nothing."""
         num_syncing, last = self.agree_on_round(None)
         self._share_buffers(last)
+        if self._buffer_hook is not None and self.will_sync_module_buffers():
+            self._ask_buffer_hook()
         self._buffers_are_due = num_syncing > 0
-        self._ask_buffer_hook(_BufferCommHookLocation.POST_FORWARD)
         if num_syncing:
             self._forget_gradients()
-            self.take_means(self._come_for_means(_NOTHING))
+            self.take_means(self._come_for_means(NOTHING))
 
     def take_last_state(self, *, is_mine: bool) -> None:
         """Take the state of the last of those ranks that say it is theirs; from now on the context is over."""
@@ -422,6 +420,12 @@ class PlainDDP(nn.Module, Joinable):
         for parameter, gradient in zip(self._averaged.values(), aside, strict=True):
             parameter.grad = gradient
 
+    # -- copies: pickled or deep-copied, a wrapper is one of a copy of its module, over the default group --------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
+        return _built_again, (type(self), self.module, {**self._options, "init_sync": False}, self._hooked)
+
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 
     def _set_static_graph(self) -> None:
@@ -433,58 +437,31 @@ class PlainDDP(nn.Module, Joinable):
     def _check_reducer_finalized(self) -> None:
         """Raise nothing: a backward is over when it returns."""
 
+    def _update_process_group(self, group: Any) -> None:
+        """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
+        if not isinstance(group, int):
+            place = self._place_of(group)
+            self.place, self._of, self._divisor = place, next(wrappers_of(place)), place.size()
+            self._buffers_are_due = True
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return nothing: a plain DDP keeps no record."""
         return {}
 
-    @property
-    def process_group(self) -> Any:
-        """The group over which gradients are averaged."""
-        return self.place
+    def _place_of(self, group: Any) -> Place:
+        place: Place = group
+        return place
 
-    def _update_process_group(self, group: Any) -> None:
-        """Average over another group from now on; all its ranks call it."""
-        self.place = self.place_of(group)
-        self._of, self._divisor = next(_wrappers_of(self.place)), self.place.size()
-        self._buffers_are_due = True
+    def _remove_autograd_hooks(self) -> None:
+        """Stop: backwards are local from now on."""
+        self._backwards.remove(self)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.place.outcome(self.place.come(self._of, what, value, combine))
 
 
-def _wrappers_of(place: Place) -> Iterator[int]:
-    """Return the numbers of the wrappers of a place: they are built there in the same order on every rank."""
-    if not hasattr(place, "wrapper_numbers"):
-        place.wrapper_numbers = itertools.count()  # type: ignore[attr-defined]
-    numbers: Iterator[int] = place.wrapper_numbers  # type: ignore[attr-defined]
-    return numbers
-
-
-def _asking(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
-        return tensor
-    return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
-    """Return the mean as a rank's own gradient, in the layout of the one that it had, or else of the parameter."""
-    if mean.is_sparse:
-        return mean.clone()
-    like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad
-    return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Return the tensors in an output: in tuples, lists, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from itertools.chain.from_iterable(map(_tensors, value.values()))
-    elif isinstance(value, (list, tuple)):
-        yield from itertools.chain.from_iterable(map(_tensors, value))
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from itertools.chain.from_iterable(_tensors(getattr(value, name)) for name in value.__dataclass_fields__)
+def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:
+    wrapper = kind(module, **options)
+    if hooked:
+        wrapper.register_comm_hook(*hooked)
+    return wrapper

@@ -85,6 +85,7 @@ class PlainGroup(dist.ProcessGroup):
         """Join `rank`, of the world, to the group that all members call `name`. Not collective."""
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
         self.baton = baton
+        self.group = self
         self.members = tuple(members)
         self._me = rank
         self._place = (name, self.members)

@@ -90,15 +90,16 @@ class _RandomState:
 
 
 class _Warnings:
-    """What `warnings.catch_warnings` saves and restores, which it must find as this rank has left it."""
+    """What `warnings.catch_warnings` and `torch.set_warn_always` change, which a rank must find as it has left it."""
 
     _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
 
     def take(self) -> Any:
-        return [getattr(warnings, name) for name in self._NAMES]
+        return torch.is_warn_always_enabled(), [getattr(warnings, name) for name in self._NAMES]
 
     def give(self, state: Any) -> None:
-        for name, value in zip(self._NAMES, state, strict=True):
+        torch.set_warn_always(state[0])
+        for name, value in zip(self._NAMES, state[1], strict=True):
             setattr(warnings, name, value)
         warnings._filters_mutated()  # type: ignore[attr-defined]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,14 +12,12 @@ from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
 from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.expected import Satisfies
-from conformance.truth.replicas import Replicas
-from conformance.truth.steps import gradients
+from conformance.truth.expected import at_least
 
 #: The kinds of micro-batches, and whether their gradients are synchronised. `forward_inside` runs its forward inside
 #: `no_sync` and its backward outside, `backward_inside` the reverse; `after_inner` runs between leaving an inner
@@ -57,10 +55,6 @@ class Interrupted(Exception):  # noqa: N818 - raised on purpose, to leave a bloc
     """Raised to leave `no_sync` in the middle."""
 
 
-def _build(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Branches(), scenario.seed)
-
-
 def _micro_batches(scenario: Scenario) -> list[list[tuple[str, str]]]:
     """Return for each step its micro-batches as (kind, branches); written `kind` or `kind:branches`."""
     steps = []
@@ -85,14 +79,15 @@ def accumulation(ctx: RankContext) -> None:
     """Run the micro-batches of argument `steps`, a list of steps of `KINDS`; gradients are set to None per step.
 
     With argument `zero_grad` = "keep" or "zeros" they are kept or set to zero instead. Observes after each micro-batch
-    `step<k>/micro<m>/grad/<name>` and `num_gradient_collectives` of it, and `flags`: `require_backward_grad_sync`
-    inside `no_sync` and after it, which is judged with argument `flags`. All ranks run it.
+    `step<k>/micro<m>/grad/<name>` and `num_gradient_collectives` of it, and with argument `flags` these:
+    `require_backward_grad_sync` inside `no_sync` and after it. All ranks run it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
+    module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     for index, step in enumerate(_micro_batches(ctx.scenario)):
-        _zero_grad(module, ctx.arguments.get("zero_grad", "none"))
-        turn = RankStep(ctx.rank, index, ctx.device, _Phases(ctx, index))
+        if (how := ctx.arguments.get("zero_grad", "none")) != "keep":
+            module.zero_grad(set_to_none=how == "none")
+        turn = rank_step(ctx, index)
         for micro, (kind, branches) in enumerate(step):
             before = len(ctx.collectives())
             flags = [
@@ -101,8 +96,10 @@ def accumulation(ctx: RankContext) -> None:
             ]
             prefix = f"step{index}/micro{micro}"
             issued = sum(moves_gradients(one, module) for one in ctx.collectives()[before:])
-            ctx.observe(f"{prefix}/num_gradient_collectives", issued)
-            ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
+            must = at_least(1, "gradient collective") if KINDS[kind] else 0
+            ctx.observe(f"{prefix}/num_gradient_collectives", issued, must=must)
+            if ctx.arguments.get("flags"):
+                ctx.observe(f"{prefix}/flags", [*flags[0], _synchronises(model)])
             ctx.observe_gradients(prefix, module)
 
 
@@ -116,17 +113,6 @@ def moves_gradients(collective: Collective, module: nn.Module) -> bool:
         return True
     in_all = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     return bool(collective.dtypes) and collective.numel * getattr(torch, collective.dtypes[0]).itemsize >= in_all
-
-
-class _Phases:
-    """Announces the phases of one step; a class, because the type checker knows no partial of a generator function."""
-
-    def __init__(self, ctx: RankContext, step: int) -> None:
-        self._ctx = ctx
-        self._step = step
-
-    def __call__(self, name: str) -> Any:
-        return self._ctx.phase(name, self._step)
 
 
 def _run(ctx: RankContext, model: Any, turn: RankStep, kind: str, micro: int, branches: str) -> list[bool | None]:
@@ -173,40 +159,4 @@ def _synchronises(model: Any) -> bool | None:
     return flag
 
 
-def _zero_grad(module: nn.Module, how: str) -> None:
-    if how != "keep":
-        module.zero_grad(set_to_none=how == "none")
-
-
-@accumulation.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    modules = [_build(scenario) for _ in ranks]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    with single_threaded():
-        world = Replicas(modules)
-        for index, step in enumerate(_micro_batches(scenario)):
-            for module in modules:
-                _zero_grad(module, scenario.arguments.get("zero_grad", "none"))
-            for micro, (kind, branches) in enumerate(step):
-                _local_backwards(modules, index, micro, kind, branches)
-                if KINDS[kind]:
-                    world.average_gradients()
-                prefix = f"step{index}/micro{micro}"
-                for rank in ranks:
-                    facts[rank] |= gradients(prefix, modules[rank])
-                    facts[rank][f"{prefix}/num_gradient_collectives"] = _SOME if KINDS[kind] else 0
-                    if scenario.arguments.get("flags"):
-                        facts[rank][f"{prefix}/flags"] = [*[False] * _NUM_FLAGS.get(kind, 1), True]
-    return facts
-
-
-#: How often a kind looks at the flag inside, where that is not once.
-_NUM_FLAGS = {"sync": 0, "after_inner": 2}
-_SOME = Satisfies("at least one gradient collective", lambda got: got >= 1)
-
-
-def _local_backwards(modules: Sequence[nn.Module], index: int, micro: int, kind: str, branches: str) -> None:
-    for rank, module in enumerate(modules):
-        for part in range(_num_forwards(kind, rank)):
-            _forward(module, RankStep(rank, index), micro + 10 * part, branches).backward()
+accumulation.expects(truth_of)

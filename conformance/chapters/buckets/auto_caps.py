@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.bucket_traffic import Stack
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
+from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
-from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 5  # caps are chosen after three
 #: A prime, so that no even split of the whole ends where a vector ends.
@@ -26,17 +25,6 @@ _NUM_VECTORS = 23
 #: Half a MiB each: by default a bucket of 1 MiB and one of 10.5, which travels when the backward is over. Smaller ones
 #: would be on their way by then, and a machine whose measurements are not all noise chooses them.
 _LENGTH = 2**17
-
-
-def _build(scenario: Scenario, length: int) -> nn.Module:
-    stack = Stack([length] * _NUM_VECTORS, ["float32"] * _NUM_VECTORS, range(_NUM_VECTORS))
-    return with_integer_weights(stack, scenario.seed)
-
-
-def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
-    vectors = getattr(model, "module", model).vectors
-    return {f"extremes/{place}": torch.stack(vector.grad.aminmax()) for place, vector in enumerate(vectors)}
 
 
 @program("auto_caps")
@@ -47,23 +35,20 @@ def auto_caps(ctx: RankContext) -> None:
     bytes), `caps_of_all` (in rank order) and `num_chosen`, on how many steps they were other than on the step before.
     All ranks run it.
     """
-    module: Any = _build(ctx.scenario, _LENGTH).to(ctx.device)
+    stack = Stack([_LENGTH] * _NUM_VECTORS, ["float32"] * _NUM_VECTORS, range(_NUM_VECTORS))
+    module: Any = with_integer_weights(stack, ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     if ctx.rank == 0:
         for parameter in module.parameters():
             parameter.register_hook(_take_time)
     seen: list[list[int]] = [_caps(model)]
-
-    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-        facts = _step(model, turn)
+    for index in range(NUM_STEPS):
+        module.zero_grad(set_to_none=True)
+        turn = rank_step(ctx, index)
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(3))))
+        for place, vector in enumerate(module.vectors):
+            ctx.observe(f"step{index}/extremes/{place}", torch.stack(vector.grad.aminmax()))
         seen.append(_caps(model))
-        return facts
-
-    def run() -> dict[str, Any]:
-        facts = run_steps(ctx, module, model, step, NUM_STEPS)
-        return {name: value for name, value in facts.items() if "/extremes/" in name}
-
-    observe_run(ctx, run)
     mine = torch.tensor(seen[-1], device=ctx.device)
     everywhere = [torch.empty_like(mine) for _ in range(ctx.world_size)]
     dist.all_gather(everywhere, mine, group=ctx.process_group)
@@ -74,24 +59,29 @@ def auto_caps(ctx: RankContext) -> None:
 
 @auto_caps.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    positive = Satisfies("two positive numbers of bytes", lambda got: len(got) == 2 and min(got) > 0)
-    alike = Satisfies("the same on all ranks", lambda got: len(got) == scenario.world_size and _all_equal(got))
-    once = Satisfies("at most once", lambda got: got <= 1)
-    # All elements of a vector have the same gradient, however many they are.
-    truth = simulate_steps([_build(scenario, 1) for _ in range(scenario.world_size)], _step, NUM_STEPS)
-    return {
-        rank: {**_means(mine), "caps": positive, "caps_of_all": alike, "num_chosen": once}
-        for rank, mine in truth.items()
+    facts: dict[str, Any] = {
+        "caps": Satisfies("two positive numbers of bytes", _are_two_positive),
+        "caps_of_all": Satisfies("the same on all ranks", _are_alike, (scenario.world_size,)),
+        "num_chosen": Satisfies("at most once", _is_at_most_once),
     }
+    for index in range(NUM_STEPS):
+        turns = [RankStep(rank, index) for rank in range(scenario.world_size)]
+        # Of a vector's sum, which is added to each of three numbers as often as its place, counted from 1, says.
+        mean = torch.stack([turn.loss(torch.ones(3)) for turn in turns]).mean()
+        facts |= {f"step{index}/extremes/{place}": (mean * (place + 1)).expand(2) for place in range(_NUM_VECTORS)}
+    return dict.fromkeys(range(scenario.world_size), facts)
 
 
-def _means(facts: Facts) -> dict[str, Any]:
-    """Return the facts of `_step` for the averaged gradients; the truth ran `_step` on local ones."""
-    return {
-        f"step{index}/extremes/{place}": facts[f"step{index}/grad/vectors.{place}"].expand(2)
-        for index in range(NUM_STEPS)
-        for place in range(_NUM_VECTORS)
-    }
+def _are_two_positive(got: list[int]) -> bool:
+    return len(got) == 2 and min(got) > 0
+
+
+def _are_alike(got: list[Any], num_ranks: int) -> bool:
+    return len(got) == num_ranks and all(value == got[0] for value in got)
+
+
+def _is_at_most_once(got: int) -> bool:
+    return got <= 1
 
 
 def _take_time(gradient: Tensor) -> None:
@@ -100,7 +90,3 @@ def _take_time(gradient: Tensor) -> None:
 
 def _caps(model: Any) -> list[int]:
     return [int(number) for number in str(model._get_ddp_logging_data()["auto_bucket_caps"]).split(",")]
-
-
-def _all_equal(values: list[Any]) -> bool:
-    return all(value == values[0] for value in values)

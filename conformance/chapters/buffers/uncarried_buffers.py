@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from conformance.models.buffer_values import DTYPES, LEFT_OUT
 from conformance.models.integers import integers
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import rank_step
-from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import observe_or_refused, rank_step
+from conformance.truth.expected import Raises
 
 _NUM_BYTES = 24
 
@@ -66,10 +65,8 @@ def uncarried_buffers(ctx: RankContext) -> None:
     Observes `<dtype>`: the buffers' bytes after construction and in forward, or the exception. All ranks run it.
     """
     for name, dtype in _dtypes().items():
-        with ctx.catching("raised"):
-            facts = _copied(ctx, dtype)
-        error = ctx.facts.pop("raised")
-        ctx.observe(name, facts if error is None else error)
+        refusal = Raises(("RuntimeError", "TypeError", "ValueError"))
+        observe_or_refused(ctx, name, partial(_copied, ctx, dtype), refusal)
 
 
 def _copied(ctx: RankContext, dtype: torch.dtype) -> dict[str, Any]:
@@ -83,12 +80,4 @@ def _copied(ctx: RankContext, dtype: torch.dtype) -> dict[str, Any]:
     return {"constructed": constructed, "forward": module.seen}
 
 
-@uncarried_buffers.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    copied = {
-        moment: [_bytes(buffer, 0, key) for buffer in ("first", "second")]
-        for moment, key in (("constructed", "start"), ("forward", "later"))
-    }
-    refused = Raises(("RuntimeError", "TypeError", "ValueError"))
-    facts: Facts = {name: AnyOf(copied, refused) for name in _dtypes()}
-    return dict.fromkeys(range(scenario.world_size), facts)
+uncarried_buffers.expects(truth_of)

@@ -15,12 +15,10 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import Raises
-from conformance.truth.replicas import Replicas
-from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 
@@ -123,50 +121,7 @@ def _num_backwards(scenario: Scenario) -> int:
     return 1 + int(scenario.arguments.get("local_backwards", 0))
 
 
-@buffer_hooks.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    modules = [_build(scenario) for _ in ranks]
-    facts: dict[int, dict[str, Any]] = {rank: {"state": True} for rank in ranks}
-    before_forward = scenario.arguments["location"] == "PRE_FORWARD"
-    due = True
-    with single_threaded():
-        world = Replicas(modules, broadcast_buffers=False)
-        for index in range(NUM_STEPS):
-            num_calls = 0
-            for module in modules:
-                module.zero_grad()
-                module.seen.clear()
-            for micro in range(_num_backwards(scenario)):
-                is_last = micro == _num_backwards(scenario) - 1
-                if before_forward and due:
-                    _combine(modules)
-                    num_calls += 1
-                for rank, module in enumerate(modules):
-                    _backward(module, RankStep(rank, index), micro)
-                if not before_forward and due:
-                    _combine(modules)
-                    num_calls += 1
-                due = is_last
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients(f"step{index}", module)
-                facts[rank] |= {
-                    f"step{index}/after": module.contents(),
-                    f"step{index}/found": list(module.seen),
-                    f"step{index}/calls": [["largest", "total"]] * num_calls,
-                    f"step{index}/num_broadcasts": 0,
-                }
-    return facts
-
-
-def _combine(modules: list[Any]) -> None:
-    """Compute what the hook computes."""
-    total = torch.stack([module.total for module in modules]).sum(0)
-    largest = torch.stack([module.largest for module in modules]).amax(0)
-    for module in modules:
-        module.total.copy_(total)
-        module.largest.copy_(largest)
+buffer_hooks.expects(truth_of)
 
 
 @program("buffer_hook_misuse", invariants=("leaves_no_trace",))

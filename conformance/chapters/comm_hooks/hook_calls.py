@@ -15,16 +15,14 @@ from torch.futures import Future
 
 from conformance.errors import ScenarioError
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.own_mistake import certain, present
 from conformance.programs.agreement import same_bits_everywhere
-from conformance.programs.rank_context import RankContext
+from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import Satisfies
-from conformance.truth.steps import gradients
 
 NUM_STEPS = 4
 
@@ -68,12 +66,11 @@ def _is_unused(scenario: Scenario, place: int, rank: int) -> bool:
 
 
 def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> None:
-    module: Any = getattr(model, "module", model)
     factors = [
         None
         if _is_unused(scenario, place, turn.rank)
         else turn.inputs(*weight.shape, micro=100 * micro + place, dtype=weight.dtype)
-        for place, weight in enumerate(module.weights)
+        for place, weight in enumerate(model.module.weights)
     ]
     turn.backward(turn.loss(turn.forward(model, factors), micro=micro))
 
@@ -106,14 +103,6 @@ class Journal:
         """Clear the record for the next step."""
         self.calls.clear()
         self.raw.clear()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a hook does, and the gradient that must result from every rank's local one."""
-
-    hook: Callable[[Journal, Any], Future[Any]]
-    truth: Callable[[Sequence[Tensor], int], Tensor]
 
 
 def _done(tensor: Tensor) -> Future[Any]:
@@ -159,19 +148,16 @@ def _blocking(journal: Journal, bucket: Any) -> Future[Any]:
     return _done(bucket.buffer())
 
 
-def _sum(locals_: Sequence[Tensor], _: int) -> Tensor:
-    return torch.stack(list(locals_)).sum(0)
-
-
-ANSWERS: Mapping[str, Answer] = {
-    "identity": Answer(lambda _, bucket: _done(bucket.buffer()), lambda locals_, rank: locals_[rank]),
-    "average": Answer(_average, lambda locals_, rank: _sum(locals_, rank) / len(locals_)),
-    "sum": Answer(lambda journal, bucket: _summed(journal, bucket.buffer()), _sum),
-    "new_tensor": Answer(lambda _, bucket: _done(bucket.buffer() * 2), lambda locals_, rank: 2 * locals_[rank]),
-    "in_place": Answer(_in_place, lambda locals_, rank: 3 * locals_[rank]),
-    "through_views": Answer(_through_views, lambda locals_, rank: 2 * locals_[rank]),
-    "several_collectives": Answer(_several_collectives, lambda locals_, rank: 2 * _sum(locals_, rank)),
-    "blocking": Answer(_blocking, _sum),
+#: What a hook does.
+ANSWERS: Mapping[str, Callable[[Journal, Any], Future[Any]]] = {
+    "identity": lambda _, bucket: _done(bucket.buffer()),
+    "average": _average,
+    "sum": lambda journal, bucket: _summed(journal, bucket.buffer()),
+    "new_tensor": lambda _, bucket: _done(bucket.buffer() * 2),
+    "in_place": _in_place,
+    "through_views": _through_views,
+    "several_collectives": _several_collectives,
+    "blocking": _blocking,
 }
 
 _Respond = Callable[[Any, Any], Any]
@@ -255,7 +241,7 @@ def hook_calls(ctx: RankContext) -> None:
     def respond(state: Any, bucket: Any) -> Any:
         states.add(id(state))
         journal.note(bucket)
-        return answer.hook(journal, bucket)
+        return answer(journal, bucket)
 
     model: Any = ctx.wrap(module)
     for index in range(NUM_STEPS):
@@ -267,97 +253,80 @@ def hook_calls(ctx: RankContext) -> None:
         for micro in range(ctx.arguments.get("local_backwards", 0)):
             with ctx.no_sync(model):
                 _backward(ctx.scenario, model, turn, micro + 1)
-        ctx.observe(f"step{index}/calls_in_no_sync", len(journal.calls))
+        calls_in_no_sync = len(journal.calls)
         _backward(ctx.scenario, model, turn)
-        _observe_step(ctx, f"step{index}", module, journal)
-    ctx.observe("state", states == {id(journal)})
+        ctx.observe_gradients(f"step{index}", module)
+        found = {"calls_in_no_sync": calls_in_no_sync, **_found(ctx, module, journal)}
+        if index >= ctx.arguments.get("registered_at", 0):
+            for name, must in _judged(ctx.scenario, index, module).items():
+                ctx.observe(f"step{index}/{name}", found[name], must=must)
+    if "state" in ctx.arguments["judge"]:
+        ctx.observe("state", states == {id(journal)}, must=True)
 
 
-def _observe_step(ctx: RankContext, prefix: str, module: nn.Module, journal: Journal) -> None:
-    for name, value in gradients(prefix, module).items():
-        ctx.observe(name, value)
-    ctx.observe(f"{prefix}/raw", journal.raw)
-    ctx.observe(f"{prefix}/indices", [index for index, *_ in journal.calls])
-    ctx.observe(f"{prefix}/is_last", [is_last for _, is_last, *_ in journal.calls])
-    ctx.observe(f"{prefix}/parameters", sorted(name for _, _, names, *_ in journal.calls for name in names))
-    ctx.observe(f"{prefix}/surface", [surface for *_, surface, _ in journal.calls])
+def _found(ctx: RankContext, module: nn.Module, journal: Journal) -> dict[str, Any]:
+    """Return what the hook has seen in a step, by the names of facts. All ranks must call it."""
     storages = {name: pointer for _, _, names, _, pointer in journal.calls for name in names}
     in_bucket = [
         parameter.grad is not None and parameter.grad.untyped_storage().data_ptr() == storages.get(name)
         for name, parameter in module.named_parameters()
     ]
-    ctx.observe(f"{prefix}/storage", all(in_bucket))
     places = {name: place for place, (name, _) in enumerate(module.named_parameters())}
     layout = torch.full((len(places),), -1, device=ctx.device)
     for index, _, names, *_ in journal.calls:
         for position, name in enumerate(names):
             layout[places[name]] = 100 * index + position
-    ctx.observe(f"{prefix}/same_buckets", same_bits_everywhere(ctx, [layout]))
+    return {
+        "raw": journal.raw,
+        "indices": [index for index, *_ in journal.calls],
+        "is_last": [is_last for _, is_last, *_ in journal.calls],
+        "parameters": sorted(name for _, _, names, *_ in journal.calls for name in names),
+        "surface": [surface for *_, surface, _ in journal.calls],
+        "storage": all(in_bucket),
+        "same_buckets": same_bits_everywhere(ctx, [layout]),
+    }
 
 
-_FROM_0 = Satisfies("0, 1, 2, ...", lambda got: bool(got) and got == list(range(len(got))))
-_ASCENDING = Satisfies("ascending", lambda got: bool(got) and got == sorted(set(got)))
-_LAST_ONCE = Satisfies(
-    "True for the last bucket alone", lambda got: bool(got) and got == [False] * (len(got) - 1) + [True]
-)
-_ALL_TRUE = Satisfies("true in every respect", lambda got: bool(got) and all(all(each.values()) for each in got))
-
-
-@hook_calls.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
+def _judged(scenario: Scenario, index: int, module: nn.Module) -> Mapping[str, Any]:
+    """Return what argument `judge` requires of a step."""
     judge = scenario.arguments["judge"]
     if unknown := set(judge) - set(ASPECTS):
         raise ScenarioError(f"{scenario.id}: cannot judge {sorted(unknown)}; known: {', '.join(ASPECTS)}")
-    with single_threaded():
-        return _Truth(scenario).facts
+    trained = sorted(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    possible: dict[str, dict[str, Any]] = {
+        "raw": {"raw": UNSTATED},
+        # The DDP may leave out a bucket whose parameters no rank uses.
+        "order": {"indices": _ASCENDING if scenario.arguments.get("unused") else _FROM_0, "is_last": _LAST_ONCE},
+        "once": {"parameters": trained, "calls_in_no_sync": 0},
+        "surface": {"surface": _ALL_TRUE},
+        "same_buckets": {"same_buckets": True},
+        # The first buckets are given up once the order of the gradients is known.
+        "storage": {"storage": True} if index >= 2 else {},
+        "state": {},
+    }
+    return {name: must for aspect in judge for name, must in possible[aspect].items()}
 
 
-class _Truth:
-    """Every rank's local gradients, and the gradients that the hook's answer makes of them."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.judge = scenario.arguments["judge"]
-        self.unused = bool(scenario.arguments.get("unused"))
-        self.answer = ANSWERS[scenario.arguments["answer"]]
-        self.replicas = [_build(scenario) for _ in range(scenario.world_size)]
-        self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-        for index in range(NUM_STEPS):
-            self._step(index, hooked=index >= scenario.arguments.get("registered_at", 0))
-        if "state" in self.judge:
-            for facts in self.facts.values():
-                facts["state"] = True
-
-    def _step(self, index: int, *, hooked: bool) -> None:
-        for rank, module in enumerate(self.replicas):
-            module.zero_grad()
-            for micro in range(1 + self.scenario.arguments.get("local_backwards", 0)):
-                _backward(self.scenario, module, RankStep(rank, index), micro)
-        named = [dict(module.named_parameters()) for module in self.replicas]
-        trained = [name for name, parameter in named[0].items() if parameter.requires_grad]
-        raw = {name: [_or_zeros(parameters[name]) for parameters in named] for name in trained}
-        used = {name for name in trained if any(parameters[name].grad is not None for parameters in named)}
-        truth = self.answer.truth if hooked else ANSWERS["average"].truth
-        for rank, facts in self.facts.items():
-            for name in named[rank]:
-                facts[f"step{index}/grad/{name}"] = truth(raw[name], rank) if name in used else None
-            if hooked:
-                facts |= self._judged(f"step{index}", {name: raw[name][rank] for name in trained})
-
-    def _judged(self, prefix: str, raw: Mapping[str, Tensor]) -> dict[str, Any]:
-        possible: dict[str, dict[str, Any]] = {
-            "raw": {"raw": raw},
-            # The DDP may leave out a bucket whose parameters no rank uses.
-            "order": {"indices": _ASCENDING if self.unused else _FROM_0, "is_last": _LAST_ONCE},
-            "once": {"parameters": sorted(raw), "calls_in_no_sync": 0},
-            "surface": {"surface": _ALL_TRUE},
-            "same_buckets": {"same_buckets": True},
-            # The first buckets are given up once the order of the gradients is known.
-            "storage": {"storage": True} if prefix not in ("step0", "step1") else {},
-            "state": {},
-        }
-        return {f"{prefix}/{name}": fact for aspect in self.judge for name, fact in possible[aspect].items()}
+def _are_from_0(got: list[int]) -> bool:
+    return bool(got) and got == list(range(len(got)))
 
 
-def _or_zeros(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+def _are_ascending(got: list[int]) -> bool:
+    return bool(got) and got == sorted(set(got))
+
+
+def _is_last_alone(got: list[bool]) -> bool:
+    return bool(got) and got == [False] * (len(got) - 1) + [True]
+
+
+def _are_all_true(got: list[dict[str, bool]]) -> bool:
+    return bool(got) and all(all(each.values()) for each in got)
+
+
+_FROM_0 = Satisfies("0, 1, 2, ...", _are_from_0)
+_ASCENDING = Satisfies("ascending", _are_ascending)
+_LAST_ONCE = Satisfies("True for the last bucket alone", _is_last_alone)
+_ALL_TRUE = Satisfies("true in every respect", _are_all_true)
+
+
+hook_calls.expects(truth_of)

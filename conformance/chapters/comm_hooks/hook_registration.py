@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
@@ -22,10 +22,11 @@ from conformance.own_mistake import present
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Anything, Raises, Satisfies
-from conformance.truth.steps import gradients, simulate_steps
+from conformance.truth.steps import gradients
 
 
 def _step(model: Any, turn: RankStep) -> None:
@@ -93,6 +94,8 @@ class Misuse:
 
 
 _WRONG_TYPE = ("RuntimeError", "TypeError")
+#: What a program does that makes no mistake.
+_NOTHING = Misuse(lambda model, group: None, Raises())
 
 MISUSES: Mapping[str, Misuse] = {
     "twice": Misuse(_twice, Raises(("RuntimeError",), ("once",))),
@@ -122,8 +125,9 @@ def hook_misuse(ctx: RankContext) -> None:
     """Do what argument `misuse` names (see `MISUSES`). All ranks run it and must get the same error.
 
     Observes `raised`; after a failed registration also the gradients of a step, which the DDP must still average.
+    Without the argument nothing is registered.
     """
-    misuse = MISUSES[ctx.arguments["misuse"]]
+    misuse = MISUSES.get(ctx.arguments.get("misuse", ""), _NOTHING)
     module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
     if misuse.in_backward:
@@ -142,8 +146,8 @@ def _misuse(scenario: Scenario) -> Mapping[int, Facts]:
     misuse = MISUSES[scenario.arguments["misuse"]]
     if misuse.in_backward:
         return {rank: {"raised": misuse.raised} for rank in range(scenario.world_size)}
-    replicas = [with_integer_weights(layers(), scenario.seed) for _ in range(scenario.world_size)]
-    return {rank: {"raised": misuse.raised, **facts} for rank, facts in simulate_steps(replicas, _step, 1).items()}
+    without = truth_of(scenario.replace(arguments={}))
+    return {rank: {**facts, "raised": misuse.raised} for rank, facts in without.items()}
 
 
 class Doubling:
@@ -176,8 +180,8 @@ def hook_copy(ctx: RankContext) -> None:
     """Copy a wrapped module that has a hook, before or after a first step, and train both. All ranks run it.
 
     Arguments: `copy`, "deepcopy" or "pickle"; `after_steps`; `builtin`, to register the built-in fp16 hook instead.
-    Observes `original`, gradients of a step after copying, `outcome`: those of the copy, or the refusal, and
-    `half_on_the_wire`: whether the copy communicated in half precision (None: there is no copy).
+    Observes `original`, gradients of a step after copying, and `outcome`: those of the copy, or the refusal; of the
+    built-in hook also `half_on_the_wire`: whether the copy communicated in half precision (None: there is no copy).
     """
     module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
@@ -193,39 +197,27 @@ def hook_copy(ctx: RankContext) -> None:
     with ctx.catching("refused"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a DDP may warn that the copy uses the default group
         twin = _COPIES[ctx.arguments["copy"]](model)
-    refusal = ctx.facts.pop("refused")
+    outcome, half_on_the_wire = ctx.facts.pop("refused"), None
     module.zero_grad()
     _step(model, rank_step(ctx, number))
-    ctx.observe("original", gradients("step", module))
-    if twin is None:
-        ctx.observe("outcome", refusal)
-        ctx.observe("half_on_the_wire", None)
-        return
-    twin.module.zero_grad()
-    before = len(ctx.collectives())
-    _step(twin, rank_step(ctx, number))
-    ctx.observe("outcome", gradients("step", twin.module))
-    dtypes = {dtype for each in ctx.collectives()[before:] for dtype in each.dtypes}
-    ctx.observe("half_on_the_wire", "float16" in dtypes)
+    original = gradients("step", module)
+    if twin is not None:
+        twin.module.zero_grad()
+        before = len(ctx.collectives())
+        _step(twin, rank_step(ctx, number))
+        outcome = gradients("step", twin.module)
+        half_on_the_wire = "float16" in {dtype for each in ctx.collectives()[before:] for dtype in each.dtypes}
+    if ctx.arguments.get("builtin"):  # rounded on the way: that it went in half precision is what is looked at
+        ctx.observe("outcome", outcome, must=Anything())
+        if ctx.scenario.recorded:
+            ctx.observe("half_on_the_wire", half_on_the_wire, must=AnyOf(True, None))
+    else:
+        ctx.observe("original", original)
+        refusal = Raises(("RuntimeError", "TypeError", "PicklingError"), ("hook",))
+        ctx.observe("outcome", outcome, must=AnyOf(original, refusal))
 
 
-@hook_copy.expects
-def _copied(scenario: Scenario) -> Mapping[int, Facts]:
-    builtin, number = bool(scenario.arguments.get("builtin")), scenario.arguments["after_steps"]
-    replicas = [with_integer_weights(layers(), scenario.seed) for _ in range(scenario.world_size)]
-
-    def step(model: nn.Module, turn: RankStep) -> None:
-        _step(model, RankStep(turn.rank, number))
-
-    facts: dict[int, Facts] = {}
-    for rank, mine in simulate_steps(replicas, step, 1).items():
-        doubled = {name.replace("step0/", "step/"): 2 * gradient for name, gradient in mine.items()}
-        if builtin:  # rounded on the way: that it went in half precision is what is looked at
-            facts[rank] = {"half_on_the_wire": AnyOf(True, None)} if scenario.recorded else {"outcome": Anything()}
-        else:
-            refusal = Raises(("RuntimeError", "TypeError", "PicklingError"), ("hook",))
-            facts[rank] = {"original": doubled, "outcome": AnyOf(doubled, refusal)}
-    return facts
+hook_copy.expects(truth_of)
 
 
 @program("hook_in_logging", invariants=("same_collectives", "leaves_no_trace"))
@@ -245,7 +237,15 @@ def hook_in_logging(ctx: RankContext) -> None:
 def _in_logging(scenario: Scenario) -> Mapping[int, Facts]:
     facts = {
         "none": "",
-        "hook": Satisfies("the hook's name", lambda got: "allreduce_hook" in got),
-        "builtin": Satisfies("the built-in hook's name", lambda got: "fp16_compress" in got.lower()),
+        "hook": Satisfies("the hook's name", _names_hook),
+        "builtin": Satisfies("the built-in hook's name", _names_builtin),
     }
     return {rank: dict(facts) for rank in range(scenario.world_size)}
+
+
+def _names_hook(got: str) -> bool:
+    return "allreduce_hook" in got
+
+
+def _names_builtin(got: str) -> bool:
+    return "fp16_compress" in got.lower()

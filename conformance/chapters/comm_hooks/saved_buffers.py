@@ -17,11 +17,9 @@ from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.replicas import Replicas
-from conformance.truth.steps import gradients
 
 _NUM_STEPS = 2
 
@@ -42,11 +40,6 @@ class Scaled(nn.Module):
         return output * self.scale
 
 
-def _scaled(scenario: Scenario, rank: int) -> Any:
-    dtype = getattr(torch, scenario.arguments.get("dtype", "float32"))
-    return with_integer_weights(Scaled(rank, dtype), scenario.seed)
-
-
 def _forwards(scenario: Scenario) -> range:
     return range(scenario.arguments.get("forwards", 1))
 
@@ -62,7 +55,8 @@ def hooked_saved_buffer(ctx: RankContext) -> None:
     With `join` inside a join context. Observes gradients, the buffer after each step, whether the hook ran in `grad`
     mode, and whether autograd counted what it did as `changes` of the buffer. All ranks run it.
     """
-    module = _scaled(ctx.scenario, ctx.rank).to(ctx.device)
+    dtype = getattr(torch, ctx.arguments.get("dtype", "float32"))
+    module: Any = with_integer_weights(Scaled(ctx.rank, dtype), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
     grad_modes: set[bool] = set()
 
@@ -84,40 +78,7 @@ def hooked_saved_buffer(ctx: RankContext) -> None:
     ctx.observe("changes", module.scale._version - version)
 
 
-@hooked_saved_buffer.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    modules = [_scaled(scenario, rank) for rank in ranks]
-    # Wrapping copies rank 0's buffers.
-    for module in modules[1:]:
-        module.scale.copy_(modules[0].scale)
-    facts: dict[int, dict[str, Any]] = {rank: {"grad": [False], "changes": 0} for rank in ranks}
-    before = scenario.arguments["location"] == "PRE_FORWARD"
-    with single_threaded():
-        world = Replicas(modules, broadcast_buffers=False)
-        for index in range(_NUM_STEPS):
-            outputs: list[list[Tensor]] = [[] for _ in ranks]
-            for micro in _forwards(scenario):
-                if before:
-                    _combine(modules)
-                for rank, module in enumerate(modules):
-                    outputs[rank].append(module(RankStep(rank, index).inputs(4, 3, micro=micro)))
-                if not before:
-                    _combine(modules)
-            for rank, module in enumerate(modules):
-                module.zero_grad()
-                _backward(RankStep(rank, index), outputs[rank])
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= {f"step{index}/scale": module.scale.clone(), **gradients(f"step{index}", module)}
-    return facts
-
-
-def _combine(modules: list[Any]) -> None:
-    """Compute what the hook computes, where a backward that has saved a buffer sees it, as it does the broadcast."""
-    total = sum(module.scale for module in modules)
-    for module in modules:
-        module.scale.data.copy_(total + 1)
+hooked_saved_buffer.expects(truth_of)
 
 
 @program("hooked_norm", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))

@@ -1,4 +1,4 @@
-"""Program `derived_wrapper`: subclasses of a DDP, as public projects write them, beside training without DDP."""
+"""Program `derived_wrapper`: subclasses of a DDP, as public projects write them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
 
 NUM_STEPS = 3
 
@@ -43,6 +43,18 @@ class WithTrainStep(nn.Module):
         """Return twice what forward returns."""
         output: Tensor = self(inputs)
         return 2 * output
+
+
+class TrainedByMethod(nn.Module):
+    """Has the method that subclasses train by as its forward."""
+
+    def __init__(self, module: WithTrainStep) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return rows of 2."""
+        return self.inner.train_step(inputs)
 
 
 def _runs_another_method(base: Any) -> Any:
@@ -146,38 +158,38 @@ KINDS: Mapping[str, tuple[Callable[[Any], Any], bool]] = {
 }
 
 
-def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    inputs = turn.inputs(4, 3)
-    truth = not hasattr(model, "module")
-    output = model.train_step(inputs) if truth else turn.forward(model, inputs)
-    turn.backward(turn.loss(output))
-    return {"count": (model if truth else model.module).count.clone()}
-
-
 @program("derived_wrapper", invariants=("leaves_no_trace",))
 def derived_wrapper(ctx: RankContext) -> None:
     """Train a module in a subclass, of the kind that argument `kind` names, of the DDP under test. All ranks run it.
 
     Observes `step<k>/grad/<name>` and the buffer. Where a DDP may refuse the subclass, `outcome` holds these and
-    `heard`, whether the method that the subclass overrides was called; or the refusal.
+    `heard`, whether the method that the subclass overrides was called; or the refusal. Without the argument there is no
+    subclass: the DDP wraps a module whose forward is the method that subclasses train by.
     """
+    module: Any = with_integer_weights(WithTrainStep(), ctx.scenario.seed).to(ctx.device)
+
+    def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
+        turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3))))
+        return {"count": module.count.clone()}
+
+    if "kind" not in ctx.arguments:
+        observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(TrainedByMethod(module)), step, NUM_STEPS))
+        return
     make, may_refuse = KINDS[ctx.arguments["kind"]]
-    module = with_integer_weights(WithTrainStep(), ctx.scenario.seed).to(ctx.device)
     probe: Any = ctx.wrap(with_integer_weights(WithTrainStep(), ctx.scenario.seed).to(ctx.device))
     derived = make(type(probe))
 
     def run() -> dict[str, Any]:
         model = derived(module, process_group=ctx.process_group, **ctx.scenario.options)
-        facts = run_steps(ctx, module, model, _step, NUM_STEPS)
+        facts = run_steps(ctx, module, model, step, NUM_STEPS)
         return {**facts, "heard": derived.heard} if may_refuse else facts
 
     observe_run(ctx, run, may_refuse=may_refuse)
 
 
 @derived_wrapper.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(WithTrainStep(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, _step, NUM_STEPS)
+def _as_without_subclass(scenario: Scenario) -> Mapping[int, Facts]:
+    facts = truth_of(scenario.replace(arguments={}))
     if not KINDS[scenario.arguments["kind"]][1]:
         return facts
     refusal = Raises(("TypeError", "ValueError", "RuntimeError"))

@@ -19,14 +19,13 @@ from torch._C._distributed_c10d import Work
 
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.steps import simulate_steps
+from conformance.truth.expected import Raises
 
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
 _NUM_STEPS = 3
@@ -62,12 +61,12 @@ def _uses_spare(scenario: Scenario, rank: int) -> bool:
 
 def _step(scenario: Scenario, model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model, turn.inputs(4, 3), _uses_spare(scenario, turn.rank))
-    if scenario.arguments.get("by_hand") and hasattr(model, "module"):  # the replica of the truth has no reducer
+    if scenario.arguments.get("by_hand"):
         model.require_forward_param_sync = True
         model.reducer._rebuild_buckets()
         model.reducer.prepare_for_backward([output] if scenario.options.get("find_unused_parameters") else [])
     turn.backward(turn.loss(output))
-    return {"count": getattr(model, "module", model).count.clone()}
+    return {"count": model.module.count.clone()}
 
 
 @contextmanager
@@ -100,9 +99,9 @@ def compatible_training(ctx: RankContext) -> None:
 
 
 @compatible_training.expects
-def _counted(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, lambda model, turn: _step(scenario, model, turn), _NUM_STEPS)
+def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
+    """Return the same training's truth on ordinary groups, with nothing prepared by hand."""
+    return truth_of(scenario.replace(program="compatible_training", arguments={}))
 
 
 @program("dropped_wrapper", invariants=_INVARIANTS)
@@ -189,9 +188,12 @@ def _referred_step(scenario: Scenario, model: Any, turn: RankStep) -> None:
 
 @program("remote_references", invariants=("same_collectives", "nothing_in_flight"))
 def remote_references(ctx: RankContext) -> None:
-    """Train three steps of a module that returns an RRef. Observes gradients. All ranks run it."""
+    """Train three steps of a module that returns an RRef. Observes gradients. All ranks run it.
+
+    With argument `rpc` false it returns what the RRef would hold.
+    """
     module = _Referring(_build(ctx.scenario)).to(ctx.device)
-    with _alone_in_rpc():
+    with _alone_in_rpc() if ctx.arguments.get("rpc", True) else nullcontext():
         observe_run(
             ctx,
             lambda: run_steps(
@@ -201,9 +203,8 @@ def remote_references(ctx: RankContext) -> None:
 
 
 @remote_references.expects
-def _referred(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_Referring(_build(scenario)) for _ in range(scenario.world_size)]
-    return simulate_steps(replicas, lambda model, turn: _referred_step(scenario, model, turn), _NUM_STEPS)
+def _of_rows(scenario: Scenario) -> Mapping[int, Facts]:
+    return truth_of(scenario.replace(arguments={"rpc": False}))
 
 
 @program("documented_names")
@@ -271,25 +272,23 @@ def replicated_views(ctx: RankContext) -> None:
 @replicated_views.expects
 def _replicated(scenario: Scenario) -> Mapping[int, Facts]:
     after = {"seen": ["R"], "same_storage": True, "unchanged": True}
-    return {rank: {**facts, **after} for rank, facts in _counted(scenario).items()}
+    return {rank: {**facts, **after} for rank, facts in _as_without(scenario).items()}
 
 
 class _SharedSum(torch.autograd.Function):
     """The sum of a tensor over the ranks; its gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         total = values.clone()
-        if group is not None:
-            dist.all_reduce(total, group=group)
+        dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         total = grads[0].contiguous().clone()
-        if ctx.group is not None:
-            dist.all_reduce(total, group=ctx.group)
+        dist.all_reduce(total, group=ctx.group)
         return total, None
 
 
@@ -301,8 +300,8 @@ class _Centred(nn.Module):
         self.first = nn.Linear(3, 3)
         self.last = nn.Linear(3, 2)
 
-    def forward(self, inputs: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        """Return rows of 2; without a group `inputs` are the batches of all ranks, one after the other."""
+    def forward(self, inputs: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return rows of 2."""
         hidden = self.first(inputs)
         total: Any = _SharedSum.apply(hidden.sum(0), group)
         output: Tensor = self.last(hidden + total)
@@ -320,21 +319,7 @@ def synchronised_statistics(ctx: RankContext) -> None:
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
 
 
-@synchronised_statistics.expects
-def _whole_batch(scenario: Scenario) -> Mapping[int, Facts]:
-    """One module on the whole batch; DDP's mean is its gradient divided by the number of ranks."""
-    module = with_integer_weights(_Centred(), scenario.seed)
-    facts: dict[str, Any] = {}
-    for index in range(_NUM_STEPS):
-        turns = [RankStep(rank, index) for rank in range(scenario.world_size)]
-        module.zero_grad()
-        batch = torch.cat([turn.inputs(4, 3) for turn in turns])
-        outputs = module(batch, None).chunk(scenario.world_size)
-        losses = [turn.loss(output) for turn, output in zip(turns, outputs, strict=True)]
-        torch.stack(losses).sum().backward()
-        for name, parameter in module.named_parameters():
-            facts[f"step{index}/grad/{name}"] = present(parameter.grad) / scenario.world_size
-    return dict.fromkeys(range(scenario.world_size), facts)
+synchronised_statistics.expects(truth_of)
 
 
 class _WithGhost(Counting):
@@ -357,11 +342,8 @@ def misplaced_buffer(ctx: RankContext) -> None:
     observe_run(
         ctx,
         lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), _NUM_STEPS),
-        may_refuse=True,
+        refusal=Raises(("ValueError", "RuntimeError"), ("ghost",)),
     )
 
 
-@misplaced_buffer.expects
-def _misplaced(scenario: Scenario) -> Mapping[int, Facts]:
-    refusal = Raises(types=("ValueError", "RuntimeError"), mentions=("ghost",))
-    return {rank: {"outcome": AnyOf(dict(facts), refusal)} for rank, facts in _counted(scenario).items()}
+misplaced_buffer.expects(truth_of)

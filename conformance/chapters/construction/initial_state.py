@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,10 +10,9 @@ from torch import nn
 from conformance.models.buffer_values import BUFFERS, buffer_value
 from conformance.models.catalogue import moved
 from conformance.models.integers import integers
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.scenario import Scenario
+from conformance.programs.truth import truth_of
 
 
 class Stateful(nn.Module):
@@ -42,18 +39,12 @@ class Stateful(nn.Module):
             owner.register_buffer(name, value, persistent=name != "hidden")
 
 
-def _options_say_buffers(options: Mapping[str, Any]) -> bool:
-    if not options.get("init_sync", True):
-        return False
-    return "forward_sync_buffers" in options or bool(options.get("broadcast_buffers", True))
-
-
 @program("initial_state", invariants=("same_collectives", "leaves_no_trace"))
 def initial_state(ctx: RankContext) -> None:
     """Wrap a module that differs from rank to rank. Argument `ignored`: names that the DDP must ignore.
 
-    Observes `start/parameter/<name>` and `start/buffer/<name>` after construction, and `num_collectives`, how many
-    collectives the constructor issued. All ranks run it.
+    Observes `start/parameter/<name>` and `start/buffer/<name>` after construction, and without `init_sync`
+    `num_collectives`, how many collectives the constructor issued. All ranks run it.
     """
     module = moved(Stateful(ctx.rank), ctx.device)
     if ignored := ctx.arguments.get("ignored"):
@@ -61,27 +52,10 @@ def initial_state(ctx: RankContext) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is deprecated, and meant here
         ctx.wrap(module)
-    ctx.observe("num_collectives", len(ctx.collectives()))
+    if not ctx.scenario.options.get("init_sync", True):
+        ctx.observe("num_collectives", len(ctx.collectives()), must=0)
     ctx.observe_parameters("start", module)
     ctx.observe_buffers("start", module)
 
 
-@initial_state.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    modules = [Stateful(rank) for rank in range(scenario.world_size)]
-    ignored = set(scenario.arguments.get("ignored", ()))
-    init_sync = scenario.options.get("init_sync", True)
-    buffers = _options_say_buffers(scenario.options)
-    facts: dict[int, Facts] = {}
-    for rank, module in enumerate(modules):
-        mine: dict[str, Any] = {} if init_sync else {"num_collectives": 0}
-        for kind, named, synchronised in (
-            ("parameter", "named_parameters", init_sync),
-            ("buffer", "named_buffers", buffers),
-        ):
-            of_root = dict(getattr(modules[0], named)())
-            for name, value in getattr(module, named)():
-                source = of_root[name] if synchronised and name not in ignored else value
-                mine[f"start/{kind}/{name}"] = source.detach().clone()
-        facts[rank] = mine
-    return facts
+initial_state.expects(truth_of)

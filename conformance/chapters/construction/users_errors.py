@@ -190,10 +190,8 @@ def _raise_and_go_on(ctx: RankContext, name: str, error: BaseException) -> None:
         return gradients("step2", module)
 
     # What a backward left unfinished may be refused, as GRAD-17 says; a forward that raised has left nothing.
-    if ctx.arguments["place"] == "forward":
-        ctx.observe(f"{name}/next", train())
-    else:
-        observe_or_refused(ctx, f"{name}/next", train, Raises(("RuntimeError",), ("finish", "reduc")))
+    refusal = None if ctx.arguments["place"] == "forward" else Raises(("RuntimeError",), ("finish", "reduc"))
+    observe_or_refused(ctx, f"{name}/next", train, refusal)
 
 
 users_errors.expects(truth_of)

@@ -8,7 +8,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,10 @@ from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
-from conformance.programs.written_steps import rank_step
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.replicas import Replicas
+from conformance.truth.expected import Raises
 from conformance.truth.steps import gradients
 
 #: How often `counted_hook` and `counted_buffer_hook` were called: a pickled hook is found again by its name.
@@ -105,19 +104,20 @@ def copied_wrapper(ctx: RankContext) -> None:
     with `twice` the copy is copied once more; `ignored` names what the DDP must ignore. Where the requirement lets a
     DDP raise an error, `outcome` holds all facts, or the exception. All ranks run it.
     """
-    if not _may_refuse(ctx.scenario):
-        for name, value in _copy_and_train(ctx).items():
-            ctx.observe(name, value)
-        return
-    facts: dict[str, Any] = {}
-    with ctx.catching("raised"):
-        facts = _copy_and_train(ctx)
-    error = ctx.facts.pop("raised")
-    ctx.observe("outcome", facts if error is None else error)
+    moment = ctx.arguments["moment"]
+    hooks = bool(ctx.arguments.get("hook"))
+    must: dict[str, Any] = {"settings": dict.fromkeys(_SETTINGS, True), "said": True, "hook_called": hooks}
+    for prefix in ("copy", "original"):
+        must |= {f"{prefix}/{name}": number for name, number in _marks(ctx).items()}
+    refusal = None
+    if hooks or moment in ("forward", "join"):
+        word = {"forward": "backward", "join": "join"}.get(moment, "hook")
+        refusal = Raises(("RuntimeError", "TypeError"), (word,))
+    observe_run(ctx, lambda: _copy_and_train(ctx), must=must, refusal=refusal)
 
 
-def _may_refuse(scenario: Scenario) -> bool:
-    return bool(scenario.arguments.get("hook")) or scenario.arguments["moment"] in ("forward", "join")
+def _marks(ctx: RankContext) -> dict[str, int]:
+    return marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
 
 
 def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, counted_hook)
     facts: dict[str, Any] = {}
-    for index in range(_steps_before(scenario)):
+    for index in range(0 if moment == "constructed" else 2):
         module.zero_grad()
         _backward(scenario, model, rank_step(ctx, index))
         _learn(module)
@@ -142,7 +142,7 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     if moment not in ("forward", "join"):  # in which the program communicates itself
         facts["num_collectives"] = len(ctx.collectives()) - before
     facts["class"] = type(other) is type(model)
-    facts["settings"] = {name: str(getattr(other, name)) == str(getattr(model, name)) for name in _SETTINGS}
+    facts["settings"] = {name: _setting(other, name, "none") == _setting(model, name, "") for name in _SETTINGS}
     facts["shared"] = _num_shared(model, other)
     _calls.clear()
     facts |= _train(ctx, "copy", other, 10)
@@ -152,10 +152,6 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     if moment == "join":  # whose end gives every rank the buffers of one of them
         del facts["original/seen"]
     return facts
-
-
-def _steps_before(scenario: Scenario) -> int:
-    return 0 if scenario.arguments["moment"] == "constructed" else 2
 
 
 def _copy_at(ctx: RankContext, model: Any, moment: str, facts: dict[str, Any]) -> Any:
@@ -179,6 +175,10 @@ def _copy_at(ctx: RankContext, model: Any, moment: str, facts: dict[str, Any]) -
     return way(model)
 
 
+def _setting(model: Any, name: str, otherwise: str) -> str:
+    return str(getattr(model, name, otherwise))
+
+
 def _num_shared(model: nn.Module, other: nn.Module) -> int:
     mine = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     return sum(tensor.data_ptr() in mine for tensor in (*other.parameters(), *other.buffers()))
@@ -192,86 +192,17 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
         _backward(ctx.scenario, model, rank_step(ctx, first + index))
         facts |= gradients(f"{prefix}{index}", model.module)
         _learn(model.module)
-    facts[f"{prefix}/num_buckets"] = sum(map(is_gradient, ctx.collectives()[before:]))
-    facts[f"{prefix}/num_storages"] = num_storages(model.module)
+    found = {
+        "num_buckets": sum(map(is_gradient, ctx.collectives()[before:])),
+        "num_storages": num_storages(model.module),
+    }
+    facts |= {f"{prefix}/{name}": found[name] for name in _marks(ctx)}
     for name, tensor in (*model.module.named_parameters(), *model.module.named_buffers()):
         facts[f"{prefix}/{name}"] = tensor.detach().clone()
     return facts
 
 
-@copied_wrapper.expects
-def _copied_wrapper(scenario: Scenario) -> Mapping[int, Facts]:
-    moment = scenario.arguments["moment"]
-    ignored = frozenset(scenario.arguments.get("ignored", ()))
-    ranks = range(scenario.world_size)
-    facts: dict[int, dict[str, Any]] = {
-        rank: {
-            "class": True, "settings": dict.fromkeys(_SETTINGS, True), "shared": 0,
-            "hook_called": bool(scenario.arguments.get("hook")),
-        }
-        for rank in ranks
-    }  # fmt: skip
-    if moment not in ("forward", "join"):
-        for rank in ranks:
-            facts[rank]["num_collectives"] = 0
-    marks = marks_of_options(scenario.options, len(list(Parts().parameters())), scenario.world_size)
-    with single_threaded():
-        world = _World([_build(scenario) for _ in ranks], scenario, ignored)
-        for index in range(_steps_before(scenario)):
-            world.step(index)
-            world.learn()
-        if moment == "forward":
-            world.forward(2)
-        other = _World([cast(Parts, copy.deepcopy(module)) for module in world.modules], scenario, ignored)
-        for prefix, which, first in (("copy", other, 10), ("original", world, 20)):
-            for index in range(3):
-                which.step(first + index)
-                for rank in ranks:
-                    facts[rank] |= gradients(f"{prefix}{index}", which.modules[rank])
-                which.learn()
-            for rank, module in enumerate(which.modules):
-                for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                    facts[rank][f"{prefix}/{name}"] = tensor.detach().clone()
-                facts[rank] |= {f"{prefix}/{name}": number for name, number in marks.items()}
-    if moment == "join":
-        for rank in ranks:
-            facts[rank]["said"] = True
-            del facts[rank]["original/seen"]
-    if not _may_refuse(scenario):
-        return facts
-    word = {"forward": "backward", "join": "join"}.get(moment, "hook")
-    refusal = Raises(("RuntimeError", "TypeError"), (word,))
-    return {rank: {"outcome": AnyOf(mine, refusal)} for rank, mine in facts.items()}
-
-
-class _World(Replicas):
-    """All ranks' replicas of one wrapper; the ranks' buffers follow rank 0's before each forward."""
-
-    def __init__(self, modules: list[Parts], scenario: Scenario, ignored: frozenset[str]) -> None:
-        synchronised = bool(scenario.options.get("forward_sync_buffers", True))
-        super().__init__(modules, ignored=ignored, broadcast_buffers=synchronised)
-        self._scenario = scenario
-
-    def forward(self, index: int) -> None:
-        """Run a forward and backward whose result no fact records."""
-        self.before_forward()
-        for rank, module in enumerate(self.modules):
-            turn = RankStep(rank, index)
-            turn.loss(module(turn.inputs(4, 3), "ab")).backward()
-        self.average_gradients()
-
-    def step(self, index: int) -> None:
-        """Run and average a step, from gradients of None."""
-        self.before_forward()
-        for rank, module in enumerate(self.modules):
-            module.zero_grad()
-            _backward(self._scenario, module, RankStep(rank, index))
-        self.average_gradients()
-
-    def learn(self) -> None:
-        """Take every rank's optimizer step."""
-        for module in self.modules:
-            _learn(module)
+copied_wrapper.expects(truth_of)
 
 
 @program("copied_module", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -302,30 +233,11 @@ def copied_module(ctx: RankContext) -> None:
     ctx.observe("num_collectives", len(ctx.collectives()) - before)
     if ctx.arguments["case"] == "copy":
         for name, value in _train(ctx, "original", model, 20).items():
-            ctx.observe(name, value)
+            if "/grad/" in name:
+                ctx.observe(name, value)
 
 
-@copied_module.expects
-def _copied_module(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    facts: dict[int, dict[str, Any]] = {rank: {"num_collectives": 0} for rank in ranks}
-    with single_threaded():
-        world = _World([_build(scenario) for _ in ranks], scenario, frozenset())
-        for index in range(2):
-            world.step(index)
-        bare = [copy.deepcopy(module) for module in world.modules]
-        for index in range(3):
-            for rank, module in enumerate(bare):
-                module.zero_grad()
-                _backward(scenario, module, RankStep(rank, 10 + index))
-                facts[rank] |= gradients(f"bare{index}", module)
-        if scenario.arguments["case"] == "copy":
-            for index in range(3):
-                world.step(20 + index)
-                for rank in ranks:
-                    facts[rank] |= gradients(f"original{index}", world.modules[rank])
-                world.learn()
-    return facts
+copied_module.expects(truth_of)
 
 
 @program("copied_in_group", invariants=("leaves_no_trace",))
@@ -383,33 +295,11 @@ def carried_state(ctx: RankContext) -> None:
         receiver.zero_grad()
         before = len(ctx.collectives())
         _backward(scenario, receiver, rank_step(ctx, 10 + index))
-        ctx.observe(f"step{index}/reduced", any(map(is_gradient, ctx.collectives()[before:])))
+        if ctx.world_size > 1:
+            reduced = any(map(is_gradient, ctx.collectives()[before:]))
+            ctx.observe(f"step{index}/reduced", reduced, must=to != "bare")
         for name, value in gradients(f"step{index}", fresh).items():
             ctx.observe(name, value)
 
 
-@carried_state.expects
-def _carried_state(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    keys = [f"module.{name}" for name in _build(scenario).state_dict()]
-    facts: dict[int, dict[str, Any]] = {rank: {"keys": keys, "missing": [], "unexpected": []} for rank in ranks}
-    is_bare = scenario.arguments["to"] == "bare"
-    with single_threaded():
-        world = _World([_build(scenario) for _ in ranks], scenario, frozenset())
-        for index in range(2):
-            world.step(index)
-            world.learn()
-        for rank, module in enumerate(world.modules):
-            facts[rank] |= {f"loaded/{name}": tensor.clone() for name, tensor in module.state_dict().items()}
-        for index in range(2):
-            if is_bare:
-                for rank, module in enumerate(world.modules):
-                    module.zero_grad()
-                    _backward(scenario, module, RankStep(rank, 10 + index))
-            else:
-                world.step(10 + index)
-            for rank in ranks:
-                facts[rank] |= gradients(f"step{index}", world.modules[rank])
-                if len(ranks) > 1:
-                    facts[rank][f"step{index}/reduced"] = not is_bare
-    return facts
+carried_state.expects(truth_of)

@@ -15,12 +15,10 @@ from conformance.models.small_integers import small_inputs, small_loss, with_sma
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import Raises, Satisfies
-from conformance.truth.replicas import Replicas
-from conformance.truth.steps import gradients
 
 NUM_STEPS = 3
 
@@ -97,12 +95,6 @@ def _backward(scenario: Scenario, model: nn.Module, turn: RankStep, micro: int) 
     turn.backward(small_loss(turn, turn.forward(model, inputs, with_spare), micro))
 
 
-def _zero_grad(scenario: Scenario, module: nn.Module) -> None:
-    how = scenario.arguments.get("zero_grad", "none")
-    if how != "keep":
-        module.zero_grad(set_to_none=how == "none")
-
-
 @program(
     "delayed_all_reduce", invariants=("same_collectives", "silent_no_sync", "nothing_in_flight", "leaves_no_trace")
 )
@@ -112,10 +104,10 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     `module` is a name of `MODULES`, in `dtype`. Each step has `local` backwards under `no_sync` before the one that
     synchronises. Ranks of `spare_on` (all, if not given) use the spare layer; `zero_grad` is as in a `Step`, and
     `frozen` names parameters without gradient. Observes gradients after each backward; after the synchronised one also
-    `step<k>/early`, the number of elements that the DDP reduced before the trigger's gradient was ready, and
-    `step<k>/sizes`, the elements of each collective. Argument `following` names a parameter whose gradient is computed
-    after the trigger's; `step<k>/before_next` are the elements of each collective that was issued before. All ranks
-    run it.
+    `step<k>/early`, the number of elements that the DDP reduced before the trigger's gradient was ready, and, where
+    they are known, `step<k>/sizes`, the elements of each collective. Argument `following` names a parameter whose
+    gradient is computed after the trigger's; `step<k>/before_next` are, from step 1 on, the elements of each collective
+    that was issued before. All ranks run it.
     """
     module = moved(_build(ctx.scenario), ctx.device)
     if ctx.arguments.get("different_weights") and ctx.rank:
@@ -128,9 +120,11 @@ def delayed_all_reduce(ctx: RankContext) -> None:
     trigger.register_hook(lambda _: early.append(len(ctx.collectives())))
     named = [(name, module.get_parameter(name)) for name in _delayed(ctx.scenario, module)]
     model = ctx.wrap(module, delay_all_reduce_named_params=named, param_to_hook_all_reduce=trigger)
+    judged = _traffic(ctx.scenario, module)
     ctx.observe_parameters("constructed", module)
     for index in range(NUM_STEPS):
-        _zero_grad(ctx.scenario, module)
+        if (how := ctx.arguments.get("zero_grad", "none")) != "keep":
+            module.zero_grad(set_to_none=how == "none")
         turn = rank_step(ctx, index)
         for micro in range(ctx.arguments.get("local", 0)):
             with ctx.no_sync(model):
@@ -143,44 +137,24 @@ def delayed_all_reduce(ctx: RankContext) -> None:
         ctx.observe_gradients(f"step{index}", module)
         issued = ctx.collectives()
         sent = [each.numel for each in issued[before : early[0]] if is_gradient(each)]
-        ctx.observe(f"step{index}/early", sum(sent))
-        if following:
+        ctx.observe(f"step{index}/early", sum(sent), must=judged["early"])
+        if index and "before_next" in judged:
             sent = [each.numel for each in issued[before : when_next[0]] if is_gradient(each)]
-            ctx.observe(f"step{index}/before_next", sent)
-        ctx.observe(f"step{index}/sizes", sorted(each.numel for each in issued[before:] if is_gradient(each)))
+            ctx.observe(f"step{index}/before_next", sent, must=judged["before_next"])
+        if "sizes" in judged:
+            sizes = sorted(each.numel for each in issued[before:] if is_gradient(each))
+            ctx.observe(f"step{index}/sizes", sizes, must=judged["sizes"])
 
 
-@delayed_all_reduce.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    modules = [_build(scenario) for _ in range(scenario.world_size)]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    for rank in facts:
-        for name, parameter in modules[rank].named_parameters():
-            facts[rank][f"constructed/parameter/{name}"] = parameter.detach().clone()
-    num_local = scenario.arguments.get("local", 0)
-    with single_threaded():
-        world = Replicas(modules)
-        for index in range(NUM_STEPS):
-            for module in modules:
-                _zero_grad(scenario, module)
-            for micro in range(num_local + 1):
-                for rank, module in enumerate(modules):
-                    _backward(scenario, module, RankStep(rank, index), micro)
-                if micro == num_local:
-                    world.average_gradients()
-                prefix = f"step{index}" if micro == num_local else f"step{index}/local{micro}"
-                for rank, module in enumerate(modules):
-                    facts[rank] |= gradients(prefix, module)
-            for rank in facts:
-                facts[rank] |= {f"step{index}/{name}": value for name, value in _traffic(scenario, modules[0]).items()}
-                if index and scenario.arguments.get("following") and scenario.world_size > 1:
-                    facts[rank][f"step{index}/before_next"] = _holds_delayed(scenario, modules[0])
-    return facts
+delayed_all_reduce.expects(truth_of)
 
 
-def _holds_delayed(scenario: Scenario, module: nn.Module) -> Satisfies:
-    delayed = sum(module.get_parameter(name).numel() for name in _delayed(scenario, module))
-    return Satisfies(f"one collective of the {delayed} delayed elements", lambda got: got.count(delayed) == 1)
+def _holds_once(got: list[int], size: int) -> bool:
+    return got.count(size) == 1
+
+
+def _is_at_most(got: int, most: int) -> bool:
+    return got <= most
 
 
 def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
@@ -191,8 +165,11 @@ def _traffic(scenario: Scenario, module: nn.Module) -> dict[str, Any]:
     trigger = scenario.arguments["trigger"]
     most = prompt if trigger in _delayed(scenario, module) else prompt - parameters[trigger]
     facts: dict[str, Any] = {
-        "early": Satisfies(f"at most the {most} elements that need not wait", lambda got: got <= most)
+        "early": Satisfies(f"at most the {most} elements that need not wait", _is_at_most, (most,))
     }
+    if scenario.arguments.get("following") and scenario.world_size > 1:
+        said = f"one collective of the {delayed} delayed elements"
+        facts["before_next"] = Satisfies(said, _holds_once, (delayed,))
     asks_when = "following" in scenario.arguments  # the delayed gradients may then split a bucket
     in_one_piece = (
         not asks_when and "bucket_cap_mb" not in scenario.options and not {"module", "dtype"} & set(scenario.arguments)

@@ -62,7 +62,7 @@ def branches_of(kind: str, rank: int, step: int) -> str:
 
 
 def _train(ctx: RankContext, *, overflows: bool) -> dict[str, Any]:
-    """Train a module of its own; return the gradients of all steps, as `simulate_steps` does."""
+    """Train a module of its own; return the gradients of all steps as facts `step<k>/grad/<name>`."""
     module = with_integer_weights(Branches(), ctx.scenario.seed).to(ctx.device)
     options = ctx.scenario.options
     precision = {"mixed_precision": precision_of(options)} if "mixed_precision" in options else {}

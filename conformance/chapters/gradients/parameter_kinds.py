@@ -6,19 +6,17 @@ They are in one module, so that each shares its step with neighbours of other dt
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.programs.written_steps import observe_run, run_steps
-from conformance.scenario import Scenario
-from conformance.truth.steps import simulate_steps
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import rank_step
 
 NUM_STEPS = 2
 
@@ -74,11 +72,6 @@ def _integers(turn: RankStep, name: str, parameter: Tensor) -> Tensor:
     return values.to(parameter.dtype).to(turn.device)
 
 
-def _step(model: Any, turn: RankStep) -> Mapping[str, Any]:
-    turn.backward(turn.forward(model, turn))
-    return {"strides": _strides_of_gradients(getattr(model, "module", model))}
-
-
 def _strides_of_gradients(module: nn.Module) -> dict[str, Any]:
     """Return the strides of every gradient, those of dimensions of extent 1, which mean nothing, as 0."""
     return {
@@ -91,28 +84,23 @@ def _strides(tensor: Tensor) -> list[int]:
     return [stride if extent > 1 else 0 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)]
 
 
-def _build(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Kinds(), scenario.seed)
-
-
 @program("parameter_kinds", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def parameter_kinds(ctx: RankContext) -> None:
-    """Train steps of `Kinds`; argument `judge` says whether `grad` (values and dtypes) or `strides` are required.
+    """Train steps of `Kinds`; argument `judge` says whether `grad` (values and dtypes) or `strides` are observed.
 
-    Observes `step<k>/grad/<kind>` and `step<k>/strides`. All ranks run it.
+    These are `step<k>/grad/<kind>` and `step<k>/strides`. All ranks run it.
     """
-    module = _build(ctx.scenario).to(ctx.device)
-    observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), _step, NUM_STEPS))
+    module = with_integer_weights(Kinds(), ctx.scenario.seed).to(ctx.device)
+    strides = {name: _strides(parameter) for name, parameter in module.named_parameters()}
+    model = ctx.wrap(module)
+    for index in range(NUM_STEPS):
+        module.zero_grad(set_to_none=True)
+        turn = rank_step(ctx, index)
+        turn.backward(turn.forward(model, turn))
+        if ctx.arguments["judge"] == "grad":
+            ctx.observe_gradients(f"step{index}", module)
+        else:
+            ctx.observe(f"step{index}/strides", _strides_of_gradients(module), must=strides)
 
 
-@parameter_kinds.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [_build(scenario) for _ in range(scenario.world_size)]
-    if scenario.arguments["judge"] == "grad":
-        truth = simulate_steps(replicas, _step, NUM_STEPS)
-        return {
-            rank: {name: value for name, value in facts.items() if "/grad/" in name} for rank, facts in truth.items()
-        }
-    strides = {name: _strides(parameter) for name, parameter in replicas[0].named_parameters()}
-    facts: Facts = {f"step{index}/strides": strides for index in range(NUM_STEPS)}
-    return dict.fromkeys(range(scenario.world_size), facts)
+parameter_kinds.expects(truth_of)

@@ -11,19 +11,17 @@ from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
 from conformance.models.bomb import Bomb
-from conformance.models.exact import exact_mean
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages
+from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import error_naming
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import Raises
-from conformance.truth.steps import gradients
 
 #: What a rank may do in a step that has no backward.
 _WITHOUT_BACKWARD = ("forward", "evaluate")
@@ -91,9 +89,9 @@ def membership(ctx: RankContext) -> None:
     At the beginning of a phase every member updates its wrapper, unless it is the first phase and has all ranks. With
     `outsiders`, the other ranks update theirs as well, with the placeholder that torch returned to them. Argument
     `hook` averages with a comm hook; `buffer` gives the module a buffer. Observes gradients and buffers after each
-    step, `step<k>/num_buckets` (collectives that reduced gradients), `step<k>/num_storages` (how many storages hold the
-    gradients), `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own` (all gradients went through
-    the phase's group) and `phase<p>/hook_called`. All ranks run it.
+    step; where they are known, `step<k>/num_buckets` (collectives that reduced gradients) and `step<k>/num_storages`
+    (how many storages hold the gradients); `phase<p>/silent` (the update itself communicated nothing), `phase<p>/own`
+    (all gradients went through the phase's group) and `phase<p>/hook_called`. All ranks run it.
     """
     _course(ctx)
 
@@ -119,21 +117,24 @@ def _course(ctx: RankContext) -> None:
         model.register_comm_hook(None, _averaging_hook(model, calls))
     index = 0
     for phase, (members, steps) in enumerate(_phases(ctx.scenario)):
+        marks = marks_of_options(ctx.scenario.options, len(list(module.parameters())), len(members))
         group = groups.get(tuple(members))
         if group is None:
             group = groups[tuple(members)] = dist.new_group(members)
         if _updates(ctx.scenario, phase, members, ctx.rank):
             before = len(ctx.collectives())
             model._update_process_group(group)
-            ctx.observe(f"phase{phase}/silent", len(ctx.collectives()) == before)
+            ctx.observe(f"phase{phase}/silent", len(ctx.collectives()) == before, must=True)
         if ctx.rank in members:
             before = len(ctx.collectives())
             for offset, text in enumerate(steps):
-                _run(ctx, module, model, index + offset, text, lateness)
+                # By the third step in a row buckets are those of the options.
+                are_known = steps[: offset + 1] == ["step"] * max(3, offset + 1)
+                _run(ctx, module, model, index + offset, text, marks if are_known else {}, lateness)
             names = {each.group for each in ctx.collectives()[before:] if is_gradient(each)}
             expected = {"default"} if group is ctx.process_group else names - {"default"}
-            ctx.observe(f"phase{phase}/own", names <= expected and len(names) <= 1)
-            ctx.observe(f"phase{phase}/hook_called", len(calls) > 0)
+            ctx.observe(f"phase{phase}/own", names <= expected and len(names) <= 1, must=True)
+            ctx.observe(f"phase{phase}/hook_called", len(calls) > 0, must=bool(ctx.arguments.get("hook")))
             calls.clear()
         index += len(steps)
     dist.barrier(group=ctx.process_group)
@@ -183,7 +184,11 @@ def _updates(scenario: Scenario, phase: int, members: Sequence[int], rank: int) 
     return rank in members or bool(scenario.arguments.get("outsiders"))
 
 
-def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str, lateness: _Lateness | None = None) -> None:
+def _run(
+    ctx: RankContext, module: Team, model: Any, index: int, text: str, marks: Mapping[str, int],
+    lateness: _Lateness | None,
+) -> None:  # fmt: skip
+    """Run the step that `text` is; `marks` is what the numbers of buckets and storages must be, if they are known."""
     word, uses = _word(text)
     turn = rank_step(ctx, index)
     if word == "local":
@@ -199,7 +204,7 @@ def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str, late
         module.armed = True
         if lateness is not None:
             lateness.before_bomb()
-        with ctx.catching(f"step{index}/raised"):
+        with ctx.catching(f"step{index}/raised", must=Raises(("ArithmeticError",), ("bomb",))):
             _backward(model, turn, 0, uses)
         if lateness is not None:
             lateness.after_bomb()
@@ -209,8 +214,9 @@ def _run(ctx: RankContext, module: Team, model: Any, index: int, text: str, late
     before = len(ctx.collectives())
     _backward(model, turn, 0, uses)
     ctx.observe_gradients(f"step{index}", module)
-    ctx.observe(f"step{index}/num_buckets", sum(map(is_gradient, ctx.collectives()[before:])))
-    ctx.observe(f"step{index}/num_storages", num_storages(module))
+    found = {"num_buckets": sum(map(is_gradient, ctx.collectives()[before:])), "num_storages": num_storages(module)}
+    for name, number in marks.items():
+        ctx.observe(f"step{index}/{name}", found[name], must=number)
     if module.seen is not None:
         ctx.observe(f"step{index}/buffer/seen", module.seen)
     module.zero_grad()
@@ -226,72 +232,8 @@ def _averaging_hook(model: Any, calls: list[int]) -> Callable[[Any, Any], Any]:
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
 
 
-@membership.expects
-@membership_after_exception.expects
-def _membership(scenario: Scenario) -> Mapping[int, Facts]:
-    modules = [_build(scenario) for _ in range(scenario.world_size)]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    index = 0
-    with single_threaded():
-        for phase, (members, steps) in enumerate(_phases(scenario)):
-            for rank in facts:
-                if _updates(scenario, phase, members, rank):
-                    facts[rank][f"phase{phase}/silent"] = True
-                if rank in members:
-                    facts[rank][f"phase{phase}/own"] = True
-                    facts[rank][f"phase{phase}/hook_called"] = bool(scenario.arguments.get("hook"))
-            for offset, text in enumerate(steps):
-                _simulate(facts, modules, members, index + offset, text)
-                if steps[: offset + 1] == ["step"] * max(3, offset + 1):  # by then buckets are those of the options
-                    marks = marks_of_options(scenario.options, len(list(modules[0].parameters())), len(members))
-                    for rank in members:
-                        facts[rank] |= {f"step{index + offset}/{name}": number for name, number in marks.items()}
-            index += len(steps)
-    return facts
-
-
-def _simulate(
-    facts: dict[int, dict[str, Any]], modules: Sequence[Team], members: list[int], index: int, text: str
-) -> None:
-    word, uses = _word(text)
-    if has_buffer := modules[0].seen is not None:
-        _broadcast_buffers(modules, members)
-    for rank in members:
-        module, turn = modules[rank], RankStep(rank, index)
-        if word == "bomb":
-            facts[rank][f"step{index}/raised"] = Raises(("ArithmeticError",), ("bomb",))
-        elif word in _WITHOUT_BACKWARD:
-            module(turn.inputs(4, 3), uses)
-        else:
-            _backward(module, turn, 0, uses)
-    if word == "step":
-        _average([modules[rank] for rank in members])
-    for rank in members:
-        if word in ("step", "local"):
-            facts[rank] |= gradients(f"step{index}", modules[rank])
-        if word == "step" and has_buffer:
-            facts[rank][f"step{index}/buffer/seen"] = _seen(modules[rank]).clone()
-        if word in ("step", "bomb"):
-            modules[rank].zero_grad()
-
-
-def _broadcast_buffers(modules: Sequence[Team], members: list[int]) -> None:
-    with torch.no_grad():
-        for rank in members[1:]:
-            _seen(modules[rank]).copy_(_seen(modules[members[0]]))
-
-
-def _seen(module: Team) -> Tensor:
-    return present(module.seen)
-
-
-def _average(modules: Sequence[nn.Module]) -> None:
-    """Give every parameter the mean of its gradients; gradients are None again after every step, if nobody uses it."""
-    for replicas in zip(*(module.parameters() for module in modules), strict=True):
-        if any(each.grad is not None for each in replicas):
-            mean = exact_mean([torch.zeros_like(each) if each.grad is None else each.grad for each in replicas])
-            for each in replicas:
-                each.grad = mean.clone()
+membership.expects(truth_of)
+membership_after_exception.expects(truth_of)
 
 
 @program("removed_hooks", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -312,26 +254,10 @@ def removed_hooks(ctx: RankContext) -> None:
         module.zero_grad()
         _backward(model, rank_step(ctx, index), 0, uses)
         ctx.observe_gradients(f"step{index}", module)
-    ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])))
+    ctx.observe("num_reduced", sum(map(is_gradient, ctx.collectives()[before:])), must=0)
 
 
-@removed_hooks.expects
-def _removed_hooks(scenario: Scenario) -> Mapping[int, Facts]:
-    modules = [_build(scenario) for _ in range(scenario.world_size)]
-    facts: dict[int, dict[str, Any]] = {rank: {"num_reduced": 0} for rank in range(scenario.world_size)}
-    with single_threaded():
-        if scenario.arguments.get("first", True):
-            for rank, module in enumerate(modules):
-                _backward(module, RankStep(rank, 0), 0, "b")
-            _average(modules)
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients("step0", module)
-        for index, uses in enumerate(scenario.arguments["uses"], start=1):
-            for rank, module in enumerate(modules):
-                module.zero_grad()
-                _backward(module, RankStep(rank, index), 0, uses)
-                facts[rank] |= gradients(f"step{index}", module)
-    return facts
+removed_hooks.expects(truth_of)
 
 
 @program("finalized_reducer", invariants=("leaves_no_trace",))

@@ -1,0 +1,57 @@
+"""Tensors as `PlainDDP` takes them from a rank and gives them to it: copied, laid out anew, found in an output."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def asking(tensor: Tensor) -> Tensor:
+    """Return the tensor times a one that asks for a gradient; a parameter, or one that is not real, as it is."""
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return tensor
+    return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+
+
+def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
+    """Whether `tensor` was computed from one of `leaves`, as far as its graph shows."""
+    wanted = set(map(id, leaves))
+    waiting, seen = [tensor.grad_fn], set[Any]()
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in seen:
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in wanted:
+                return True
+            waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def a_copy(tensor: Tensor) -> Tensor:
+    """Return a copy that no graph knows."""
+    return tensor.detach().clone()
+
+
+def laid_out(mean: Tensor, parameter: Tensor) -> Tensor:
+    """Return the mean as a rank's own gradient, in the layout of the one that it had, or else of the parameter."""
+    if mean.is_sparse:
+        return mean.clone()
+    like = parameter if parameter.grad is None or parameter.grad.is_sparse else parameter.grad
+    return torch.empty_like(like, requires_grad=False).copy_(mean.detach())
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Return the tensors in an output: in tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(tensors_in, value.values()))
+    elif isinstance(value, (list, tuple)):
+        yield from itertools.chain.from_iterable(map(tensors_in, value))
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from itertools.chain.from_iterable(
+            tensors_in(getattr(value, name)) for name in value.__dataclass_fields__
+        )
