@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.own_mistake import present
 from conformance.truth import plain_ddp
+from conformance.truth.backwards import Backwards
 from conformance.truth.place import Place
 from conformance.truth.plain_group import PlainGroup
 
@@ -47,7 +48,7 @@ class RealPlace:
 
 
 #: What the wrappers of a rank share, by its default group; plain ranks are many in one process.
-_BACKWARDS: weakref.WeakKeyDictionary[dist.ProcessGroup, plain_ddp.Backwards] = weakref.WeakKeyDictionary()
+_BACKWARDS: weakref.WeakKeyDictionary[dist.ProcessGroup, Backwards] = weakref.WeakKeyDictionary()
 _PLACES: weakref.WeakKeyDictionary[dist.ProcessGroup, RealPlace] = weakref.WeakKeyDictionary()
 
 
@@ -60,7 +61,7 @@ class PlainDDP(plain_ddp.PlainDDP):
     ) -> None:  # fmt: skip
         world = present(dist.group.WORLD)
         group = (process_group or world) if device_mesh is None else device_mesh.get_group(mesh_dim=0)
-        backwards = _BACKWARDS.setdefault(world, plain_ddp.Backwards())
+        backwards = _BACKWARDS.setdefault(world, Backwards())
         super().__init__(module, self._place_of(group), backwards, **options)
 
     def _place_of(self, group: dist.ProcessGroup) -> Place:

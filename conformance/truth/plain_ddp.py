@@ -19,59 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.own_mistake import present
+from conformance.truth.backwards import Backwards
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrappers_of
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
 from conformance.truth.tensors import a_copy, asking, laid_out, leads_to, tensors_in
-
-
-class Backwards:
-    """One rank's backwards: what its wrappers do when one is over. Wrappers of a rank share it.
-
-    All wrappers bring their gradients before any of them hands out a mean, each what the backward has left: two that
-    share a parameter both take the rank's own gradient. They do it in the order in which they were built, whatever the
-    order in which their gradients came, which is another on every rank (pytorch/pytorch#72843).
-    """
-
-    def __init__(self) -> None:
-        self._wrappers: list[PlainDDP] = []
-        self._is_noticed = False
-
-    def add(self, wrapper: PlainDDP) -> None:
-        """Add a wrapper."""
-        self._wrappers.append(wrapper)
-
-    def remove(self, wrapper: PlainDDP) -> None:
-        """Let a wrapper take part in none."""
-        self._wrappers.remove(wrapper)
-
-    def forget(self) -> None:
-        """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
-        self._is_noticed = False
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-
-    def reached(self) -> None:
-        """Take part at the end of the backward that runs now."""
-        if not self._is_noticed:
-            self._is_noticed = True
-            Variable._execution_engine.queue_callback(self._is_over)
-
-    def _is_over(self) -> None:
-        self._is_noticed = False
-        ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
-        meetings = [wrapper.bring_gradients() for wrapper in ending]
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-        for wrapper, meeting in zip(ending, meetings, strict=True):
-            wrapper.take_means(meeting)
 
 
 class PlainDDP(nn.Module, Joinable):
@@ -221,9 +179,11 @@ class PlainDDP(nn.Module, Joinable):
         for name, parameter in self.module.named_parameters():
             if self._known.get(name) is parameter or name in self._ignored or not parameter.is_leaf:
                 continue
-            self._known[name] = parameter
-            if parameter.requires_grad:
+            if parameter.requires_grad or name in self._averaged:
                 self._averaged[name] = parameter
+            if parameter.requires_grad or name not in self._averaged:
+                self._known[name] = parameter
+            if parameter.requires_grad:
                 self._used.discard(name)
                 parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
 
@@ -314,6 +274,8 @@ class PlainDDP(nn.Module, Joinable):
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
+        if parameter.is_complex() and not tensor.is_complex():  # torch's collectives give the numbers' parts
+            tensor = torch.view_as_complex(tensor.view(-1, 2))
         return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------

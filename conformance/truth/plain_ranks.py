@@ -175,4 +175,4 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
             one.forget()
     if errors:  # those who waited in vain came to nothing because of the others
         raise next((error for error in errors if not isinstance(error, DesertedError)), errors[0])
-    return results
+    return {rank: results[rank] for rank in range(num_ranks)}
