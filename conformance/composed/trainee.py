@@ -423,7 +423,8 @@ class Trainee:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
             bare = {name.removeprefix("module."): value.clone() for name, value in self._first_state.items()}
-            set_model_state_dict(self.model, bare, options=StateDictOptions(strict=False))
+            both = {**bare, **self._first_state}  # a DDP that torch does not know as one keeps its prefix
+            set_model_state_dict(self.model, both, options=StateDictOptions(strict=False))
 
     def _regroup(self, action: Action) -> None:
         """Give the DDP its process group anew, as after a failure that all ranks survived."""

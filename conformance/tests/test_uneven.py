@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def gradients_of(
     """Return the gradients of one weight after each input of each rank; `factors[r][i]` is that of its own loss."""
 
     def main(rank: int, group: PlainGroup) -> list[float | None]:
-        model = PlainDDP(nn.Linear(1, 1, bias=False), group)
+        model: Any = PlainDDP(nn.Linear(1, 1, bias=False), group)
         found: list[float | None] = []
         with model.join(divide_by_initial_world_size=by_initial):
             for index in range(num_inputs[rank]):
@@ -79,7 +80,7 @@ def test_a_rank_that_has_joined_adds_nothing() -> None:
 
 def test_all_ranks_leave_with_the_weights_of_the_one_that_joined_last_and_gradients_of_their_own() -> None:
     def main(rank: int, group: PlainGroup) -> tuple[float, float]:
-        model = PlainDDP(nn.Linear(1, 1, bias=False), group)
+        model: Any = PlainDDP(nn.Linear(1, 1, bias=False), group)
         with model.join():
             for index in range(1 + rank):
                 model.zero_grad()

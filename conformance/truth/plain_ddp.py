@@ -235,7 +235,7 @@ class PlainDDP(nn.Module, Joinable):
         if not any(each.has_some for each in ranks):
             return [None] * len(ranks)
         means: Means = {}
-        for name in self._averaged:
+        for name in self._known:
             gradients = [each.gradients[name] for each in ranks if name in each.gradients]
             if gradients and any(name in each.used for each in ranks):
                 wire = self._casts.communication_dtype
@@ -250,8 +250,8 @@ class PlainDDP(nn.Module, Joinable):
         self._awaits_backward = False
         self._used.clear()
         reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
-        for name in means:
-            parameter = self._averaged[name]
+        for name in means:  # a rank that has frozen a parameter gets the mean of the others'
+            parameter = self._averaged[name] if name in self._averaged else self._known[name]
             parameter.grad = laid_out(present(reduced[name]), parameter)
         self._step_optimizers(means)
 
@@ -298,8 +298,8 @@ class PlainDDP(nn.Module, Joinable):
 
     def _step_optimizers(self, means: Means) -> None:
         keeps = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") == "0"
-        for name in means:
-            parameter = self._averaged[name]
+        for name in filter(means.__contains__, self._averaged):
+            parameter: Any = self._averaged[name]
             optimizers = getattr(parameter, "_in_backward_optimizers", ())
             for optimizer in optimizers:
                 optimizer.step()

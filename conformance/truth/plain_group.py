@@ -314,7 +314,8 @@ def _hand_out(calls: Sequence[Call], values: Sequence[Tensor]) -> None:
 
 
 def _in_place(tensors: Sequence[Tensor]) -> Call:
-    return Call([_copy(tensor) for tensor in tensors], [tensor.detach() for tensor in tensors])
+    outputs = [tensor if tensor.is_sparse else tensor.detach() for tensor in tensors]  # whose detached one is another
+    return Call([_copy(tensor) for tensor in tensors], outputs)
 
 
 def _copy(tensor: Tensor) -> Tensor:

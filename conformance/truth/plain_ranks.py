@@ -104,14 +104,15 @@ class _Warnings:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-class _AnomalyDetection:
-    """Whether backwards look for anomalies."""
+class _Debugging:
+    """Whether backwards look for anomalies, and how much `torch.distributed` tells."""
 
     def take(self) -> Any:
-        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), dist.get_debug_level()
 
     def give(self, state: Any) -> None:
-        torch.set_anomaly_enabled(*state)
+        torch.set_anomaly_enabled(*state[:2])
+        dist.set_debug_level(state[2])
 
 
 class _Environment:
@@ -142,7 +143,7 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
     `DesertedError` where ranks wait for each other.
     """
-    world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _AnomalyDetection())
+    world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _Debugging())
     with _as_it_was(world, *others):
         start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
