@@ -187,6 +187,10 @@ class PlainDDP(nn.Module, Joinable):
                 self._used.discard(name)
                 parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
 
+    @property
+    def _all_known(self) -> dict[str, Any]:
+        return {**self._known, **self._averaged}
+
     def _came(self, name: str, parameter: Tensor) -> None:
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
             self._used.add(name)
@@ -220,7 +224,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
-        mine = {name: a_copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
+        mine = {name: a_copy(one.grad) for name, one in self._all_known.items() if one.grad is not None}
         return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
 
     def _come_for_means(self, brought: Brought) -> Any:
@@ -239,7 +243,7 @@ class PlainDDP(nn.Module, Joinable):
             gradients = [each.gradients[name] for each in ranks if name in each.gradients]
             if gradients and any(name in each.used for each in ranks):
                 wire = self._casts.communication_dtype
-                means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else None
+                means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else gradients[0]
         return [means] * len(ranks)
 
     def take_means(self, meeting: Any) -> None:
@@ -249,10 +253,12 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
+        reduced = (
+            means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}
+        )
         for name in means:  # a rank that has frozen a parameter gets the mean of the others'
-            parameter = self._averaged[name] if name in self._averaged else self._known[name]
-            parameter.grad = laid_out(present(reduced[name]), parameter)
+            parameter = self._all_known[name]
+            parameter.grad = laid_out(reduced[name], parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
@@ -267,9 +273,9 @@ class PlainDDP(nn.Module, Joinable):
         if "FP16" in str(kind):
             self._casts.communication_dtype = torch.float16
 
-    def _ask_hook(self, name: str) -> Tensor:
+    def _ask_hook(self, name: str, like: Tensor | None) -> Tensor:
         parameter = self._averaged[name]
-        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        own = torch.zeros_like(parameter if like is None else like) if parameter.grad is None else parameter.grad
         names = list(self._averaged)
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
@@ -299,7 +305,7 @@ class PlainDDP(nn.Module, Joinable):
     def _step_optimizers(self, means: Means) -> None:
         keeps = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") == "0"
         for name in filter(means.__contains__, self._averaged):
-            parameter: Any = self._averaged[name]
+            parameter = self._all_known[name]
             optimizers = getattr(parameter, "_in_backward_optimizers", ())
             for optimizer in optimizers:
                 optimizer.step()

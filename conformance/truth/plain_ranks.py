@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, _unregister_process_group
+from torch._C._distributed_c10d import (
+    HashStore,
+    _unregister_process_group,
+    get_debug_level,
+    set_debug_level,
+)
 from torch.distributed import distributed_c10d
 
 from conformance.truth.baton import Baton, DesertedError
@@ -108,11 +113,11 @@ class _Debugging:
     """Whether backwards look for anomalies, and how much `torch.distributed` tells."""
 
     def take(self) -> Any:
-        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), dist.get_debug_level()
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), get_debug_level()
 
     def give(self, state: Any) -> None:
         torch.set_anomaly_enabled(*state[:2])
-        dist.set_debug_level(state[2])
+        set_debug_level(state[2])
 
 
 class _Environment:
