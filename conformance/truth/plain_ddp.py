@@ -299,7 +299,8 @@ class PlainDDP(nn.Module, Joinable):
         self, kind: Callable[..., Any], *args: Any, optim_params: Any = None, **settings: Any
     ) -> None:
         """Let an optimizer of this kind step the parameters, or those in `optim_params`, in backward."""
-        for parameter in self._averaged.values() if optim_params is None else optim_params:
+        chosen: Any = self._averaged.values() if optim_params is None else optim_params
+        for parameter in chosen:
             parameter._in_backward_optimizers = [kind([parameter], *args, **settings)]
 
     def _step_optimizers(self, means: Means) -> None:
