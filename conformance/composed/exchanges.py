@@ -38,15 +38,12 @@ class _Passing(torch.autograd.Function):
 
 
 class Exchanges:
-    """One rank's exchanges in a training; over `all_reduce`, or, without one, by what they are known to bring."""
+    """One rank's exchanges in a training."""
 
-    def __init__(
-        self, training: Training, rank: int, world_size: int, device: torch.device | str, all_reduce: AllReduce | None
-    ) -> None:
+    def __init__(self, training: Training, rank: int, device: torch.device | str, all_reduce: AllReduce) -> None:
         self._exchange = training.exchange
         self._num_blocks = len(training.blocks)
         self._rank = rank
-        self._world_size = world_size
         self._device = device
         self._all_reduce = all_reduce
         self._count = 0
@@ -81,13 +78,7 @@ class Exchanges:
         return {f"exchanged {index}": tensor for index, tensor in enumerate(brought)}
 
     def _run(self, exchange: Exchange) -> None:
-        mine = torch.full((exchange.size,), self._content(self._rank), device=self._device)
-        if self._all_reduce is not None:
-            self._all_reduce(mine)
-        else:
-            mine.fill_(sum(self._content(rank) for rank in range(self._world_size)))
+        mine = torch.full((exchange.size,), 1.0 + self._rank + _STRIDE * self._count, device=self._device)
+        self._all_reduce(mine)
         self._count += 1
         self._brought.append(mine)
-
-    def _content(self, rank: int) -> float:
-        return 1.0 + rank + _STRIDE * self._count

@@ -33,13 +33,21 @@ def _as_they_are(index: int, rows: Tensor) -> Tensor:
     return rows
 
 
+def _unheard(_: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rank runs which forward of the training, counted from 0; `behind` gets the rows behind each block."""
+    """Which rank runs which forward of the training, counted from 0.
+
+    `behind` gets the rows behind each block, `returned` what the module returns, before a DDP gets it.
+    """
 
     rank: int
     forward: int
     behind: Callable[[int, Tensor], Tensor] = field(default=_as_they_are, repr=False)
+    returned: Callable[[Any], None] = field(default=_unheard, repr=False)
 
 
 @dataclass
@@ -72,6 +80,11 @@ class Composed(nn.Module):
 
     def forward(self, rows: Tensor, *, where: Where) -> Any:
         """Return what `output` names, from `rows` (ROWS x WIDTH)."""
+        output = self._run(rows, where)
+        where.returned(output)
+        return output
+
+    def _run(self, rows: Tensor, where: Where) -> Any:
         if is_idle(self.idle, where) and not self.fails:
             return self._returned(rows, self.idle)
         hidden: Tensor = self.first(rows)

@@ -16,15 +16,13 @@ from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
 from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
-from conformance.composed.truth import simulate
-from conformance.observation import Facts, Raised
+from conformance.observation import Raised
 from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
-from conformance.scenario import Scenario
+from conformance.programs.truth import truth_of
 from conformance.truth.difference import Difference, difference
 from conformance.truth.expected import AnyOf, Raises
-from conformance.truth.replicas import broadcasts_buffers
 
 #: What a rank observes in place of facts after the refusal.
 ENDED = "ended by the refusal before"
@@ -64,15 +62,11 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
 
     try:
         trainee = Trainee(
-            training, ctx.rank, ctx.world_size, ctx.scenario.seed, _wrapping(ctx, training, own_group),
-            device=ctx.device, phase=enter,
-        )  # fmt: skip
-        for meeting in trainee.play():
-            if meeting.kind == "facts":
-                last_synchronised = len(kept) if meeting.synchronised else last_synchronised
-                kept[meeting.facts] = trainee.facts()
-            elif meeting.kind == "observables":
-                kept[meeting.facts] = trainee.observables()
+            training, ctx.rank, ctx.scenario.seed, _wrapping(ctx, training, own_group), device=ctx.device, phase=enter
+        )
+        for sight in trainee.play():
+            last_synchronised = len(kept) if sight.synchronised else last_synchronised
+            kept[sight.name] = sight.facts
         if may and ctx.device.type != "cpu":
             phase = "forward"  # the next one would begin with this
             _check_finished(trainee.model)
@@ -85,7 +79,8 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
     names = observed_names(training)
     for name in names:
         if name in kept:
-            ctx.observe(name, kept[name])
+            value = _idle_forwards_may_require_gradients(ctx, trainee, kept[name]) if name == AT_THE_END else kept[name]
+            ctx.observe(name, kept[name], must=AnyOf(value, _REFUSALS, ENDED) if may else value)
         elif refused is not None:
             ctx.observe(name, refused if len(kept) == names.index(name) else ENDED)
 
@@ -140,38 +135,32 @@ def observed_names(training: Training) -> list[str]:
     return [CONSTRUCTED, *acts, AT_THE_END]
 
 
-@composed.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    training = Training.of(scenario)
-    facts = simulate(
-        training, scenario.world_size, scenario.seed, broadcast_buffers=broadcasts_buffers(scenario.options)
-    )
-    if scenario.world_size > 1 and any(scenario.options.get(name) for name in _ALLOW_IDLE_RANKS):
-        facts = {rank: _idle_forwards_may_require_gradients(training, of_rank) for rank, of_rank in facts.items()}
-    if not refusal(training, scenario.options):
-        return facts
-    return {
-        rank: {name: AnyOf(value, _REFUSALS, ENDED) for name, value in of_rank.items()}
-        for rank, of_rank in facts.items()
-    }
+composed.expects(truth_of)
 
 
-def _idle_forwards_may_require_gradients(training: Training, facts: Facts) -> Facts:
-    """Allow outputs of synchronised forwards that need no gradient to require one, and change nothing else of them.
+def _idle_forwards_may_require_gradients(ctx: RankContext, trainee: Trainee, end: Mapping[str, Any]) -> Any:
+    """Return what a training must see at its end on this rank: of an output that needs no gradient, that it needs none.
 
-    The rank must take part in a backward for which it has nothing, and another rank may have something. Only its
-    outputs can bring it there: `docs/decisions/idle_ranks.md`. A parameter that is an output stays the module's own.
+    Of synchronised forwards it may require one, which changes nothing else of it, where ranks may be idle: the rank
+    must take part in a backward for which it has nothing, and another rank may have something. Only its outputs can
+    bring it there: `docs/decisions/idle_ranks.md`. A parameter that is an output stays the module's own.
     """
-    end: Mapping[str, Any] = facts[AT_THE_END]
-    idle: dict[str, Any] = {}
-    for number in _synchronised_forwards(training):
-        seen = end.get(f"forward {number}", {})
-        parts = [name for name in seen if name.startswith("output") and name.endswith(": requires_grad")]
-        if parts and not any(seen[name] for name in parts):
-            parts = [name for name in parts if seen[name.replace(": requires_grad", ": type")] != "Parameter"]
-            leaves = [name.replace(": requires_grad", ": is_leaf") for name in parts]
-            idle[f"forward {number}"] = seen | dict.fromkeys(parts, True) | dict.fromkeys(leaves, False)
-    return {**facts, AT_THE_END: _WithIdleForwards(end, idle)} if idle else facts
+    synchronised = set(_synchronised_forwards(Training.of(ctx.scenario)))
+    alone = ctx.world_size == 1 or not any(ctx.scenario.options.get(name) for name in _ALLOW_IDLE_RANKS)
+    must, idle = dict(end), dict[str, Any]()
+    for number in trainee.idle_forwards:
+        if (seen := end.get(name := f"forward {number}")) is None:
+            continue
+        parts = [part for part in seen if part.startswith("output") and part.endswith(": requires_grad")]
+        must[name] = seen | dict.fromkeys(parts, False) | dict.fromkeys(map(_leaf, parts), True)
+        parts = [part for part in parts if seen[part.replace(": requires_grad", ": type")] != "Parameter"]
+        if parts and number in synchronised and not alone:
+            idle[name] = must[name] | dict.fromkeys(parts, True) | dict.fromkeys(map(_leaf, parts), False)
+    return _WithIdleForwards(must, idle) if idle else must
+
+
+def _leaf(part: str) -> str:
+    return part.replace(": requires_grad", ": is_leaf")
 
 
 class _WithIdleForwards(AnyOf):

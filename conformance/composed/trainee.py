@@ -1,4 +1,4 @@
-"""`Trainee`: one rank's part in a training, the same code under a DDP and without one."""
+"""`Trainee`: one rank's part in a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,26 +42,12 @@ _Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """A point of the training that all ranks reach: what DDP does there, the truth does for all replicas at once.
+class Sight:
+    """What a training shows at a moment; `synchronised`: a synchronised backward ran since the sight before."""
 
-    `synchronised` tells of a forward and a backward whether DDP is asked to synchronise them, and of facts whether a
-    synchronised backward ran since the facts before; `beside` is the same of the wrapper beside the first. `joining`:
-    in a join context, where not every rank has data.
-    """
-
-    kind: Literal[
-        "before_forward", "after_forward", "before_backward", "after_backward", "left_join", "copied", "regrouped",
-        "facts", "observables",
-    ]  # fmt: skip
-    synchronised: bool = True
-    facts: str = ""
-    joining: bool = False
-    beside: bool = True
-
-
-#: The meetings of an iteration.
-_ITERATION: tuple[Any, ...] = ("before_forward", "after_forward", "before_backward", "after_backward")
+    name: str
+    facts: Mapping[str, Any]
+    synchronised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +61,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What the ranks of a training with DDP do besides: `first` and `beside` wrap a module, all ranks call them."""
+    """What makes a training one of several ranks: `first` and `beside` wrap a module, all ranks call them."""
 
     first: Callable[[nn.Module], nn.Module]
     beside: Callable[[nn.Module], nn.Module]
@@ -96,23 +82,19 @@ _GRAD_MODES: Mapping[str, _GradMode] = {
 
 
 class Trainee:
-    """Plays the actions of a training on `model`, which is `module` or a DDP around it.
-
-    `beside` is the second module, or a DDP around it, or None if there is none.
-    """
+    """Plays the actions of a training on `model`, a wrapped module; `beside` is the second wrapper, if there is one."""
 
     def __init__(
         self,
         training: Training,
         rank: int,
-        world_size: int,
         seed: int,
-        wrapping: Wrapping | None = None,
+        wrapping: Wrapping,
         *,
-        device: torch.device | str = "cpu",
-        phase: _Phase = lambda _: contextlib.nullcontext(),
+        device: torch.device | str,
+        phase: _Phase,
     ) -> None:
-        """Build the module, the same on every rank, and wrap it, if it is to be. All ranks must construct it."""
+        """Build the module, the same on every rank, and wrap it. All ranks must construct it."""
         self._training = training
         self._rank = rank
         self._seed = seed
@@ -123,16 +105,16 @@ class Trainee:
             self.beside: Any = self._make_beside(module)
         self._process = of_process()
         self._belongings = set(belongings(module))
-        self._is_wrapped = wrapping is not None
-        self.model: Any = module if wrapping is None else wrapping.first(module)
-        if wrapping is not None and self.beside is not None:
+        self.model: Any = wrapping.first(module)
+        if self.beside is not None:
             self.beside = wrapping.beside(self.beside)
-        all_reduce = None if wrapping is None else wrapping.all_reduce
-        self._exchanges = Exchanges(training, rank, world_size, device, all_reduce)
+        self._exchanges = Exchanges(training, rank, device, wrapping.all_reduce)
         self._pending: list[_Pending] = []
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
-        self.has_data = True
+        #: The forwards in which the module has returned nothing that requires a gradient.
+        self.idle_forwards: list[int] = []
+        self._has_synchronised = False
         self._seen: dict[str, Any] = {}
         self._made: list[tuple[int, weakref.ref[Tensor]]] = []
         self._given = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -143,14 +125,12 @@ class Trainee:
     @property
     def module(self) -> Composed:
         """The module without the DDP."""
-        return instance(self.model.module if self._is_wrapped else self.model, Composed)
+        return instance(self.model.module, Composed)
 
     @property
     def module_beside(self) -> Composed | None:
         """The second module without its DDP, if there is one."""
-        if self.beside is None:
-            return None
-        return instance(self.beside.module if self._is_wrapped else self.beside, Composed)
+        return None if self.beside is None else instance(self.beside.module, Composed)
 
     def _make_beside(self, module: Composed) -> Composed | None:
         beside = self._training.beside
@@ -160,17 +140,15 @@ class Trainee:
         made = Composed(Training((beside.block,)), self._seed + 1, first)
         return made.to(self._device)
 
-    def play(self) -> Iterator[Meeting]:
-        """Do all actions; yields where ranks meet, and where there are facts to look at. All ranks must play it."""
-        yield Meeting("observables", False, CONSTRUCTED)
+    def play(self) -> Iterator[Sight]:
+        """Do all actions; yields what there is to look at. All ranks must play it."""
+        yield Sight(CONSTRUCTED, self.observables())
         for index, action in enumerate(self._training.all_actions):
-            synchronised = False
-            for meeting in getattr(self, f"_{action.kind}")(action):
-                synchronised |= meeting.kind == "after_backward" and meeting.synchronised
-                yield meeting
+            self._has_synchronised = False
+            getattr(self, f"_{action.kind}")(action)
             if action.kind in OBSERVED:
-                yield Meeting("facts", synchronised, f"{index}.{action.kind}")
-        yield Meeting("observables", False, AT_THE_END)
+                yield Sight(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
+        yield Sight(AT_THE_END, self.observables())
 
     def facts(self) -> Mapping[str, Any]:
         """Return copies of all parameters, gradients and buffers by name, and what was exchanged since the last."""
@@ -201,22 +179,20 @@ class Trainee:
             gc.collect()
         return kept()
 
-    def _forward(self, action: Action) -> Iterator[Meeting]:
+    def _forward(self, action: Action) -> None:
         was_training = self.model.training
         if action.how == "eval_mode":
             self.model.eval()
-        yield from self._run_forward(grad_mode=_GRAD_MODES.get(action.how), functional=action.how == "functional")
+        self._run_forward(grad_mode=_GRAD_MODES.get(action.how), functional=action.how == "functional")
         if action.how == "eval_mode":
             self.model.train(was_training)
 
     def _run_forward(
         self, *, synchronised: bool = True, grad_mode: _GradMode | None = None, functional: bool = False
-    ) -> Iterator[Meeting]:
-        yield Meeting("before_forward")
-        where = Where(self._rank, self._num_forwards, self._exchanges.behind)
+    ) -> None:
+        where = Where(self._rank, self._num_forwards, self._exchanges.behind, self._note_output)
         self._num_forwards += 1
         key = ("rows", self._seed, where.rank, where.forward)
-        # No meeting lies within the grad mode: replicas take turns in one thread, whose grad mode it is.
         inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
 
         def forward() -> Any:
@@ -234,14 +210,16 @@ class Trainee:
         rows = rows_of(output)
         self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
         if grad_mode is not None:
-            yield Meeting("after_forward", False, beside=False)
             return
-        yield Meeting("after_forward", synchronised, beside=synchronised or self._beside_stays)
         loss = self._loss(rows, where)
         loss = loss if self._outside is None else loss + self._outside
         loss = loss if rows_beside is None else loss + self._loss(rows_beside, "beside", where.forward)
         if loss.requires_grad:
             self._pending.append(_Pending(loss, rows, synchronised))
+
+    def _note_output(self, output: Any) -> None:
+        if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
+            self.idle_forwards.append(self._num_forwards - 1)
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.
@@ -255,29 +233,28 @@ class Trainee:
         coefficients = UNIT * integers(ROWS, WIDTH, key=("loss", self._rank, *key), largest=2)
         return (rows * coefficients.to(rows.device)).sum()
 
-    def _backward(self, action: Action) -> Iterator[Meeting]:
+    def _backward(self, action: Action) -> None:
         pending, self._pending = self._pending, []
         if not pending:
             return
         synchronised = any(one.synchronised for one in pending)
         if action.how == "together":
-            yield from self._run_backward(_total(pending), synchronised=synchronised)
+            self._run_backward(_total(pending), synchronised=synchronised)
         elif action.how == "twice":
-            yield from self._run_backward(_total(pending), synchronised=synchronised, retain_graph=True)
-            yield from self._run_backward(_total(pending), synchronised=synchronised)
+            self._run_backward(_total(pending), synchronised=synchronised, retain_graph=True)
+            self._run_backward(_total(pending), synchronised=synchronised)
         else:
             for one in reversed(pending) if action.how == "reversed" else pending:
-                yield from self._run_backward(one.loss, synchronised=one.synchronised)
+                self._run_backward(one.loss, synchronised=one.synchronised)
 
-    def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> Iterator[Meeting]:
-        yield Meeting("before_backward")
+    def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> None:
         self._exchanges.at("before_backward")
         with self._phase("backward"):
             run_backward(self._training.around, partial(loss.backward, retain_graph=retain_graph))
         self._exchanges.at("after_backward")
-        yield Meeting("after_backward", synchronised, beside=synchronised or self._beside_stays)
+        self._has_synchronised |= synchronised
 
-    def _no_sync(self, action: Action) -> Iterator[Meeting]:
+    def _no_sync(self, action: Action) -> None:
         local = action.how != "backward_only"
         with contextlib.ExitStack() as outside:
             if local:
@@ -288,7 +265,7 @@ class Trainee:
             if action.how == "exception":
                 with contextlib.suppress(DeliberateError), self._local():
                     raise DeliberateError("under no_sync")
-            yield from self._run_forward(synchronised=not local)
+            self._run_forward(synchronised=not local)
             if not self._pending:
                 return
             one = self._pending.pop()
@@ -296,13 +273,13 @@ class Trainee:
                 outside.close()
             if action.how == "backward_only":
                 outside.enter_context(self._local())
-            yield from self._run_backward(one.loss, synchronised=one.synchronised)
+            self._run_backward(one.loss, synchronised=one.synchronised)
 
     @contextlib.contextmanager
     def _local(self) -> Iterator[None]:
         wrappers = [self.model] if self._beside_stays or self.beside is None else [self.model, self.beside]
         with contextlib.ExitStack() as within:
-            for wrapper in wrappers if self._is_wrapped else ():
+            for wrapper in wrappers:
                 within.enter_context(wrapper.no_sync())
             yield
 
@@ -310,28 +287,24 @@ class Trainee:
     def _beside_stays(self) -> bool:
         return self._training.beside is not None and self._training.beside.stays
 
-    def _zero_grad(self, action: Action) -> Iterator[Meeting]:
+    def _zero_grad(self, action: Action) -> None:
         for model in filter(None, (self.model, self.beside)):
             model.zero_grad(set_to_none=action.how == "none")
-        yield from ()
 
-    def _step(self, action: Action) -> Iterator[Meeting]:
+    def _step(self, action: Action) -> None:
         self._pending.clear()  # what is written in place now, their graphs hold
         with self._phase("optimizer"):
             self._take_step()
-        yield from ()
 
     def _take_step(self) -> None:
         modules = filter(None, (self.module, self.module_beside))
         step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
-    def _freeze(self, action: Action) -> Iterator[Meeting]:
+    def _freeze(self, action: Action) -> None:
         self._set_requires_grad(action, False)
-        yield from ()
 
-    def _unfreeze(self, action: Action) -> Iterator[Meeting]:
+    def _unfreeze(self, action: Action) -> None:
         self._set_requires_grad(action, True)
-        yield from ()
 
     def _set_requires_grad(self, action: Action, value: bool) -> None:
         """Freeze or unfreeze a block; on one rank only what DDP was given: of others only a timeout could tell."""
@@ -347,7 +320,7 @@ class Trainee:
             if parameter in mine and self._is_meant(action) and (action.how == "every_rank" or name in self._given):
                 parameter.requires_grad_(value)
 
-    def _replace(self, action: Action) -> Iterator[Meeting]:
+    def _replace(self, action: Action) -> None:
         """Replace a block by a new one, a parameter by a new one, or a parameter's data."""
         index = action.block % len(self.module.blocks)
         if action.how == "block":
@@ -362,18 +335,16 @@ class Trainee:
                 old.data = new
             else:
                 setattr(layer, name, nn.Parameter(new, requires_grad=old.requires_grad))
-        yield from ()
 
-    def _relayout(self, action: Action) -> Iterator[Meeting]:
+    def _relayout(self, action: Action) -> None:
         """Give parameters and gradients other memory, with dimensions in reverse order, as `module.to` does."""
         if self._is_meant(action):
             for parameter in self._block(action).parameters():
                 parameter.data = _in_reverse(parameter.data)
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     parameter.grad.data = _in_reverse(parameter.grad.data)
-        yield from ()
 
-    def _append(self, action: Action) -> Iterator[Meeting]:
+    def _append(self, action: Action) -> None:
         """Add a block at the end, or a parameter to a block, which the loss then uses as a penalty does."""
         if action.how == "block":
             self.module.blocks.append(self._new_block(Block(), len(self.module.blocks)))
@@ -384,30 +355,27 @@ class Trainee:
             values = integers(*old.shape, key=("mask", self._seed), largest=1, dtype=dtype)
             layer.register_parameter("mask", nn.Parameter(values.to(self._device)))
             layer.register_forward_hook(_add_mask)
-        yield from ()
 
-    def _penalty(self, action: Action) -> Iterator[Meeting]:
+    def _penalty(self, action: Action) -> None:
         if self._pending and self._is_meant(action):
             squares = [
                 _unit_of(parameter) * parameter.abs().square().sum().to(torch.float32)
                 for parameter in self._block(action).parameters()
             ]
             self._add_to_loss(sum(squares, torch.zeros((), device=self._device)))
-        yield from ()
 
-    def _head(self, action: Action) -> Iterator[Meeting]:
+    def _head(self, action: Action) -> None:
         """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
         if self._pending and self._is_meant(action):
             call = partial(self._block(action).layer, self._pending[-1].rows, Where(self._rank, 1))
             rows = run_forward(self._training.around, call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
-        yield from ()
 
     def _add_to_loss(self, more: Tensor) -> None:
         last = self._pending[-1]
         self._pending[-1] = dataclasses.replace(last, loss=last.loss + more)
 
-    def _autograd_grad(self, action: Action) -> Iterator[Meeting]:
+    def _autograd_grad(self, action: Action) -> None:
         """Ask for gradients of the first layer without accumulating them; of the second order, a penalty on them."""
         weight = self.module.first.weight
         reentrant = any(block.checkpoint == "reentrant" for block in self._training.blocks)  # autograd refuses these
@@ -418,15 +386,14 @@ class Trainee:
             )
             if second and gradients[0] is not None and gradients[0].requires_grad:
                 self._add_to_loss(gradients[0].sum())
-        yield from ()
 
-    def _fail(self, action: Action) -> Iterator[Meeting]:
+    def _fail(self, action: Action) -> None:
         """Fail in the user's own code, catch it, forget the gradients and go on."""
         module = self.module
         module.fails = action.how
         kept, self._pending = self._pending, []
         with contextlib.suppress(DeliberateError):
-            yield from self._run_forward()
+            self._run_forward()
             if self._pending:
                 self._pending[-1].loss.backward()
         module.fails = ""
@@ -434,7 +401,7 @@ class Trainee:
         if action.how == "backward":
             self.model.zero_grad()
 
-    def _hook(self, action: Action) -> Iterator[Meeting]:
+    def _hook(self, action: Action) -> None:
         if action.how == "remove":
             for handle in self._handles:
                 handle.remove()
@@ -447,9 +414,8 @@ class Trainee:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(lambda parameter: None))
                 elif parameter.requires_grad:
                     self._handles.append(parameter.register_hook(_doubled))
-        yield from ()
 
-    def _load(self, action: Action) -> Iterator[Meeting]:
+    def _load(self, action: Action) -> None:
         self._pending.clear()
         if action.how == "first_state":
             self.model.load_state_dict(self._first_state, strict=False)
@@ -457,26 +423,23 @@ class Trainee:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
             bare = {name.removeprefix("module."): value.clone() for name, value in self._first_state.items()}
-            set_model_state_dict(self.model, bare, options=StateDictOptions(strict=False))
-        yield from ()
+            both = {**bare, **self._first_state}  # a DDP that torch does not know as one keeps its prefix
+            set_model_state_dict(self.model, both, options=StateDictOptions(strict=False))
 
-    def _regroup(self, action: Action) -> Iterator[Meeting]:
+    def _regroup(self, action: Action) -> None:
         """Give the DDP its process group anew, as after a failure that all ranks survived."""
         self._pending.clear()
-        if self._is_wrapped:
-            self.model._update_process_group(self.model.process_group)
-        yield Meeting("regrouped")
+        self.model._update_process_group(self.model.process_group)
 
-    def _copy(self, action: Action) -> Iterator[Meeting]:
+    def _copy(self, action: Action) -> None:
         """Go on with a copy, without the hooks and the pending losses of the original."""
         self._pending.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self.model = pickle.loads(pickle.dumps(self.model)) if action.how == "pickle" else copy.deepcopy(self.model)
-        yield Meeting("copied")
 
-    def _join(self, action: Action) -> Iterator[Meeting]:
+    def _join(self, action: Action) -> None:
         """Train where rank 0 runs out of data before the others or after them; gradients are dropped after each step.
 
         So nobody sees those of a rank that has joined, which are whatever its DDP leaves there.
@@ -484,34 +447,21 @@ class Trainee:
         self._pending.clear()
         is_last = (self._rank == 0) == (action.how == "rank_0_last")
         turns = JOIN_TURNS if is_last else JOIN_TURNS - 1
-        with self.model.join() if self._is_wrapped else contextlib.nullcontext():
+        with self.model.join():
             for _ in range(turns):
-                yield from self._train_joining()
-        self.has_data = False
-        self.model.zero_grad()
-        for _ in range(turns, JOIN_TURNS):
-            self._num_forwards += 1
-            yield from (Meeting(kind, joining=True) for kind in _ITERATION)
-        yield Meeting("left_join")
-        self.has_data = True
+                self.model.zero_grad()
+                self._run_forward()
+                pending, self._pending = self._pending, []
+                self._run_backward(_total(pending), synchronised=True)
+                with self._phase("optimizer"):
+                    self._take_step()
+        self._num_forwards += JOIN_TURNS - turns
         self.model.zero_grad()
 
-    def _train_joining(self) -> Iterator[Meeting]:
-        self.model.zero_grad()
-        for meeting in chain(self._run_forward(), self._run_backward_of_all()):
-            yield dataclasses.replace(meeting, joining=True)
-        with self._phase("optimizer"):
-            self._take_step()
-
-    def _run_backward_of_all(self) -> Iterator[Meeting]:
-        pending, self._pending = self._pending, []
-        yield from self._run_backward(_total(pending), synchronised=True)
-
-    def _mode(self, action: Action) -> Iterator[Meeting]:
+    def _mode(self, action: Action) -> None:
         self.model.train(action.how == "train")
-        yield from ()
 
-    def _gradients(self, action: Action) -> Iterator[Meeting]:
+    def _gradients(self, action: Action) -> None:
         """Do with the gradients of a block what a loop may do between backward and step, or before backward."""
         for name, parameter in self._block(action).named_parameters():
             match action.how:
@@ -525,7 +475,6 @@ class Trainee:
                     parameter.grad.mul_(2)
                 case "drop":
                     parameter.grad = None
-        yield from ()
 
     def _is_meant(self, action: Action) -> bool:
         return self._rank == 0 or action.how != "rank_0"

@@ -10,7 +10,7 @@ from torch import nn
 
 from conformance.models.integers import RankStep
 from conformance.programs.rank_context import UNSTATED, RankContext
-from conformance.truth.expected import AnyOf, Raises
+from conformance.truth.expected import AnyOf, Matcher
 from conformance.truth.steps import StepFunction, gradients
 
 
@@ -42,7 +42,7 @@ def observe_run(
     run: Callable[[], dict[str, Any]],
     *,
     must: Mapping[str, Any] = _NOTHING,
-    refusal: Raises | None = None,
+    refusal: Matcher | None = None,
     may_refuse: bool = False,
 ) -> None:
     """Observe the facts that `run` returns; `must` says of some names what these facts must be.
@@ -61,7 +61,7 @@ def observe_or_refused(
     ctx: RankContext,
     name: str,
     run: Callable[[], dict[str, Any]],
-    refusal: Raises | None,
+    refusal: Matcher | None,
     must: Mapping[str, Any] = _NOTHING,
 ) -> None:
     """Observe as fact `name` what `run` returns, or what it raises, which must be a `refusal`; None: it may not raise.

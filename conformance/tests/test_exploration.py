@@ -21,9 +21,9 @@ from conformance.composed.program import observed_names
 from conformance.composed.refusal import not_judged_in_company, refusal
 from conformance.composed.simpler import simpler
 from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Block, Exchange, Training
-from conformance.composed.truth import simulate
 from conformance.errors import ScenarioError
 from conformance.observation import Raised
+from conformance.programs.truth import truth_of
 from conformance.run.exploration import PROBED, Exploration, explore
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
@@ -99,7 +99,8 @@ def test_nothing_in_company_may_be_refused_nor_is_made_so_by_shrinking() -> None
 
 @pytest.mark.parametrize("place", EXCHANGES)
 def test_the_truth_knows_what_an_exchange_brings(place: str) -> None:
-    facts = simulate(Training(exchange=Exchange(place, 4)), 3, 0, broadcast_buffers=True)
+    training = Training(exchange=Exchange(place, 4))
+    facts = truth_of(PROBED.replace(world_size=3, arguments=training.to_json()))
     brought = [facts[rank]["2.backward"]["exchanged 0"].tolist() for rank in range(3)]
     assert brought == [[6.0] * 4] * 3, "1 + 2 + 3"
 
@@ -114,8 +115,7 @@ def test_few_of_what_is_explored_may_be_refused() -> None:
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)])
 def test_every_composed_training_has_a_truth_that_is_exact(every: int) -> None:
     for scenario in list(scenarios())[::every]:
-        facts = simulate(Training.of(scenario), scenario.world_size, scenario.seed, broadcast_buffers=True)
-        assert list(facts[0]) == observed_names(Training.of(scenario))
+        assert list(truth_of(scenario)[0]) == observed_names(Training.of(scenario))
 
 
 def test_a_training_is_json_and_back() -> None:
@@ -141,7 +141,7 @@ def test_every_action_is_played_by_the_truth() -> None:
     for kind, ways in ACTIONS.items():
         for how in ways:
             training = Training(actions=(Action("forward", "plain"), Action(kind, how), Action("backward", "together")))
-            assert simulate(training, 2, 0, broadcast_buffers=True)
+            assert truth_of(PROBED.replace(arguments=training.to_json()))
 
 
 def test_a_plain_training_may_not_be_refused() -> None:

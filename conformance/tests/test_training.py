@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.chapters.training.oracle import simulate_training
 from conformance.chapters.training.scenarios import scenarios
 from conformance.errors import ScenarioError
 from conformance.models.catalogue import load_fixtures
@@ -18,6 +17,7 @@ from conformance.models.recipe import RESTARTS, Learner, Recipe, loss_ratio
 from conformance.models.tasks import get_task
 from conformance.observation import Facts
 from conformance.programs.registry import get_program
+from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.truth.expected import Satisfies, mismatch
@@ -40,7 +40,7 @@ def final(facts: Mapping[int, Facts], rank: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_rank_is_a_plain_training_loop(accumulate: int) -> None:
     run = training(world_size=1, epochs=1, accumulate=accumulate)
-    facts = simulate_training(run)[0]
+    facts = truth_of(run)[0]
     module = load_fixtures()["cnn"].build(run)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     dataset = get_task("digits").training
@@ -67,7 +67,7 @@ def test_every_choice_of_a_recipe_changes_the_training() -> None:
         "warmup": {"schedule": "warmup"}, "clipped": {"clip_norm": 0.25}, "accumulated": {"accumulate": 2},
         "batch": {"batch_size": 9}, "local buffers": {"options": {"broadcast_buffers": False}},
     }  # fmt: skip
-    trained = {name: simulate_training(training(**change)) for name, change in changes.items()}
+    trained = {name: truth_of(training(**change)) for name, change in changes.items()}
     weights = {name: final(facts) for name, facts in trained.items()}
     names = list(weights)
     same = {
@@ -84,15 +84,15 @@ def test_every_choice_of_a_recipe_changes_the_training() -> None:
 
 
 def test_evaluation_and_restarts_change_nothing_in_the_truth() -> None:
-    base = simulate_training(training())
-    assert torch.equal(final(base), final(simulate_training(training(evaluate=False))))
-    restarted = simulate_training(training(restart="rank_0", restart_after=3))
+    base = truth_of(training())
+    assert torch.equal(final(base), final(truth_of(training(evaluate=False))))
+    restarted = truth_of(training(restart="rank_0", restart_after=3))
     assert torch.equal(final(base), final(restarted))
     assert restarted[1]["checkpoint/keys"][0] == "module.conv1.weight"
 
 
 def test_demands_are_expected_facts() -> None:
-    facts = simulate_training(training(minimum_accuracy=0.9, maximum_loss_ratio=0.5))[1]
+    facts = truth_of(training(minimum_accuracy=0.9, maximum_loss_ratio=0.5))[1]
     assert isinstance(facts["accuracy"], Satisfies)
     assert mismatch(facts["accuracy"], 0.9) is None
     assert mismatch(facts["accuracy"], 0.89) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from conformance.chapters.join.oracle import UnevenPlan, UnevenReplicas, simulate_uneven
+from conformance.chapters.join.plan import UnevenPlan
 from conformance.chapters.join.scenarios import UNEVEN
 from conformance.errors import ScenarioError
+from conformance.programs.truth import truth_of
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
+from conformance.truth.on_processes import PlainDDP
+from conformance.truth.plain_group import PlainGroup
+from conformance.truth.plain_ranks import on_plain_ranks
 
 
 def uneven(*num_inputs: int, **arguments: object) -> Scenario:
@@ -26,15 +31,27 @@ def uneven(*num_inputs: int, **arguments: object) -> Scenario:
     )  # fmt: skip
 
 
-def replicas(num_ranks: int) -> list[nn.Module]:
-    modules: list[nn.Module] = [nn.Linear(2, 1, bias=False) for _ in range(num_ranks)]
-    for module in modules:
-        nn.init.ones_(module.get_parameter("weight"))
-    return modules
+#: A unit whose multiples by whole numbers are exact, also divided by 2 or 3.
+UNIT = 12 * 2.0**-19
 
 
-def backward(module: nn.Module, gradient: float) -> None:
-    (module.get_parameter("weight") * gradient).sum().backward()
+def gradients_of(
+    num_inputs: tuple[int, ...], factors: tuple[tuple[float, ...], ...], *, by_initial: bool = True
+) -> dict[int, list[float | None]]:
+    """Return the gradients of one weight after each input of each rank; `factors[r][i]` is that of its own loss."""
+
+    def main(rank: int, group: PlainGroup) -> list[float | None]:
+        model: Any = PlainDDP(nn.Linear(1, 1, bias=False), group)
+        found: list[float | None] = []
+        with model.join(divide_by_initial_world_size=by_initial):
+            for index in range(num_inputs[rank]):
+                model.zero_grad()
+                (model(torch.ones(1, 1)) * factors[rank][index]).sum().backward()
+                gradient = model.module.weight.grad
+                found.append(None if gradient is None else gradient.item())
+        return found
+
+    return dict(on_plain_ranks(len(num_inputs), main))
 
 
 def test_a_plan_tells_who_has_data_and_who_joins_last() -> None:
@@ -50,42 +67,34 @@ def test_a_plan_for_another_number_of_ranks_is_refused() -> None:
         UnevenPlan.of(uneven(1, 2).replace(world_size=3))
 
 
-@pytest.mark.parametrize(("by_initial", "expected"), [(True, 12 * 2**-19 * 9), (False, 12 * 2**-19 * 13.5)])
+@pytest.mark.parametrize(("by_initial", "expected"), [(True, 9), (False, 13.5)])
 def test_sums_are_over_active_ranks_and_the_divisor_is_what_was_asked_for(by_initial: bool, expected: float) -> None:
-    modules = replicas(3)
-    unit = 12 * 2.0**-19
-    world = UnevenReplicas(modules, divide_by_initial_world_size=by_initial)
-    backward(modules[0], 9 * unit)
-    backward(modules[2], 18 * unit)
-    world.average_gradients([0, 2])
-    for rank in (0, 2):
-        grad = modules[rank].get_parameter("weight").grad
-        assert grad is not None
-        assert grad.tolist() == [[pytest.approx(expected, abs=0)] * 2]
-    assert modules[1].get_parameter("weight").grad is None
+    factors = ((9 * UNIT,), (), (18 * UNIT,))
+    found = gradients_of((1, 0, 1), factors, by_initial=by_initial)
+    assert found == {0: [expected * UNIT], 1: [], 2: [expected * UNIT]}
 
 
-def test_what_only_joined_ranks_used_is_left_alone() -> None:
-    modules = replicas(2)
-    world = UnevenReplicas(modules)
-    backward(modules[0], 12 * 2.0**-19)
-    world.average_gradients([1])
-    assert modules[1].get_parameter("weight").grad is None
+def test_a_rank_that_has_joined_adds_nothing() -> None:
+    assert gradients_of((1, 2), ((6 * UNIT,), (12 * UNIT, 4 * UNIT))) == {0: [9 * UNIT], 1: [9 * UNIT, 2 * UNIT]}
 
 
-def test_copying_the_model_forgets_local_gradients() -> None:
-    modules = replicas(2)
-    world = UnevenReplicas(modules)
-    nn.init.zeros_(modules[1].get_parameter("weight"))
-    backward(modules[0], 1.0)
-    world.copy_model(1)
-    assert modules[0].get_parameter("weight").tolist() == [[0.0, 0.0]]
-    assert modules[0].get_parameter("weight").grad is None
+def test_all_ranks_leave_with_the_weights_of_the_one_that_joined_last_and_gradients_of_their_own() -> None:
+    def main(rank: int, group: PlainGroup) -> tuple[float, float]:
+        model: Any = PlainDDP(nn.Linear(1, 1, bias=False), group)
+        with model.join():
+            for index in range(1 + rank):
+                model.zero_grad()
+                (model(torch.ones(1, 1)) * (6 * UNIT)).sum().backward()
+                with torch.no_grad():
+                    model.module.weight.fill_(10.0 * rank + index)
+        return model.module.weight.item(), model.module.weight.grad.item()
+
+    assert on_plain_ranks(2, main) == {0: (11.0, 6 * UNIT), 1: (11.0, 3 * UNIT)}
 
 
 @pytest.mark.parametrize("num_inputs", [inputs for group in UNEVEN.values() for inputs in group], ids=str)
 def test_all_ranks_end_with_the_same_model(num_inputs: tuple[int, ...]) -> None:
-    facts = simulate_uneven(uneven(*num_inputs))
+    facts = truth_of(uneven(*num_inputs))
     names = [name for name in facts[0] if name.startswith("final/parameter")]
     assert names
     for name in names:

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class LowPrecision:
     buffer_dtype: torch.dtype | None = None
     casts_inputs: bool = True
     full_precision_modules: tuple[type[nn.Module], ...] = ()
+    _casts: dict[int, Tensor] = field(default_factory=dict)
+    _replaced: list[list[tuple[nn.Module, str, nn.Parameter]]] = field(default_factory=list)
 
     @staticmethod
     def of(config: Any) -> LowPrecision:
@@ -48,6 +50,29 @@ class LowPrecision:
             if self.buffer_dtype is not None and buffer.is_floating_point() and name not in ignored:
                 buffer.data = buffer.data.to(self.buffer_dtype)
 
+    def stay_in_backward(self, module: nn.Module) -> None:
+        """Let parts that run again within a backward, as under activation checkpoints, find the casts of forward."""
+        for part in module.modules() if self.param_dtype is not None else ():
+            part.register_forward_pre_hook(self._put_casts)
+            part.register_forward_hook(self._take_casts_away, always_call=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: no casts."""
+        return {**vars(self), "_casts": {}}
+
+    def _put_casts(self, module: nn.Module, _: Any) -> None:
+        replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
+        for part in module.modules() if torch._C._current_graph_task_id() != -1 else ():
+            for name, parameter in list(part._parameters.items()):
+                if parameter is not None and (low := self._casts.get(id(parameter))) is not None:
+                    replaced.append((part, name, parameter))
+                    part._parameters[name] = low  # type: ignore[assignment]
+        self._replaced.append(replaced)
+
+    def _take_casts_away(self, *_: Any) -> None:
+        for part, name, parameter in self._replaced.pop():
+            part._parameters[name] = parameter
+
     def call(self, module: nn.Module, inputs: Any, kwargs: Any, ignored: Collection[str]) -> Any:
         """Return what `module` returns, computed in low precision."""
         if self.param_dtype is None:
@@ -63,14 +88,14 @@ class LowPrecision:
         full = [part for part in module.modules() if isinstance(part, self.full_precision_modules)]
         kept = {id(parameter) for part in full for parameter in part.parameters(recurse=False)}
         kept |= {id(parameter) for name, parameter in module.named_parameters() if name in ignored}
-        kept |= {id(part.weight) for part in module.modules() if getattr(part, "sparse", False)}
         casts: dict[int, Tensor] = {}
+        self._casts = casts
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
         for part in module.modules():
             for name, parameter in list(part._parameters.items()):
                 if parameter is not None and parameter.is_floating_point() and id(parameter) not in kept:
                     replaced.append((part, name, parameter))
-                    casts.setdefault(id(parameter), parameter.to(self.param_dtype))
+                    casts.setdefault(id(parameter), _Cast.apply(parameter, self.param_dtype))
         handles = [part.register_forward_pre_hook(lambda _, given: cast(given, torch.float32)) for part in full]
         handles += [part.register_forward_hook(lambda _, __, out: cast(out, self.param_dtype)) for part in full]
         for part, name, parameter in replaced:
@@ -82,6 +107,19 @@ class LowPrecision:
                 part._parameters[name] = parameter
             for handle in handles:
                 handle.remove()
+
+
+class _Cast(torch.autograd.Function):
+    """`tensor.to(dtype)`, whose gradient may be sparse."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.own = tensor.dtype
+        return tensor.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.own), None
 
 
 def cast(value: Any, dtype: torch.dtype | None) -> Any:

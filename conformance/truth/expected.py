@@ -157,22 +157,24 @@ class Satisfies:
         return self.name
 
 
-def _is_at_least(got: float, least: float) -> bool:
+def is_at_least(got: float, least: float) -> bool:
+    """Whether a number is at least `least`: a predicate, as `is_at_most`."""
     return got >= least
 
 
-def _is_at_most(got: float, most: float) -> bool:
+def is_at_most(got: float, most: float) -> bool:
+    """Whether a number is at most `most`."""
     return got <= most
 
 
 def at_least(least: float, what: str = "") -> Satisfies:
     """Return what a number of `what` of at least `least` satisfies."""
-    return Satisfies(f"at least {least} {what}".rstrip(), _is_at_least, (least,))
+    return Satisfies(f"at least {least} {what}".rstrip(), is_at_least, (least,))
 
 
 def at_most(most: float, what: str = "") -> Satisfies:
     """Return what a number of `what` of at most `most` satisfies."""
-    return Satisfies(f"at most {most} {what}".rstrip(), _is_at_most, (most,))
+    return Satisfies(f"at most {most} {what}".rstrip(), is_at_most, (most,))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from conformance.models.exact import exact_mean
 
-#: The gradients that ranks take away, by the names of their parameters; None where a comm hook is to reduce.
-Means = dict[str, Tensor | None]
+#: The gradients that ranks take away, by the names of their parameters; where a comm hook is to reduce, one rank's own,
+#: which shows the layout.
+Means = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

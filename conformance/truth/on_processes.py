@@ -6,7 +6,6 @@ chapter about values whose truth it computes; it has none of the traffic that ot
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conformance.own_mistake import present
 from conformance.truth import plain_ddp
+from conformance.truth.backwards import Backwards
 from conformance.truth.place import Place
 from conformance.truth.plain_group import PlainGroup
 
@@ -46,9 +46,8 @@ class RealPlace:
         return meeting
 
 
-#: What the wrappers of a rank share, by its default group; plain ranks are many in one process.
-_BACKWARDS: weakref.WeakKeyDictionary[dist.ProcessGroup, plain_ddp.Backwards] = weakref.WeakKeyDictionary()
-_PLACES: weakref.WeakKeyDictionary[dist.ProcessGroup, RealPlace] = weakref.WeakKeyDictionary()
+#: What the wrappers of a process share. Plain ranks are many in one process: each has its own at its default group.
+_BACKWARDS = Backwards()
 
 
 class PlainDDP(plain_ddp.PlainDDP):
@@ -60,8 +59,8 @@ class PlainDDP(plain_ddp.PlainDDP):
     ) -> None:  # fmt: skip
         world = present(dist.group.WORLD)
         group = (process_group or world) if device_mesh is None else device_mesh.get_group(mesh_dim=0)
-        backwards = _BACKWARDS.setdefault(world, plain_ddp.Backwards())
+        backwards = world.backwards if isinstance(world, PlainGroup) else _BACKWARDS
         super().__init__(module, self._place_of(group), backwards, **options)
 
     def _place_of(self, group: dist.ProcessGroup) -> Place:
-        return group if isinstance(group, PlainGroup) else _PLACES.setdefault(group, RealPlace(group))
+        return group if isinstance(group, PlainGroup) else RealPlace(group)

@@ -13,69 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from conformance.own_mistake import present
+from conformance.truth.backwards import Backwards
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
 from conformance.truth.place import Place, wrappers_of
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
-from conformance.truth.tensors import a_copy, a_one, laid_out, tensors_in
-
-
-class Backwards:
-    """One rank's backwards: what its wrappers do when one is over. Wrappers of a rank share it.
-
-    All wrappers bring their gradients before any of them hands out a mean, each what the backward has left: two that
-    share a parameter both take the rank's own gradient. They do it in the order in which they were built, whatever the
-    order in which their gradients came, which is another on every rank (pytorch/pytorch#72843).
-    """
-
-    def __init__(self) -> None:
-        self._built: list[weakref.ref[PlainDDP]] = []
-        self._is_noticed = False
-
-    def add(self, wrapper: PlainDDP) -> None:
-        """Add a wrapper, which lives as long as somebody else holds it, or a parameter of its."""
-        self._built.append(weakref.ref(wrapper))
-
-    def remove(self, wrapper: PlainDDP) -> None:
-        """Let a wrapper take part in none."""
-        self._built.remove(weakref.ref(wrapper))
-
-    @property
-    def _wrappers(self) -> list[PlainDDP]:
-        return [wrapper for each in self._built if (wrapper := each()) is not None]
-
-    def forget(self) -> None:
-        """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
-        self._is_noticed = False
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-
-    def reached(self) -> None:
-        """Take part at the end of the backward that runs now."""
-        if not self._is_noticed:
-            self._is_noticed = True
-            Variable._execution_engine.queue_callback(self._is_over)
-
-    def _is_over(self) -> None:
-        self._is_noticed = False
-        ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
-        meetings = [wrapper.bring_gradients() for wrapper in ending]
-        for wrapper in self._wrappers:
-            wrapper.forget_backward()
-        for wrapper, meeting in zip(ending, meetings, strict=True):
-            wrapper.take_means(meeting)
+from conformance.truth.tensors import a_copy, asking, laid_out, leads_to, tensors_in
 
 
 class PlainDDP(nn.Module, Joinable):
@@ -95,15 +49,13 @@ class PlainDDP(nn.Module, Joinable):
         self._of = next(wrappers_of(place))
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._averaged = {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in self._ignored
-        }
-        if not self._averaged:
-            raise RuntimeError("no parameter of the module requires a gradient")
+        self._averaged: dict[str, nn.Parameter] = {}
+        self._known: dict[str, nn.Parameter] = {}
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._used: set[str] = set()
+        self._listen()
+        if not self._averaged:
+            raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False
         self.forget_backward()
         self._divisor = place.size()
@@ -114,7 +66,7 @@ class PlainDDP(nn.Module, Joinable):
         if options.get("init_sync", True):
             self.share_state(0)
         self._casts.convert_buffers(module, self._ignored)
-        self._listen()
+        self._casts.stay_in_backward(module)
         backwards.add(self)
 
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
@@ -177,6 +129,7 @@ class PlainDDP(nn.Module, Joinable):
         That is decided here, wherever the backward runs ("no_sync", documentation). Of several forwards before one
         backward all belong to it.
         """
+        self._listen()
         self._take_over_optimizers()
         if torch._C._current_graph_task_id() == -1:
             self._backwards.forget()
@@ -189,13 +142,13 @@ class PlainDDP(nn.Module, Joinable):
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
         if is_hooked and not self._hooks_before:
             self._ask_buffer_hook()
-        noticed = self._output_reached if synchronises else self._local_output_reached
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(noticed)
+            if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
+                is_ours = leads_to(tensor, self._averaged.values())
+                tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
         return output
 
     def _asking_for_gradients(self, output: Any) -> Any:
@@ -205,7 +158,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if not self._may_be_unused or any(tensor.requires_grad for tensor in tensors_in(output)):
             return output
-        return map_tensors(lambda tensor: tensor * a_one(tensor) if tensor.is_floating_point() else tensor, output)
+        return map_tensors(asking, output)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -219,9 +172,24 @@ class PlainDDP(nn.Module, Joinable):
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean."""
-        for name, parameter in self._averaged.items():
-            parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
+        """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean.
+
+        Parameters that have come into the module since the last forward are averaged as well.
+        """
+        for name, parameter in self.module.named_parameters():
+            if self._known.get(name) is parameter or name in self._ignored or not parameter.is_leaf:
+                continue
+            if parameter.requires_grad or name in self._averaged:
+                self._averaged[name] = parameter
+            if parameter.requires_grad or name not in self._averaged:
+                self._known[name] = parameter
+            if parameter.requires_grad:
+                self._used.discard(name)
+                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
+
+    @property
+    def _all_known(self) -> dict[str, Any]:
+        return {**self._known, **self._averaged}
 
     def _came(self, name: str, parameter: Tensor) -> None:
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
@@ -230,16 +198,17 @@ class PlainDDP(nn.Module, Joinable):
             if self._awaits_backward:
                 self._backwards.reached()
 
-    def _output_reached(self, _: Any) -> None:
+    def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
+        if not synchronises:
+            self._is_local = True
+            return
         self._is_reached = True
+        self._may_bring_nothing |= not is_ours
         self._backwards.reached()
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
-        self._is_reached = self._is_local = self._has_gradients = False
-
-    def _local_output_reached(self, _: Any) -> None:
-        self._is_local = True
+        self._is_reached = self._may_bring_nothing = self._is_local = self._has_gradients = False
 
     @property
     def takes_part(self) -> bool:
@@ -247,13 +216,15 @@ class PlainDDP(nn.Module, Joinable):
 
         It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
         and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
-        an output.
+        an output. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
-        return self._is_reached or (self._awaits_backward and self._has_gradients and not self._is_local)
+        if self._is_reached:
+            return self._has_gradients or self._may_bring_nothing
+        return self._awaits_backward and self._has_gradients and not self._is_local
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
-        mine = {name: a_copy(one.grad) for name, one in self._averaged.items() if one.grad is not None}
+        mine = {name: a_copy(one.grad) for name, one in self._all_known.items() if one.grad is not None}
         return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
 
     def _come_for_means(self, brought: Brought) -> Any:
@@ -268,11 +239,11 @@ class PlainDDP(nn.Module, Joinable):
         if not any(each.has_some for each in ranks):
             return [None] * len(ranks)
         means: Means = {}
-        for name in self._averaged:
+        for name in self._known:
             gradients = [each.gradients[name] for each in ranks if name in each.gradients]
             if gradients and any(name in each.used for each in ranks):
                 wire = self._casts.communication_dtype
-                means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else None
+                means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else gradients[0]
         return [means] * len(ranks)
 
     def take_means(self, meeting: Any) -> None:
@@ -282,10 +253,12 @@ class PlainDDP(nn.Module, Joinable):
             return
         self._awaits_backward = False
         self._used.clear()
-        reduced = means if self._hook is None else {name: self._ask_hook(name) for name in self._averaged}
-        for name in means:
-            parameter = self._averaged[name]
-            parameter.grad = laid_out(present(reduced[name]), parameter)
+        reduced = (
+            means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}
+        )
+        for name in means:  # a rank that has frozen a parameter gets the mean of the others'
+            parameter = self._all_known[name]
+            parameter.grad = laid_out(reduced[name], parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
@@ -300,13 +273,15 @@ class PlainDDP(nn.Module, Joinable):
         if "FP16" in str(kind):
             self._casts.communication_dtype = torch.float16
 
-    def _ask_hook(self, name: str) -> Tensor:
+    def _ask_hook(self, name: str, like: Tensor | None) -> Tensor:
         parameter = self._averaged[name]
-        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        own = torch.zeros_like(parameter if like is None else like) if parameter.grad is None else parameter.grad
         names = list(self._averaged)
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
         result = present(self._hook)(bucket).wait()
         tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
+        if parameter.is_complex() and not tensor.is_complex():  # torch's collectives give the numbers' parts
+            tensor = torch.view_as_complex(tensor.view(-1, 2))
         return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
@@ -320,10 +295,18 @@ class PlainDDP(nn.Module, Joinable):
             for handle in param_to_optim_hook_handle_map.get(parameter, ()):
                 handle.remove()
 
+    def _register_fused_optim(
+        self, kind: Callable[..., Any], *args: Any, optim_params: Any = None, **settings: Any
+    ) -> None:
+        """Let an optimizer of this kind step the parameters, or those in `optim_params`, in backward."""
+        chosen: Any = self._averaged.values() if optim_params is None else optim_params
+        for parameter in chosen:
+            parameter._in_backward_optimizers = [kind([parameter], *args, **settings)]
+
     def _step_optimizers(self, means: Means) -> None:
         keeps = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") == "0"
-        for name in means:
-            parameter = self._averaged[name]
+        for name in filter(means.__contains__, self._averaged):
+            parameter = self._all_known[name]
             optimizers = getattr(parameter, "_in_backward_optimizers", ())
             for optimizer in optimizers:
                 optimizer.step()
@@ -378,6 +361,8 @@ class PlainDDP(nn.Module, Joinable):
         """Take part in a round of the other ranks: in the sharing of buffers and in the means, with nothing."""
         num_syncing, last = self.agree_on_round(None)
         self._share_buffers(last)
+        if self._buffer_hook is not None and self.will_sync_module_buffers():
+            self._ask_buffer_hook()
         self._buffers_are_due = num_syncing > 0
         if num_syncing:
             self._forget_gradients()
@@ -427,6 +412,10 @@ class PlainDDP(nn.Module, Joinable):
             place = self._place_of(group)
             self.place, self._of, self._divisor = place, next(wrappers_of(place)), place.size()
             self._buffers_are_due = True
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return nothing: a plain DDP keeps no record."""
+        return {}
 
     def _place_of(self, group: Any) -> Place:
         place: Place = group

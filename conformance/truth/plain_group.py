@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conformance.truth.backwards import Backwards
 from conformance.truth.baton import Baton, Meeting
 
 #: torch numbers a process's groups. The ranks of one process begin at different multiples of this number.
@@ -86,6 +87,7 @@ class PlainGroup(dist.ProcessGroup):
         super().__init__(members.index(rank), len(members))  # type: ignore[call-arg]
         self.baton = baton
         self.group = self
+        self.backwards = Backwards()  # of the rank's wrappers, if this is its default group
         self.members = tuple(members)
         self._me = rank
         self._place = (name, self.members)
@@ -314,7 +316,8 @@ def _hand_out(calls: Sequence[Call], values: Sequence[Tensor]) -> None:
 
 
 def _in_place(tensors: Sequence[Tensor]) -> Call:
-    return Call([_copy(tensor) for tensor in tensors], [tensor.detach() for tensor in tensors])
+    outputs = [tensor if tensor.is_sparse else tensor.detach() for tensor in tensors]  # whose detached one is another
+    return Call([_copy(tensor) for tensor in tensors], outputs)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import warnings
@@ -12,7 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, _unregister_process_group
+from torch._C._distributed_c10d import (
+    HashStore,
+    _unregister_process_group,
+    get_debug_level,
+    set_debug_level,
+)
 from torch.distributed import distributed_c10d
 
 from conformance.truth.baton import Baton, DesertedError
@@ -62,6 +68,7 @@ class RankWorld(distributed_c10d._World):
         """Give the names of all groups back; the world must be the process's at this moment."""
         for name in self.pg_names.values():
             _unregister_process_group(name)
+        self._tables.clear()
         distributed_c10d._update_default_pg(None)
 
 
@@ -103,6 +110,29 @@ class _Warnings:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
+class _Debugging:
+    """Whether backwards look for anomalies, and how much `torch.distributed` tells."""
+
+    def take(self) -> Any:
+        return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), get_debug_level()
+
+    def give(self, state: Any) -> None:
+        torch.set_anomaly_enabled(*state[:2])
+        set_debug_level(state[2])
+
+
+class _Environment:
+    """The variables of the environment."""
+
+    def take(self) -> Any:
+        return dict(os.environ)
+
+    def give(self, state: Any) -> None:
+        if state != os.environ:
+            os.environ.clear()
+            os.environ.update(state)
+
+
 @contextmanager
 def _as_it_was(*carried: Any) -> Iterator[None]:
     before = [one.take() for one in carried]
@@ -119,12 +149,12 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
     Every rank begins with the random state that the caller has. Raises what the first rank that raised has raised;
     `DesertedError` where ranks wait for each other.
     """
-    world, random_state, warned = _World(), _RandomState(), _Warnings()
-    with _as_it_was(world, random_state, warned):
-        start = (random_state.take(), warned.take())
+    world, others = _World(), (_RandomState(), _Warnings(), _Environment(), _Debugging())
+    with _as_it_was(world, *others):
+        start = [one.take() for one in others]
         worlds = [RankWorld(rank) for rank in range(num_ranks)]
         states = {rank: (one, *start) for rank, one in enumerate(worlds)}
-        baton = Baton(num_ranks, states, (world, random_state, warned))
+        baton = Baton(num_ranks, states, (world, *others))
         results: dict[int, Any] = {}
         errors: list[BaseException] = []
 
@@ -152,4 +182,4 @@ def on_plain_ranks(num_ranks: int, main: Callable[[int, PlainGroup], Any]) -> Ma
             one.forget()
     if errors:  # those who waited in vain came to nothing because of the others
         raise next((error for error in errors if not isinstance(error, DesertedError)), errors[0])
-    return results
+    return {rank: results[rank] for rank in range(num_ranks)}

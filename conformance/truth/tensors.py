@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def a_one(like: Tensor) -> Tensor:
-    """Return a one of the dtype and on the device of `like`, which asks for a gradient."""
-    return torch.ones((), dtype=like.dtype, device=like.device, requires_grad=True)
+def asking(tensor: Tensor) -> Tensor:
+    """Return the tensor times a one that asks for a gradient; a parameter, or one that is not real, as it is."""
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return tensor
+    return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+
+
+def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
+    """Whether `tensor` was computed from one of `leaves`, as far as its graph shows."""
+    wanted = set(map(id, leaves))
+    waiting, seen = [tensor.grad_fn], set[Any]()
+    while waiting:
+        if (node := waiting.pop()) is not None and node not in seen:
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in wanted:
+                return True
+            waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def a_copy(tensor: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling
+from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling, graphs
 from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import at_least
 
 
 @program("compiled", invariants=("nothing_in_flight", "leaves_no_trace"), preload=PRELOAD)
@@ -33,11 +33,10 @@ def compiled(ctx: RankContext) -> None:
 def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     CompileOrder.of(scenario)
     least, most = scenario.arguments.get("num_captured", (1, 1000))
-    count = Satisfies(
-        f"{least} to {most} graphs" if most < 1000 else "at least 1 graph", lambda got: least <= got <= most
-    )
+    count = graphs(least, most) if most < 1000 else at_least(1, "graph")
+    uncompiled = scenario.replace(program=scenario.arguments["program"])
     expectation = present(get_program(scenario.arguments["program"]).expectation)
-    facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(scenario).items()}
+    facts: dict[int, dict[str, Any]] = {rank: dict(mine) for rank, mine in expectation(uncompiled).items()}
     judged: dict[str, Any] = {"compiled/num_captured": count, **_judged_reductions(scenario)}
     return {rank: {**mine, **judged} for rank, mine in facts.items()}
 
@@ -48,4 +47,4 @@ def _judged_reductions(scenario: Scenario) -> Facts:
         return {"compiled/num_in_graphs": exactly}
     if averages is None:
         return {}
-    return {"compiled/num_in_graphs": 0 if averages == "reducer" else Satisfies("at least 1", lambda got: got >= 1)}
+    return {"compiled/num_in_graphs": 0 if averages == "reducer" else at_least(1)}

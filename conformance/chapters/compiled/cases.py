@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from conformance.chapters.compiled.compiling import PRELOAD, compiling
+from conformance.chapters.compiled.compiling import PRELOAD, compiling, graphs
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
 from conformance.truth.steps import simulate_steps
 
 _WIDTH = 3
@@ -214,5 +213,5 @@ def _as_uncompiled(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _num_steps(scenario))
     least, most = scenario.arguments.get("num_captured", (1, 1000))
-    judged: Facts = {"compiled/num_captured": Satisfies(f"{least} to {most} graphs", lambda got: least <= got <= most)}
+    judged: Facts = {"compiled/num_captured": graphs(least, most)}
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

@@ -89,10 +89,14 @@ def _as_planned(scenario: Scenario) -> Mapping[int, Facts]:
     return {rank: {**facts, **judged} for rank, facts in truth.items()}
 
 
+def _is(got: int, count: int) -> bool:
+    return got == count
+
+
 def _exactly(count: int, buckets: Sequence[tuple[str, int]]) -> Satisfies:
     per_dtype = {dtype: sum(each == dtype for each, _ in buckets) for dtype, _ in buckets}
     planned = ", ".join(f"{number} of {dtype}" for dtype, number in per_dtype.items())
-    return Satisfies(f"{count}, as planned: {planned}", lambda got: got == count)
+    return Satisfies(f"{count}, as planned: {planned}", _is, (count,))
 
 
 def _planned(scenario: Scenario) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from torch import nn
 from conformance.errors import ScenarioError
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.truth.expected import Satisfies
 
 #: What tracing and code generation import, seconds of it.
 PRELOAD = ("torch._dynamo.testing", "torch._inductor.compile_fx")
@@ -258,3 +259,12 @@ def _no_code_generation() -> str:
     except InvalidCxxCompiler:
         return "there is no C++ compiler, which Inductor needs to generate code for a CPU"
     return ""
+
+
+def graphs(least: int, most: int) -> Satisfies:
+    """Return what a number of graphs satisfies."""
+    return Satisfies(f"{least} to {most} graphs", _is_between, (least, most))
+
+
+def _is_between(got: int, least: int, most: int) -> bool:
+    return least <= got <= most

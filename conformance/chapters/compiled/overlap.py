@@ -21,7 +21,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import observe_run, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import at_least
 from conformance.truth.steps import simulate_steps
 
 _NUM_STEPS = 3
@@ -119,5 +119,5 @@ def compiled_overlap(ctx: RankContext) -> None:
 def _early(scenario: Scenario) -> Mapping[int, Facts]:
     truth = simulate_steps([_build(scenario) for _ in range(scenario.world_size)], _step, _NUM_STEPS)
     least = _NUM_LAYERS - 1
-    early = Satisfies(f"at least {least} of {_NUM_LAYERS}", lambda got: got >= least)
+    early = at_least(least, f"of {_NUM_LAYERS}")
     return {rank: {**facts, "begun": early} for rank, facts in truth.items()}

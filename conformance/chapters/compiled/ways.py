@@ -6,7 +6,7 @@ backward tells how many reductions have been issued.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import ge
 from typing import Any
@@ -231,17 +231,25 @@ def compiled_ways(ctx: RankContext) -> None:
     ctx.observe("num_graphs", num_graphs)
 
 
+def _are_at_least(numbers: Sequence[int], least: Sequence[int]) -> bool:
+    return len(numbers) == len(least) and all(map(ge, numbers, least))
+
+
+def _are_equal(numbers: Sequence[int]) -> bool:
+    return numbers[0] == numbers[1]
+
+
 @compiled_ways.expects
 def _as_eagerly_as_possible(scenario: Scenario) -> Mapping[int, Facts]:
     replicas = [_build(scenario) for _ in range(scenario.world_size)]
     truth = simulate_steps(replicas, partial(_step, scenario), _NUM_FIRST)
     least = list(scenario.arguments.get("begun", range(_NUM_LAYERS)))
     judged: dict[str, Any] = {
-        "begun": Satisfies(f"at least {least}", lambda got: len(got) == len(least) and all(map(ge, got, least))),
+        "begun": Satisfies(f"at least {least}", _are_at_least, (least,)),
         "num_issued": _NUM_LAYERS,
     }
     if "num_graphs" in scenario.arguments:
         judged["num_graphs"] = [scenario.arguments["num_graphs"]] * 2
     else:
-        judged["num_graphs"] = Satisfies("as many after all steps as after the first", lambda got: got[0] == got[1])
+        judged["num_graphs"] = Satisfies("as many after all steps as after the first", _are_equal)
     return {rank: {**facts, **judged} for rank, facts in truth.items()}

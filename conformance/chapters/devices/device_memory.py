@@ -15,7 +15,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import at_most
 
 _NUM_STEPS = 6
 _WIDTH = 64
@@ -91,5 +91,5 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     asked = scenario.arguments["asks"]
     waiting = _BUCKET_BYTES if scenario.options.get("gradient_as_bucket_view") else 0
     most = {"over_torch": waiting + _SLACK_BYTES, "growth": 0}.get(asked, _SLACK_BYTES)
-    wanted = Satisfies(f"at most {most} bytes", lambda got: got <= most)
+    wanted = at_most(most, "bytes")
     return {rank: {asked: wanted} for rank in range(scenario.world_size)}

@@ -15,7 +15,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
-from conformance.truth.expected import Raises, Satisfies
+from conformance.truth.expected import Raises, at_most
 from conformance.truth.replicas import Replicas
 from conformance.truth.steps import gradients
 
@@ -173,5 +173,5 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
                 facts[rank] |= gradients(f"step{step}", module)
     if arguments.get("elsewhere"):
         for mine in facts.values():
-            mine["elsewhere"] = Satisfies("at most 0 bytes", lambda got: got <= 0)
+            mine["elsewhere"] = at_most(0, "bytes")
     return facts

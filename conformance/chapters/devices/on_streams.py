@@ -7,7 +7,7 @@ device in a step is the DDP. A device that finds races reports those of every sc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,7 +26,7 @@ from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import Satisfies, at_most
 from conformance.truth.replicas import Replicas, broadcasts_buffers
 from conformance.truth.steps import gradients
 
@@ -278,6 +278,10 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
     return facts
 
 
+def _has_at_most(got: Sequence[Any], most: int) -> bool:
+    return len(got) <= most
+
+
 def _of_the_device(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is required beside numbers; `traces` names what is required of the order of work."""
     expected: dict[str, Any] = {}
@@ -285,8 +289,8 @@ def _of_the_device(arguments: Mapping[str, Any]) -> dict[str, Any]:
         expected["changed"] = []
     if "counts" in arguments:
         most = arguments["counts"]
-        expected["syncs"] = Satisfies(f"at most {most} in a step", lambda got: len(got) <= most)
-        expected["waits"] = Satisfies(f"at most {most} in a step", lambda got: got <= most)
+        expected["syncs"] = Satisfies(f"at most {most} in a step", _has_at_most, (most,))
+        expected["waits"] = at_most(most, "in a step")
     wanted: dict[str, Callable[[], Any]] = {
         "launches_early": lambda: [True] * (NUM_STEPS - 1),
         "late": lambda: [[]] * (NUM_STEPS - 2),

@@ -91,9 +91,13 @@ def failed_collectives(ctx: RankContext) -> None:
     ctx.observe("unnamed", unnamed)
 
 
+def _none_is_silent(outcomes: Mapping[str, int]) -> bool:
+    return outcomes["cells"] > 0 and outcomes["silent"] == 0
+
+
 @failed_collectives.expects
 def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    outcomes = Satisfies("some cells, none silent", lambda got: got["cells"] > 0 and got["silent"] == 0)
+    outcomes = Satisfies("some cells, none silent", _none_is_silent)
     facts: Facts = {"silent": [], "stale": [], "unnamed": [], "outcomes": outcomes}
     return dict.fromkeys(range(scenario.world_size), facts)
 

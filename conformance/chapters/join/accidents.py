@@ -6,8 +6,7 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,18 +14,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from conformance.chapters.join.oracle import UnevenPlan
+from conformance.chapters.join.plan import UnevenPlan
 from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
-from conformance.scenario import Scenario
 from conformance.truth.expected import Raises
-from conformance.truth.steps import gradients, simulate_steps
 
 _INVARIANTS = ("same_collectives", "leaves_no_trace")
 
@@ -34,7 +31,7 @@ _INVARIANTS = ("same_collectives", "leaves_no_trace")
 class Normalised(nn.Module):
     """A layer after a shift by the mean over all ranks, which it communicates in its own forward, as SyncBatchNorm."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, 2)
         self.group = group
@@ -42,8 +39,7 @@ class Normalised(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2; all ranks must call it."""
         total = inputs.detach().sum(0)
-        if self.group is not None:
-            dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total, group=self.group)
         output: Tensor = self.layer(inputs + total)
         return output
 
@@ -61,76 +57,25 @@ def early_termination(ctx: RankContext) -> None:
     Observes `epoch<e>/raised`, `epoch<e>/num_steps`, and gradients of one more step of all ranks. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)
-    module = _terminated_module(ctx.scenario, ctx.process_group).to(ctx.device)
+    module = Normalised(ctx.process_group) if ctx.arguments.get("communicates") else layers()
+    with_integer_weights(module, ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
+    error = None if len(set(plan.num_inputs)) == 1 else Raises(("RuntimeError",))
     for epoch in range(plan.contexts):
         num_steps = 0
-        with ctx.catching(f"epoch{epoch}/raised"), joining(ctx, model.join(throw_on_early_termination=True)):
+        context = model.join(throw_on_early_termination=True)
+        with ctx.catching(f"epoch{epoch}/raised", must=error), joining(ctx, context):
             for index in range(plan.num_inputs[ctx.rank]):
                 _step(model, rank_step(ctx, plan.step_number(epoch, index)))
                 num_steps += 1
-        ctx.observe(f"epoch{epoch}/num_steps", num_steps)
+        ctx.observe(f"epoch{epoch}/num_steps", num_steps, must=min(plan.num_inputs))
     module.zero_grad()
     with joining(ctx, model.join()):
         _step(model, rank_step(ctx, plan.step_number(plan.contexts, 0)))
-    for name, value in gradients("after", module).items():
-        ctx.observe(name, value)
+    ctx.observe_gradients("after", module)
 
 
-def _terminated_module(scenario: Scenario, group: dist.ProcessGroup | None) -> nn.Module:
-    module = Normalised(group) if scenario.arguments.get("communicates") else layers()
-    return with_integer_weights(module, scenario.seed)
-
-
-@early_termination.expects
-def _terminated(scenario: Scenario) -> Mapping[int, Facts]:
-    plan = UnevenPlan.of(scenario)
-    even = len(set(plan.num_inputs)) == 1
-    common: dict[str, Any] = {}
-    for epoch in range(plan.contexts):
-        common[f"epoch{epoch}/raised"] = None if even else Raises(("RuntimeError",))
-        common[f"epoch{epoch}/num_steps"] = min(plan.num_inputs)
-    last = plan.step_number(plan.contexts, 0)
-    ranks = range(scenario.world_size)
-    replicas = [_terminated_module(scenario, None) for _ in ranks]
-    shift = sum(RankStep(rank, last).inputs(5, WIDTH).sum(0) for rank in ranks)
-
-    def step(model: Any, turn: RankStep) -> None:
-        turn = RankStep(turn.rank, last)
-        inputs = turn.inputs(5, WIDTH)
-        output = model.layer(inputs + shift) if scenario.arguments.get("communicates") else model(inputs)
-        turn.backward(turn.loss(output))
-
-    truth = simulate_steps(replicas, step, 1)
-    return {
-        rank: common | {name.replace("step0/", "after/"): value for name, value in mine.items()}
-        for rank, mine in truth.items()
-    }
-
-
-@dataclass(frozen=True)
-class Case:
-    """What every rank does, and the facts that it must observe besides those that `truth` computes."""
-
-    body: Callable[[RankContext], None]
-    expected: Callable[[Scenario, int], Facts]
-
-
-def _expected_gradients(scenario: Scenario, steps: Sequence[int], prefix: str = "after") -> Mapping[int, Facts]:
-    """Return the truth about `layers` trained evenly, without an optimizer, at the given step numbers."""
-    replicas = [with_integer_weights(layers(), scenario.seed) for _ in range(scenario.world_size)]
-
-    def step(model: nn.Module, turn: RankStep) -> None:
-        _step(model, RankStep(turn.rank, steps[turn.step]))
-
-    truth = simulate_steps(replicas, step, len(steps))
-    names = {f"step{index}/": f"{prefix}{number}/" for index, number in enumerate(steps)}
-    return {rank: {_renamed(name, names): value for name, value in mine.items()} for rank, mine in truth.items()}
-
-
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
-    head, _, tail = name.partition("/")
-    return prefixes[f"{head}/"] + tail
+early_termination.expects(truth_of)
 
 
 def _wrapped(ctx: RankContext) -> tuple[nn.Module, Any]:
@@ -142,14 +87,13 @@ def _even_step(ctx: RankContext, model: Any, module: nn.Module, number: int) -> 
     """Run step `number` and observe its gradients as `after<number>/grad/<name>`."""
     module.zero_grad()
     _step(model, rank_step(ctx, number))
-    for name, value in gradients(f"after{number}", module).items():
-        ctx.observe(name, value)
+    ctx.observe_gradients(f"after{number}", module)
 
 
 def _exception(ctx: RankContext) -> None:
     """Raise in the context on all ranks at the same step, then train on in a new context and outside of any."""
     module, model = _wrapped(ctx)
-    with ctx.catching("raised"), joining(ctx, model.join()):
+    with ctx.catching("raised", must=Raises(("LookupError",))), joining(ctx, model.join()):
         _step(model, rank_step(ctx, 0))
         raise LookupError("the data set is broken")
     with joining(ctx, model.join()):
@@ -172,7 +116,7 @@ def _copied(ctx: RankContext) -> None:
     before = len(ctx.collectives())
     for number in (3, 4):
         _even_step(ctx, copies[0], copies[0].module, number)
-    ctx.observe("others", [each.describe() for each in ctx.collectives()[before:] if is_joining(each)])
+    ctx.observe("others", [each.describe() for each in ctx.collectives()[before:] if is_joining(each)], must=[])
 
 
 def _pickled(model: Any) -> Any:
@@ -200,21 +144,25 @@ def _transparent(ctx: RankContext) -> None:
             for index in range(3):
                 module.zero_grad()
                 _step(model, rank_step(ctx, index))
-                for name, value in gradients(f"{'join' if disabled else 'plain'}{index}", module).items():
-                    ctx.observe(name, value)
+                ctx.observe_gradients(f"{'join' if disabled else 'plain'}{index}", module)
         traffic.append([each.describe().split(" ")[0] + str(each.numel) for each in ctx.collectives()[before:]])
-    ctx.observe("same_traffic", traffic[0] == traffic[1])
+    ctx.observe("same_traffic", traffic[0] == traffic[1], must=True)
 
 
 def _logged(ctx: RankContext) -> None:
     """Ask the logging data whether a join context was used, before and after."""
-    _, model = _wrapped(ctx)
+    module, model = _wrapped(ctx)
     _step(model, rank_step(ctx, 0))
-    ctx.observe("before", int(model._get_ddp_logging_data().get("join_uneven_inputs", 0)))
+    ctx.observe("before", _has_joined(model), must=0)
     with joining(ctx, model.join()):
         for index in range(ctx.rank):
+            module.zero_grad()
             _step(model, rank_step(ctx, 1 + index))
-    ctx.observe("after", int(model._get_ddp_logging_data().get("join_uneven_inputs", 0)))
+    ctx.observe("after", _has_joined(model), must=1)
+
+
+def _has_joined(model: Any) -> int:
+    return int(model._get_ddp_logging_data().get("join_uneven_inputs", 0))
 
 
 def _different_groups(ctx: RankContext) -> None:
@@ -222,7 +170,7 @@ def _different_groups(ctx: RankContext) -> None:
     _, model = _wrapped(ctx)
     group = dist.new_group(list(range(ctx.world_size)))
     other: Any = ctx.wrap(with_integer_weights(layers(), 1).to(ctx.device), process_group=group)
-    with ctx.catching("raised"):
+    with ctx.catching("raised", must=Raises(("ValueError",), ("group",))):
         Join([model, other])
     dist.barrier(group=ctx.process_group)
     dist.destroy_process_group(group)
@@ -232,43 +180,27 @@ def _properties(ctx: RankContext) -> None:
     """Access the attributes and methods that torch's `Join` requires of joinables."""
     _, model = _wrapped(ctx)
     _step(model, rank_step(ctx, 0))
-    ctx.observe("is_joinable", isinstance(model, Joinable))
-    ctx.observe("same_group", model.join_process_group is ctx.process_group)
-    ctx.observe("same_device", torch.device(model.join_device) == ctx.device)
-    ctx.observe("is_hook", isinstance(model.join_hook(divide_by_initial_world_size=True), JoinHook))
-    ctx.observe("is_context", isinstance(model.join(), Join))
+    ctx.observe("is_joinable", isinstance(model, Joinable), must=True)
+    ctx.observe("same_group", model.join_process_group is ctx.process_group, must=True)
+    ctx.observe("same_device", torch.device(model.join_device) == ctx.device, must=True)
+    ctx.observe("is_hook", isinstance(model.join_hook(divide_by_initial_world_size=True), JoinHook), must=True)
+    ctx.observe("is_context", isinstance(model.join(), Join), must=True)
 
 
-CASES: Mapping[str, Case] = {
-    "exception": Case(
-        _exception,
-        lambda scenario, rank: {"raised": Raises(("LookupError",)), **_expected_gradients(scenario, (1, 2))[rank]},
-    ),
-    "copied": Case(_copied, lambda scenario, rank: {"others": [], **_expected_gradients(scenario, (3, 4))[rank]}),
-    "transparent": Case(
-        _transparent,
-        lambda scenario, rank: {
-            "same_traffic": True,
-            **_expected_gradients(scenario, (0, 1, 2), "plain")[rank],
-            **_expected_gradients(scenario, (0, 1, 2), "join")[rank],
-        },
-    ),
-    "logged": Case(_logged, lambda *_: {"before": 0, "after": 1}),
-    "different_groups": Case(_different_groups, lambda *_: {"raised": Raises(("ValueError",), ("group",))}),
-    "properties": Case(
-        _properties,
-        lambda *_: dict.fromkeys(("is_joinable", "same_group", "same_device", "is_hook", "is_context"), True),
-    ),
+CASES: Mapping[str, Callable[[RankContext], None]] = {
+    "exception": _exception,
+    "copied": _copied,
+    "transparent": _transparent,
+    "logged": _logged,
+    "different_groups": _different_groups,
+    "properties": _properties,
 }
 
 
 @program("join_case", invariants=_INVARIANTS)
 def join_case(ctx: RankContext) -> None:
     """Do what argument `case` names (see `CASES`). All ranks run it."""
-    CASES[ctx.arguments["case"]].body(ctx)
+    CASES[ctx.arguments["case"]](ctx)
 
 
-@join_case.expects
-def _case(scenario: Scenario) -> Mapping[int, Facts]:
-    case = CASES[scenario.arguments["case"]]
-    return {rank: case.expected(scenario, rank) for rank in range(scenario.world_size)}
+join_case.expects(truth_of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from conformance.chapters.join.oracle import UnevenPlan, UnevenReplicas
+from conformance.chapters.join.plan import UnevenPlan
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.agreement import same_bits_everywhere
@@ -19,6 +19,7 @@ from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import AnyOf, Raises
@@ -140,18 +141,10 @@ def buffer_hook_in_join(ctx: RankContext) -> None:
                 facts |= gradients(f"step{index}", module)
         return {**facts, "same_buffer": same_bits_everywhere(ctx, [module.count])}
 
-    observe_run(ctx, run, may_refuse=True)
+    observe_run(ctx, run, refusal=Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook")))
 
 
-@buffer_hook_in_join.expects
-def _buffer_hook(scenario: Scenario) -> Mapping[int, Facts]:
-    plan = UnevenPlan.of(scenario)
-    modules: list[nn.Module] = [with_integer_weights(Counted(), scenario.seed) for _ in range(scenario.world_size)]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    for _, rank, mine in _uneven_gradients(modules, plan):
-        facts[rank] |= mine
-    refusal = Raises(("RuntimeError", "NotImplementedError"), ("buffer", "hook"))
-    return {rank: {"outcome": AnyOf({**mine, "same_buffer": True}, refusal)} for rank, mine in facts.items()}
+buffer_hook_in_join.expects(truth_of)
 
 
 class Counting(Joinable):
@@ -245,36 +238,4 @@ def shared_join(ctx: RankContext) -> None:
             ctx.observe(f"counter{place}", [member.count, member.num_shadowed, member.was_last, member.kwargs])
 
 
-@shared_join.expects
-def _shared(scenario: Scenario) -> Mapping[int, Facts]:
-    plan = UnevenPlan.of(scenario)
-    ranks, kinds, num_steps = range(scenario.world_size), scenario.arguments["joinables"], max(plan.num_inputs)
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    for place, kind in enumerate(kinds):
-        if kind == "ddp":
-            modules = [_module(place, scenario) for _ in ranks]
-            for index, rank, mine in _uneven_gradients(modules, plan, place):
-                facts[rank] |= {
-                    name.replace(f"step{index}/", f"step{index}/model{place}/"): mine[name] for name in mine
-                }
-            continue
-        kwargs = {"divide_by_initial_world_size": plan.divide_by_initial_world_size, "answer": 42}
-        for rank, count in enumerate(plan.num_inputs):
-            seen = [sum(plan.num_inputs), num_steps - count, rank in plan.last_joiners(), kwargs]
-            facts[rank][f"counter{place}"] = seen
-    return facts
-
-
-def _uneven_gradients(
-    modules: Sequence[nn.Module], plan: UnevenPlan, place: int = 0
-) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return (step, rank, gradients) of every step of every rank, for `modules` trained without an optimizer."""
-    world = UnevenReplicas(modules, divide_by_initial_world_size=plan.divide_by_initial_world_size)
-    found = []
-    for index in range(max(plan.num_inputs)):
-        for rank in plan.active(index):
-            modules[rank].zero_grad()
-            _train(modules[rank], RankStep(rank, index), place)
-        world.average_gradients(plan.active(index))
-        found += [(index, rank, gradients(f"step{index}", modules[rank])) for rank in plan.active(index)]
-    return found
+shared_join.expects(truth_of)

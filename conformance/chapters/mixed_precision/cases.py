@@ -1,6 +1,6 @@
 """Program `mixed_precision_case`: modules with cast, checkpointed, shared, ignored or unused parameters.
 
-A case is a module and the code of one step. The truth runs it on a low-precision copy per rank. Weights and inputs are
+A case is a module and the code of one step. Weights and inputs are
 integers plus a small fraction that every low precision rounds away. Therefore gradients differ if the DDP did not
 convert something, and the full-precision weights show whether the DDP ever rounded them.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from conformance.chapters.mixed_precision.oracle import LowPrecisionReplicas
 from conformance.checkers.protocol import is_gradient
 from conformance.models import watched_layers as layers
 from conformance.models.catalogue import moved
@@ -22,14 +21,12 @@ from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
-from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
-from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.steps import gradients
+from conformance.truth.expected import Anything
 
 NUM_STEPS = 3
 
@@ -142,7 +139,7 @@ def _interrupted(model: Any, turn: RankStep) -> Mapping[str, Any]:
 def _frozen_is_written(model: Any, turn: RankStep) -> Mapping[str, Any]:
     facts = _ordinary(model, turn)
     for part in model.modules():
-        if isinstance(part, layers.Frozen):  # of the truth, that which is trained and its copy
+        if isinstance(part, layers.Frozen):
             part.first.weight.data.neg_()
     return facts
 
@@ -175,16 +172,6 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def _build(scenario: Scenario) -> nn.Module:
-    """Return the case's module with weights of 1 and -1 plus a small fraction, equal on every rank."""
-    module = CASES[scenario.arguments["case"]].build()
-    return with_small_weights(module, scenario.seed, beside=_LITTLE)
-
-
-def _optimizer(module: nn.Module) -> optim.Optimizer:
-    return optim.SGD(module.parameters(), lr=_LEARNING_RATE)
-
-
 @program("mixed_precision_case", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def mixed_precision_case(ctx: RankContext) -> None:
     """Run steps of the case that argument `case` names, with option `mixed_precision`; SGD follows each step.
@@ -193,13 +180,13 @@ def mixed_precision_case(ctx: RankContext) -> None:
     the case, `wire` (dtypes of reduced gradients) and `bucket_dtypes` (what the hook saw). All ranks run it.
     """
     case = CASES[ctx.arguments["case"]]
-    module = moved(_build(ctx.scenario), ctx.device)
+    module = moved(with_small_weights(case.build(), ctx.scenario.seed, beside=_LITTLE), ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(case.ignored)  # type: ignore[assignment]
     model: Any = ctx.wrap(module, mixed_precision=precision_of(ctx.scenario.options))
     in_buckets: set[str] = set()
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, _averaging_hook(ctx, in_buckets))
-    optimizer = _optimizer(module)
+    optimizer = optim.SGD(module.parameters(), lr=_LEARNING_RATE)
     for index in range(NUM_STEPS):
         optimizer.zero_grad()
         for name, value in (case.step(model, rank_step(ctx, index)) or {}).items():
@@ -209,39 +196,15 @@ def mixed_precision_case(ctx: RankContext) -> None:
             optimizer.step()
         ctx.observe_parameters(f"step{index}", module)
     reduced = {_real(dtype) for each in ctx.collectives() if is_gradient(each) for dtype in each.dtypes}
-    ctx.observe("wire", sorted(reduced))
-    ctx.observe("bucket_dtypes", sorted(in_buckets))
+    wanted = precision_of(ctx.scenario.options).communication_dtype
+    managed = [p.dtype for name, p in module.named_parameters() if name not in case.ignored and p.requires_grad]
+    wire = sorted({dtype_name(_wire_of(dtype, wanted)) for dtype in managed})
+    is_open = ctx.world_size == 1 or ctx.arguments["case"] == "sparse"  # in what rows travel is left open
+    ctx.observe("wire", sorted(reduced), must=Anything() if is_open else sorted(set(map(_real, wire))))
+    ctx.observe("bucket_dtypes", sorted(in_buckets), must=wire if ctx.arguments.get("hook") else [])
 
 
-@mixed_precision_case.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    case = CASES[scenario.arguments["case"]]
-    precision = precision_of(scenario.options)
-    modules = [_build(scenario) for _ in range(scenario.world_size)]
-    world = LowPrecisionReplicas(modules, precision, case.ignored)
-    optimizers = [_optimizer(module) for module in modules]
-    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(scenario.world_size)}
-    with single_threaded():
-        for index in range(NUM_STEPS):
-            for rank, module in enumerate(modules):
-                module.zero_grad()
-                copy = world.copy_of(rank)
-                extra = case.step(copy, RankStep(rank, index)) or {}
-                world.collect(copy, coarse=False)
-                facts[rank] |= {f"step{index}/{name}": _fact(value) for name, value in extra.items()}
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                facts[rank] |= gradients(f"step{index}", module)
-                optimizers[rank].step()
-                for name, parameter in module.named_parameters():
-                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
-    managed = {p.dtype for name, p in modules[0].named_parameters() if name not in case.ignored and p.requires_grad}
-    wire = sorted({dtype_name(_wire_of(dtype, precision.communication_dtype)) for dtype in managed})
-    for rank in facts:
-        if scenario.world_size > 1 and scenario.arguments["case"] != "sparse":  # in what rows travel is left open
-            facts[rank]["wire"] = sorted(set(map(_real, wire)))
-        facts[rank]["bucket_dtypes"] = wire if scenario.arguments.get("hook") else []
-    return facts
+mixed_precision_case.expects(truth_of)
 
 
 def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
@@ -251,10 +214,6 @@ def _wire_of(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 def _real(dtype: str) -> str:
     """Return the dtype of a complex one's parts: `torch.distributed` reduces complex tensors as real ones."""
     return dtype_name(getattr(torch, dtype).to_real())
-
-
-def _fact(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _averaging_hook(ctx: RankContext, in_buckets: set[str]) -> Callable[[Any, Any], Any]:

@@ -24,7 +24,7 @@ from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.expected import Satisfies
+from conformance.truth.expected import Satisfies, is_at_least, is_at_most
 
 NUM_STEPS = 4
 _WIDTH = 3
@@ -205,8 +205,8 @@ def _expected(scenario: Scenario) -> Mapping[int, Facts]:
         # While forward runs, a backward that will come may need any copy.
         "kept": lambda: {"left": [], **({"kept": []} if scenario.arguments.get("evaluates") else {})},
         "beside": lambda: {
-            "beside": Satisfies(f"{len(read)} casts, before the first product", lambda got: got >= len(read)),
-            "waits": Satisfies("at most one between products", lambda got: got <= 1),
+            "beside": Satisfies(f"{len(read)} casts, before the first product", is_at_least, (len(read),)),
+            "waits": Satisfies("at most one between products", is_at_most, (1,)),
         },
     }
     facts = {

@@ -1,7 +1,6 @@
 """Programs about optimizers that step each parameter inside backward, as soon as its averaged gradient is ready.
 
-Modules are linear in every parameter: gradients stay integers whatever an optimizer does. The truth averages and then
-steps the same optimizers, parameter by parameter.
+Modules are linear in every parameter: gradients stay integers whatever an optimizer does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.distributed.optim.apply_optimizer_in_backward import (
     _apply_optimizer_in_backward,
     _get_in_backward_optimizers,
@@ -27,12 +26,11 @@ from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
-from conformance.programs.written_steps import rank_step
+from conformance.programs.written_steps import observe_run, rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
-from conformance.truth.expected import AnyOf, Raises, Satisfies
-from conformance.truth.replicas import Replicas
+from conformance.truth.expected import Anything, Raises, at_least, at_most
 from conformance.truth.steps import gradients
 
 #: Name -> class and settings. Those of SGD are powers of two: multiplying by them is exact.
@@ -43,6 +41,8 @@ OPTIMIZERS: Mapping[str, tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
     "adamw": (optim.AdamW, {"lr": 0.125, "weight_decay": 0.25}),
     "rmsprop": (optim.RMSprop, {"lr": 0.125}),
 }
+
+_REFUSAL = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
 
 
 def _build(scenario: Scenario) -> nn.Module:
@@ -117,20 +117,21 @@ def optimizer_in_backward(ctx: RankContext) -> None:
     Observes after each micro-batch gradients and parameters, and after each step `num_steps` by parameter.
     All ranks run it.
     """
-    facts: dict[str, Any] = {}
-    if not ctx.arguments.get("may_refuse"):
-        _train(ctx, facts)
-        for name, value in facts.items():
-            ctx.observe(name, value)
-        return
-    with ctx.catching("raised"):
-        _train(ctx, facts)
-    error = ctx.facts.pop("raised")
-    ctx.observe("outcome", facts if error is None else error)
+    refusal = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
+    observe_run(
+        ctx,
+        lambda: _train(ctx),
+        must=_early(ctx.scenario),
+        refusal=refusal if ctx.arguments.get("may_refuse") else None,
+    )
 
 
-def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
+optimizer_in_backward.expects(truth_of)
+
+
+def _train(ctx: RankContext) -> dict[str, Any]:
     scenario = ctx.scenario
+    facts: dict[str, Any] = {}
     module = _build(scenario).to(ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))  # type: ignore[assignment]
     after = bool(ctx.arguments.get("after"))
@@ -157,6 +158,22 @@ def _train(ctx: RankContext, facts: dict[str, Any]) -> None:
             facts |= {f"step{index}/{name}": count for name, count in seen.items()}
             if ctx.arguments.get("halve_rates"):
                 inner.halve_rates()
+    return facts
+
+
+def _early(scenario: Scenario) -> Mapping[str, Any]:
+    """Return what is required when the last gradients are computed, from the second step on.
+
+    Every bucket holds one gradient. Of the branch that is watched two may still be missing, and two buckets alive.
+    """
+    if "watch" not in scenario.arguments:
+        return {}
+    num_parameters = sum(1 for _ in _build(scenario).parameters())
+    must: dict[str, Any] = {"step0/live": Anything(), "step0/stepped": Anything()}
+    for index in range(1, len(scenario.arguments["steps"])):
+        must[f"step{index}/live"] = at_most(2)
+        must[f"step{index}/stepped"] = at_least((index + 1) * num_parameters - 4)
+    return must
 
 
 def _alive_and_stepped(module: nn.Module, inner: _InBackward) -> dict[str, int]:
@@ -184,106 +201,6 @@ def _averaging_hook(ctx: RankContext) -> Callable[[Any, Any], Any]:
     return lambda _, bucket: average(bucket)  # without annotations, which torch compares with its own types
 
 
-@optimizer_in_backward.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    with single_threaded():
-        facts = _Truth(scenario).run()
-    if "watch" in scenario.arguments:
-        facts = {rank: {**mine, **_early(scenario)} for rank, mine in facts.items()}
-    if not scenario.arguments.get("may_refuse"):
-        return facts
-    refusal = Raises(("RuntimeError", "ValueError", "NotImplementedError"), ("optimizer",))
-    return {rank: {"outcome": AnyOf(dict(mine), refusal)} for rank, mine in facts.items()}
-
-
-def _early(scenario: Scenario) -> Facts:
-    """Return what is required when the last gradients are computed; every bucket holds one gradient.
-
-    Of the branch that is watched two gradients may still be missing, and two buckets alive.
-    """
-    num_parameters = sum(1 for _ in _build(scenario).parameters())
-    facts: dict[str, Any] = {}
-    for index in range(1, len(scenario.arguments["steps"])):
-        least = (index + 1) * num_parameters - 4
-        facts[f"step{index}/live"] = Satisfies("at most 2", lambda got: got <= 2)
-        facts[f"step{index}/stepped"] = _at_least(least)
-    return facts
-
-
-def _at_least(least: int) -> Satisfies:
-    return Satisfies(f"at least {least}", lambda got: got >= least)
-
-
-class _Truth:
-    """All ranks' replicas; here the optimizers in backward are ordinary ones that step after averaging."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.ignored = frozenset(scenario.arguments.get("ignored", ()))
-        self.modules = [_build(scenario) for _ in range(scenario.world_size)]
-        self.world = Replicas(self.modules, ignored=self.ignored)
-        self.optimizers = [{name: self._make(name, p) for name, p in m.named_parameters()} for m in self.modules]
-        self.num_steps = [dict.fromkeys(optimizers, 0) for optimizers in self.optimizers]
-        self.rests = [_rest(scenario, module) for module in self.modules]
-
-    def run(self) -> Mapping[int, Facts]:
-        facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.modules))}
-        steps = [_steps(self.scenario, rank) for rank in facts]
-        for index in range(len(steps[0])):
-            if self.scenario.arguments.get("zero_grad", True):
-                for module in self.modules:
-                    module.zero_grad()
-            for micro, (synchronised, _) in enumerate(steps[0][index]):
-                for rank, module in enumerate(self.modules):
-                    _backward(module, RankStep(rank, index), micro, steps[rank][index][micro][1])
-                    self._step_ignored(rank)
-                if synchronised:
-                    self.world.average_gradients()
-                    for rank in facts:
-                        self._step(rank, lambda name: name not in self.ignored)
-                for rank, module in enumerate(self.modules):
-                    facts[rank] |= _state(f"step{index}/micro{micro}", module)
-            for rank, module in enumerate(self.modules):
-                rest = self.rests[rank]
-                if rest is not None:
-                    rest.step()
-                counts = self.num_steps[rank].items()
-                facts[rank] |= {f"step{index}/num_steps/{name}": count for name, count in counts}
-                for name, parameter in module.named_parameters():
-                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
-            if self.scenario.arguments.get("halve_rates"):
-                self._halve_rates()
-        return facts
-
-    def _make(self, name: str, parameter: nn.Parameter) -> list[optim.Optimizer]:
-        made = []
-        for optimizer in _optimizer_names(self.scenario, name):
-            kind, settings = OPTIMIZERS[optimizer]
-            made.append(kind([parameter], **settings))
-        return made
-
-    def _step_ignored(self, rank: int) -> None:
-        """Step the parameters that the DDP ignores: torch steps them itself, on local gradients, in every backward."""
-        self._step(rank, lambda name: name in self.ignored, keep=False)
-
-    def _step(self, rank: int, chosen: Callable[[str], bool], keep: bool | None = None) -> None:
-        keep = bool(self.scenario.arguments.get("keep_gradients")) if keep is None else keep
-        for name, parameter in self.modules[rank].named_parameters():
-            if not chosen(name) or parameter.grad is None or not self.optimizers[rank][name]:
-                continue
-            for optimizer in self.optimizers[rank][name]:
-                optimizer.step()
-                self.num_steps[rank][name] += 1
-            if not keep:
-                parameter.grad = None
-
-    def _halve_rates(self) -> None:
-        for optimizers in self.optimizers:
-            for optimizer in (each for made in optimizers.values() for each in made):
-                for group in optimizer.param_groups:
-                    group["lr"] /= 2
-
-
 @program("restarted_optimizer_in_backward", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def restarted_optimizer_in_backward(ctx: RankContext) -> None:
     """Train two steps, save model and optimizers, load both into new ones, and train two steps more.
@@ -308,15 +225,7 @@ def restarted_optimizer_in_backward(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-@restarted_optimizer_in_backward.expects
-def _restarted(scenario: Scenario) -> Mapping[int, Facts]:
-    straight = scenario.replace(arguments={**scenario.arguments, "steps": [[["a b c d"]]] * 4})
-    with single_threaded():
-        truth = _Truth(straight).run()
-    return {
-        rank: {name: value for name, value in facts.items() if "/parameter/" in name and "micro" not in name}
-        for rank, facts in truth.items()
-    }
+restarted_optimizer_in_backward.expects(truth_of)
 
 
 @program("fused_optimizer", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
@@ -338,25 +247,7 @@ def fused_optimizer(ctx: RankContext) -> None:
         ctx.observe_parameters(f"step{index}", module)
 
 
-@fused_optimizer.expects
-def _fused(scenario: Scenario) -> Mapping[int, Facts]:
-    only = scenario.arguments.get("only", "abcd")
-    modules = [_build(scenario) for _ in range(scenario.world_size)]
-    kind, settings = OPTIMIZERS[scenario.arguments["optimizer"]]
-    optimizers = [kind([p for name, p in m.named_parameters() if name[0] in only], **settings) for m in modules]
-    facts: dict[int, dict[str, Tensor]] = {rank: {} for rank in range(scenario.world_size)}
-    with single_threaded():
-        world = Replicas(modules)
-        for index in range(3):
-            for rank, module in enumerate(modules):
-                module.zero_grad()
-                _backward(module, RankStep(rank, index), 0, list("abcd"))
-            world.average_gradients()
-            for rank, module in enumerate(modules):
-                optimizers[rank].step()
-                for name, parameter in module.named_parameters():
-                    facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
-    return facts
+fused_optimizer.expects(truth_of)
 
 
 @program("fused_optimizer_refusal", invariants=("leaves_no_trace",))

@@ -1,8 +1,7 @@
 """Program `feature_pair`: two DDP features in one training, which must work or raise an error with a reason.
 
 The module consists of what the two features need. Its output is linear in every parameter, so gradients are small
-integers with any optimizer and in any precision. The truth is the same for all pairs, except for the ranks that take
-part in each step.
+integers with any optimizer and in any precision.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ from torch import Tensor, nn, optim
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
 from conformance.checkers.protocol import is_gradient
-from conformance.models.exact import exact_mean
 from conformance.models.integers import RankStep
 from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
-from conformance.observation import Facts, Raised
+from conformance.observation import Raised
 from conformance.own_mistake import certain, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
-from conformance.truth.device import single_threaded
 from conformance.truth.expected import AnyOf, Satisfies
-from conformance.truth.means import sparse_like
 from conformance.truth.steps import gradients
 
 #: Feature -> words of which a refusal must use one, to be a reason.
@@ -209,9 +206,13 @@ def feature_pair(ctx: RankContext) -> None:
         if run.stage not in _REFUSABLE:
             raise
         raised = Raised.of(error)
-    ctx.observe("stage", run.stage)
-    ctx.observe("refused", None if raised is None else 1)
-    ctx.observe("outcome", run.facts if raised is None else raised)
+    ctx.observe("stage", run.stage, must=AnyOf("trained", *_REFUSABLE))
+    refused = Satisfies("1, where the pair is refused", _is_one_of, ((None, 1),))
+    ctx.observe("refused", None if raised is None else 1, must=refused)
+    features = sorted(run.course.features)
+    reasoned = Satisfies(f"a refusal that speaks of {' and '.join(features)}", _is_refusal_of, (features,))
+    trained = {**run.facts, "signs": _signs_of(run.course)}
+    ctx.observe("outcome", run.facts if raised is None else raised, must=AnyOf(trained, reasoned))
 
 
 class _Run:
@@ -301,120 +302,25 @@ class _Run:
         return work.get_future().then(lambda _: buffer)
 
 
-@feature_pair.expects
-def _expected(scenario: Scenario) -> Mapping[int, Facts]:
-    course = Course.of(scenario)
-    with single_threaded():
-        facts = _Truth(scenario, course).run()
-    refusal = Satisfies(
-        f"a refusal that speaks of {' and '.join(sorted(course.features))}", lambda got: _names(got, course)
-    )
-    trains_or_not = Satisfies("1, where the pair is refused", lambda got: got in (None, 1))
+feature_pair.expects(truth_of)
+
+
+def _signs_of(course: Course) -> Mapping[str, bool]:
+    """Return what shows that the features were active."""
+    is_low = "mixed_precision" in course
     return {
-        rank: {
-            "outcome": AnyOf(mine, refusal),
-            "stage": AnyOf("trained", *_REFUSABLE),
-            "refused": trains_or_not,
-        }
-        for rank, mine in facts.items()
-    }  # fmt: skip
+        "hook_called": "comm_hook" in course,
+        "low_precision_wire": is_low,
+        "full_precision_wire": not is_low and "sparse_gradients" not in course,
+    }
 
 
-def _names(got: Any, course: Course) -> bool:
+def _is_refusal_of(got: Any, features: Sequence[str]) -> bool:
     if not isinstance(got, Raised):
         return False
     message = got.message.lower()
-    return all(any(word in message for word in FEATURES[feature]) for feature in course.features)
+    return all(any(word in message for word in FEATURES[feature]) for feature in features)
 
 
-class _Truth:
-    """All ranks' kits in one process."""
-
-    def __init__(self, scenario: Scenario, course: Course) -> None:
-        self.course = course
-        self.kits = [_build(scenario, course) for _ in range(course.world_size)]
-        self.optimizers = [
-            {name: optim.SGD([p], lr=_LEARNING_RATE) for name, p in kit.named_parameters()} for kit in self.kits
-        ]
-        self.facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(course.world_size)}
-        self.buffers_due = True
-
-    def run(self) -> Mapping[int, Facts]:
-        for index, members, in_join in self.course.steps:
-            self._step(index, members, in_join)
-        if "join" in self.course:
-            last = self.kits[-1]
-            with torch.no_grad():
-                for kit in self.kits[:-1]:
-                    for mine, its in zip(self._shared(kit), self._shared(last), strict=True):
-                        mine.copy_(its)
-        for rank, kit in enumerate(self.kits):
-            for name, tensor in (*kit.named_parameters(), *kit.named_buffers()):
-                self.facts[rank][f"final/{name}"] = tensor.detach().clone()
-            is_low = "mixed_precision" in self.course
-            self.facts[rank]["signs"] = {
-                "hook_called": "comm_hook" in self.course,
-                "low_precision_wire": is_low,
-                "full_precision_wire": not is_low and "sparse_gradients" not in self.course,
-            }
-        return self.facts
-
-    def _shared(self, kit: Kit) -> list[Tensor]:
-        ignored = _ignored(self.course)
-        return [tensor for name, tensor in (*kit.named_parameters(), *kit.named_buffers()) if name not in ignored]
-
-    def _step(self, index: int, members: Sequence[int], in_join: bool) -> None:
-        in_backward = "optimizer_in_backward" in self.course
-        for rank in members:
-            self.kits[rank].zero_grad()
-        for micro in range(self.course.num_local + 1):
-            is_last = micro == self.course.num_local
-            self._broadcast_buffers(members, in_join)
-            self.buffers_due = is_last
-            for rank in members:
-                _backward(self.course, self.kits[rank], RankStep(rank, index), micro)
-                if in_backward:
-                    self._learn(rank, only=_ignored(self.course))
-            if is_last:
-                self._average(members, in_join)
-        for rank in members:
-            if in_backward:
-                self._learn(rank)
-            self.facts[rank] |= gradients(f"step{index}", self.kits[rank])
-            if not in_backward:
-                self._learn(rank)
-            for name, parameter in self.kits[rank].named_parameters():
-                self.facts[rank][f"step{index}/parameter/{name}"] = parameter.detach().clone()
-
-    def _learn(self, rank: int, only: Sequence[str] | None = None) -> None:
-        for name, parameter in self.kits[rank].named_parameters():
-            if parameter.grad is not None and (only is None or name in only):
-                self.optimizers[rank][name].step()
-                if "optimizer_in_backward" in self.course:
-                    parameter.grad = None
-
-    def _broadcast_buffers(self, members: Sequence[int], in_join: bool) -> None:
-        """Copy the buffer of one member to all others: in a join context the last rank with data, else the first."""
-        root = self.kits[members[-1] if in_join else members[0]].seen
-        if root is None or not self.buffers_due:
-            return
-        with torch.no_grad():
-            for rank in members:
-                replica = present(self.kits[rank].seen)
-                replica.copy_(root)
-
-    def _average(self, members: Sequence[int], in_join: bool) -> None:
-        divisor = self.course.world_size if in_join else len(members)
-        named = [dict(self.kits[rank].named_parameters()) for rank in members]
-        for name in named[0]:
-            replicas = [parameters[name] for parameters in named]
-            present = [each.grad for each in replicas if each.grad is not None]
-            if name in _ignored(self.course) or not present:
-                continue
-            locals_ = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in replicas]
-            locals_ += [torch.zeros_like(locals_[0])] * (divisor - len(locals_))
-            mean = exact_mean(locals_)
-            if any(gradient.is_sparse for gradient in present):
-                mean = sparse_like(mean, present)
-            for each in replicas:
-                each.grad = mean.clone()
+def _is_one_of(got: Any, choices: Sequence[Any]) -> bool:
+    return got in choices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +14,19 @@ from torch.utils.checkpoint import checkpoint
 from conformance.checkers.protocol import is_gradient
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts, Raised, Unmeasured
-from conformance.own_mistake import certain
+from conformance.observation import Raised, Unmeasured
 from conformance.programs.autograd_uses import USES as PLAIN_USES
 from conformance.programs.autograd_uses import WIDTH, Use, layers
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.gradient_traffic import num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.unused_parameters import Switched
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
-from conformance.truth.expected import AnyOf, Raises, Satisfies
-from conformance.truth.steps import StepFunction, simulate_steps
+from conformance.truth.expected import Anything, Raises, Satisfies, at_least
+from conformance.truth.steps import StepFunction
 
 NUM_STEPS = 4
 _INVARIANTS = ("same_collectives", "nothing_in_flight", "leaves_no_trace")
@@ -90,7 +89,7 @@ class Branches(nn.Module):
 
 def _first_local(model: Any, turn: RankStep) -> None:
     """Accumulate one backward under no_sync before the one that synchronises, from the first step on."""
-    with getattr(model, "no_sync", contextlib.nullcontext)():
+    with model.no_sync():
         turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH, micro=1)), micro=1))
     turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))))
 
@@ -104,7 +103,7 @@ def _heads_by_rank(model: Any, turn: RankStep) -> None:
 
 def _local_elsewhere(model: Any, turn: RankStep) -> None:
     """Use only the first head, but another one on rank 0 under no_sync before the first step and before the third."""
-    with getattr(model, "no_sync", contextlib.nullcontext)():
+    with model.no_sync():
         if turn.step in (0, 2):
             head = turn.step // 2 + 1 if turn.rank == 0 else 0
             turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH, micro=1))[head], micro=1))
@@ -174,20 +173,11 @@ def static_use(ctx: RankContext) -> None:
         return model
 
     observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, use.wrap(wrap, module), use.step, NUM_STEPS),
-        may_refuse=use.refusal is not None,
-    )
+        ctx, lambda: run_steps(ctx, module, use.wrap(wrap, module), use.step, NUM_STEPS), refusal=use.refusal
+    )  # fmt: skip
 
 
-@static_use.expects
-def _static_use(scenario: Scenario) -> Mapping[int, Facts]:
-    use = USES[scenario.arguments["use"]]
-    replicas = [with_integer_weights(use.build(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, use.step, NUM_STEPS)
-    if use.refusal is None:
-        return facts
-    return {rank: {"outcome": AnyOf(dict(mine), use.refusal)} for rank, mine in facts.items()}
+static_use.expects(truth_of)
 
 
 def _uses(scenario: Scenario, rank: int, step: int) -> list[str]:
@@ -215,35 +205,20 @@ def changing_graph(ctx: RankContext) -> None:
     """
     module = with_integer_weights(Switched(), ctx.scenario.seed).to(ctx.device)
     model = ctx.wrap(module)
-    observe_run(
-        ctx,
-        lambda: run_steps(ctx, module, model, _freezing(ctx.scenario, module), len(ctx.arguments["uses"])),
-        may_refuse=True,
-    )
-
-
-def _freezing(scenario: Scenario, module: nn.Module) -> StepFunction:
-    """Return the step of `_switched_step`, which freezes what the scenario says before the third step."""
-    run = _switched_step(scenario)
+    run = _switched_step(ctx.scenario)
 
     def step(model: Any, turn: RankStep) -> None:
-        if turn.step == 2 and (name := scenario.arguments.get("freezes")):
+        if turn.step == 2 and (name := ctx.arguments.get("freezes")):
             module.get_parameter(name).requires_grad_(False)
         run(model, turn)
 
-    return step
+    observe_run(
+        ctx, lambda: run_steps(ctx, module, model, step, len(ctx.arguments["uses"])),
+        refusal=_names_one_of(ctx.arguments["changed"]),
+    )  # fmt: skip
 
 
-@changing_graph.expects
-def _changing_graph(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks, num_steps = range(scenario.world_size), len(scenario.arguments["uses"])
-    replicas = [with_integer_weights(Switched(), scenario.seed) for _ in ranks]
-
-    def step(model: Any, turn: RankStep) -> None:
-        _freezing(scenario, model)(model, turn)
-
-    truth = simulate_steps(replicas, step, num_steps)
-    return {rank: {"outcome": AnyOf(dict(truth[rank]), _names_one_of(scenario.arguments["changed"]))} for rank in ranks}
+changing_graph.expects(truth_of)
 
 
 def _names_one_of(branches: Sequence[str]) -> Satisfies:
@@ -251,12 +226,18 @@ def _names_one_of(branches: Sequence[str]) -> Satisfies:
     places = [name for name, _ in Switched().named_parameters()]
     names = [name for name in places if name.startswith(tuple(branches))]
 
-    def holds(got: Any) -> bool:
-        if not isinstance(got, Raised) or "RuntimeError" not in got.bases:
-            return False
-        return any(name in got.message or re.search(rf"\b{places.index(name)}\b", got.message) for name in names)
+    return Satisfies(
+        f"a RuntimeError that names one of {', '.join(names)}, or its index",
+        _names_any, (names, [places.index(name) for name in names]),
+    )  # fmt: skip
 
-    return Satisfies(f"a RuntimeError that names one of {', '.join(names)}, or its index", holds)
+
+def _names_any(got: Any, names: Sequence[str], indices: Sequence[int]) -> bool:
+    if not isinstance(got, Raised) or "RuntimeError" not in got.bases:
+        return False
+    return any(name in got.message for name in names) or any(
+        re.search(rf"\b{index}\b", got.message) for index in indices
+    )
 
 
 @program("static_promise", invariants=("same_collectives", "leaves_no_trace"))
@@ -268,23 +249,17 @@ def static_promise(ctx: RankContext) -> None:
     """
     module = with_integer_weights(layers(), ctx.scenario.seed).to(ctx.device)
     model: Any = ctx.wrap(module)
-    if ctx.arguments["when"] == "too_late":
+    is_late = ctx.arguments["when"] == "too_late"
+    if is_late:
         _ordinary(model, rank_step(ctx, 0))
-    with ctx.catching("raised"), warnings.catch_warnings():
+    with ctx.catching("raised", must=Raises(("RuntimeError",)) if is_late else None), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a DDP may warn that the graph is static already
         model._set_static_graph()
-    if ctx.arguments["when"] == "twice":
+    if not is_late:
         observe_run(ctx, lambda: run_steps(ctx, module, model, _ordinary, NUM_STEPS))
 
 
-@static_promise.expects
-def _static_promise(scenario: Scenario) -> Mapping[int, Facts]:
-    ranks = range(scenario.world_size)
-    if scenario.arguments["when"] == "too_late":
-        return {rank: {"raised": Raises(("RuntimeError",))} for rank in ranks}
-    certain(scenario.arguments["when"] == "twice", f"{scenario.id}: when?")
-    replicas = [with_integer_weights(layers(), scenario.seed) for _ in ranks]
-    return {rank: {"raised": None, **facts} for rank, facts in simulate_steps(replicas, _ordinary, NUM_STEPS).items()}
+static_promise.expects(truth_of)
 
 
 @program("static_logging", invariants=_INVARIANTS)
@@ -297,18 +272,17 @@ def static_logging(ctx: RankContext) -> None:
     model: Any = ctx.wrap(module)
     run_steps(ctx, module, model, _switched_step(ctx.scenario), len(ctx.arguments["uses"]))
     data = model._get_ddp_logging_data()
-    for key in ("static_graph", "can_set_static_graph"):  # a number or a text; left out where it does not hold
-        ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"))
+    is_static = bool(ctx.scenario.options.get("static_graph"))
+    steps = range(len(ctx.arguments["uses"]))
+    used = [[_uses(ctx.scenario, rank, step) for step in steps] for rank in range(ctx.world_size)]
+    all_same = all(mine[0] == step for mine in used for step in mine)
+    # where it is promised already, nobody asks whether it could be
+    must = {"static_graph": is_static, "can_set_static_graph": Anything() if is_static else all_same}
+    for key, value in must.items():  # a number or a text; left out where it does not hold
+        ctx.observe(key, str(data.get(key, 0)).lower() in ("1", "true"), must=value)
 
 
-@static_logging.expects
-def _static_logging(scenario: Scenario) -> Mapping[int, Facts]:
-    facts: dict[str, Any] = {"static_graph": bool(scenario.options.get("static_graph"))}
-    used = [[_uses(scenario, rank, step) for step in range(len(scenario.arguments["uses"]))]
-            for rank in range(scenario.world_size)]  # fmt: skip
-    if not facts["static_graph"]:  # where it is promised already, nobody asks
-        facts["can_set_static_graph"] = all(mine[0] == step for mine in used for step in mine)
-    return dict.fromkeys(range(scenario.world_size), facts)
+static_logging.expects(truth_of)
 
 
 #: How many vectors of `Spare` are used.
@@ -338,7 +312,8 @@ def learnt_unused(ctx: RankContext) -> None:
     reduces otherwise than by all-reduces of them), and `issued_before_last`, how many of them were issued when the last
     gradient was computed.
     """
-    module: Any = _spare(ctx.scenario).to(ctx.device)
+    num_spare = ctx.arguments["spare"]
+    module: Any = with_integer_weights(Spare(NUM_USED, num_spare), ctx.scenario.seed).to(ctx.device)
     gradients = {"float32": sum(parameter.numel() for parameter in module.parameters())}
     before = overlapping = issued = 0
 
@@ -358,25 +333,21 @@ def learnt_unused(ctx: RankContext) -> None:
         buckets = Unmeasured(why_not) if why_not else [each.numel for each in reduced if is_gradient(each)]
         return {"issued_before_last": issued, "buckets": buckets}
 
-    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS))
+    observe_run(ctx, lambda: run_steps(ctx, module, model, step, NUM_STEPS), must=_traffic(ctx.scenario, num_spare))
 
 
-def _spare(scenario: Scenario) -> nn.Module:
-    return with_integer_weights(Spare(NUM_USED, scenario.arguments["spare"]), scenario.seed)
+learnt_unused.expects(truth_of)
 
 
-@learnt_unused.expects
-def _learnt_unused(scenario: Scenario) -> Mapping[int, Facts]:
-    num_spare = scenario.arguments["spare"]
-
-    def step(model: Any, turn: RankStep) -> None:
-        turn.backward(turn.loss(model(turn.inputs(64))))
-
-    truth = simulate_steps([_spare(scenario) for _ in range(scenario.world_size)], step, NUM_STEPS)
-    traffic: dict[str, Any] = {"step0/issued_before_last": 0, "step0/buckets": [64 * (NUM_USED + num_spare)]}
-    for index in range(2, NUM_STEPS):
-        traffic[f"step{index}/issued_before_last"] = Satisfies("at least 1", lambda got: got >= 1)
-        if not num_spare:
-            sizes = [4 * 64] * NUM_USED
-            traffic[f"step{index}/buckets"] = [size // 4 for size in filled_buckets(sizes, caps_of(scenario.options))]
-    return {rank: {**facts, **traffic} for rank, facts in truth.items()}
+def _traffic(scenario: Scenario, num_spare: int) -> Mapping[str, Any]:
+    """Return what is sent at first, and once it is known which vectors are unused; some of it before the last."""
+    issued = [0, Anything(), *(at_least(1) for _ in range(2, NUM_STEPS))]
+    buckets: list[Any] = [[64 * (NUM_USED + num_spare)], *(Anything() for _ in range(1, NUM_STEPS))]
+    if not num_spare:
+        sizes = filled_buckets([4 * 64] * NUM_USED, caps_of(scenario.options))
+        buckets[2:] = [[size // 4 for size in sizes]] * (NUM_STEPS - 2)
+    return {
+        f"step{step}/{name}": value
+        for name, values in (("issued_before_last", issued), ("buckets", buckets))
+        for step, value in enumerate(values)
+    }

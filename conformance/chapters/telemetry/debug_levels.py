@@ -17,10 +17,10 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
-from conformance.truth.steps import simulate_steps
 
 _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
@@ -69,18 +69,14 @@ def debug_level(ctx: RankContext) -> None:
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=bool(ctx.arguments.get("by_environment"))):
-        ctx.observe("level", get_debug_level().name)
+        ctx.observe("level", get_debug_level().name, must=ctx.arguments["level"])
         observe_run(
             ctx,
             lambda: run_steps(ctx, module, ctx.wrap(module), lambda m, t: _step(ctx.scenario, m, t), 3),
         )
 
 
-@debug_level.expects
-def _debug_level_facts(scenario: Scenario) -> Mapping[int, Facts]:
-    replicas = [with_integer_weights(Net(), scenario.seed) for _ in range(scenario.world_size)]
-    facts = simulate_steps(replicas, lambda model, turn: _step(scenario, model, turn), 3)
-    return {rank: {**mine, "level": scenario.arguments["level"]} for rank, mine in facts.items()}
+debug_level.expects(truth_of)
 
 
 @program("debugged_mistake", invariants=("leaves_no_trace",))
@@ -97,12 +93,13 @@ def debugged_mistake(ctx: RankContext) -> None:
             turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), False)))
 
 
+def _names_both(got: Any) -> bool:
+    return isinstance(got, Raised) and "spare.weight" in got.message and "spare.bias" in got.message
+
+
 @debugged_mistake.expects
 def _debugged_mistake(scenario: Scenario) -> Mapping[int, Facts]:
-    def names_both(got: Any) -> bool:
-        return isinstance(got, Raised) and "spare.weight" in got.message and "spare.bias" in got.message
-
-    answer = Satisfies("an error that names spare.weight and spare.bias", names_both)
+    answer = Satisfies("an error that names spare.weight and spare.bias", _names_both)
     return {rank: {"answer": answer} for rank in range(scenario.world_size)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,15 @@ def _compare(ctx: RankContext, index: int, data: Mapping[str, Any], measured: Me
     ctx.observe(f"step{index}/moments", [measured.began, *moments, measured.ended])
 
 
-_ASCENDING = Satisfies("times in ascending order", lambda got: got == sorted(got))
+def _ascend(times: Sequence[float]) -> bool:
+    return list(times) == sorted(times)
+
+
+def _are_at_most(numbers: Sequence[float], most: float) -> bool:
+    return max(numbers) <= most
+
+
+_ASCENDING = Satisfies("times in ascending order", _ascend)
 
 
 @logged_times.expects
@@ -156,7 +164,7 @@ def _logged_times(scenario: Scenario) -> Mapping[int, Facts]:
         names.append("without_pause")
     facts: dict[str, Any] = {f"step{index}/{name}": _ASCENDING for index in range(_NUM_STEPS) for name in names}
     # Integer division, once or step by step.
-    facts["averages"] = Satisfies("differences of at most 3 ns", lambda got: max(got) <= 3)
+    facts["averages"] = Satisfies("differences of at most 3 ns", _are_at_most, (3,))
     return dict.fromkeys(range(scenario.world_size), facts)
 
 

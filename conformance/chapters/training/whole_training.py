@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from conformance.chapters.training import oracle
 from conformance.models.recipe import Learner, Recipe, loss_ratio
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
+from conformance.truth.expected import Anything, at_least, at_most
 
 _INVARIANTS = ("same_collectives", "silent_no_sync", "nothing_in_flight")
 
@@ -35,7 +36,7 @@ def training(ctx: RankContext) -> None:
     run.finish()
 
 
-training.expects(oracle.simulate_training)
+training.expects(truth_of)
 
 
 class _Run:
@@ -79,9 +80,10 @@ class _Run:
     def finish(self) -> None:
         self.ctx.observe_parameters("final", self.module)
         self.ctx.observe_buffers("final", self.module)
-        self.ctx.observe("loss_ratio", loss_ratio(self.losses))
+        most, least = self.recipe.maximum_loss_ratio, self.recipe.minimum_accuracy
+        self.ctx.observe("loss_ratio", loss_ratio(self.losses), must=at_most(most) if most else Anything())
         if self.recipe.evaluate:
-            self.ctx.observe(self.learner.task.metric, self.score)
+            self.ctx.observe(self.learner.task.metric, self.score, must=at_least(least) if least else Anything())
 
     def _backward(self, micro_batch: tuple[Tensor, Tensor]) -> Tensor:
         with self.ctx.phase("forward", self.step):
