@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -185,13 +186,14 @@ class PlainDDP(nn.Module, Joinable):
                 self._known[name] = parameter
             if parameter.requires_grad:
                 self._used.discard(name)
-                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: self._came(name, parameter))
+                parameter.register_post_accumulate_grad_hook(partial(_came, weakref.ref(self), name))
 
     @property
     def _all_known(self) -> dict[str, Any]:
         return {**self._known, **self._averaged}
 
-    def _came(self, name: str, parameter: Tensor) -> None:
+    def came(self, name: str, parameter: Tensor) -> None:
+        """Take note of a gradient of the parameter that is called `name`."""
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
             self._used.add(name)
             self._has_gradients = True
@@ -434,3 +436,9 @@ def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any,
     if hooked:
         wrapper.register_comm_hook(*hooked)
     return wrapper
+
+
+def _came(wrapper: weakref.ref[PlainDDP], name: str, parameter: Tensor) -> None:
+    """Tell the wrapper, if it is there, of a gradient; what a parameter's hooks hold is never collected as garbage."""
+    if (noticing := wrapper()) is not None:
+        noticing.came(name, parameter)
