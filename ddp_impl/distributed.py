@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.buffers import broadcast_state, refuse_sparse, synchronised_buffers
-from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, all_reduce_now, finished
+from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
 from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
@@ -273,13 +273,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             ),
         )
 
-    def _agree(self, mine: bool) -> bool:
-        """Return whether `mine` holds on every rank; all of them must call it in this forward."""
-        answer = torch.tensor(int(mine), device="cpu").to(self.device)
-        with self.reducer.peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
-            all_reduce_now(answer, self.process_group, dist.ReduceOp.MIN)
-        return bool(answer)
-
     def _post_forward(self, output: Any) -> Any:
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
@@ -524,7 +517,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             AveragedParameters([member.parameter for member in members], self.reducer.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
-            self._agree,
+            self.reducer.all_capture,
         )
         if self._comm_hook is not None:
             state, hook = self._comm_hook

@@ -236,6 +236,16 @@ class Reducer(BucketReduction):
         with self.peers.awaiting("forward", what):
             yield
 
+    def all_capture(self, mine: bool) -> bool:
+        """Return whether every rank captures the module as one graph, as this one does if `mine`.
+
+        All ranks must call it in one forward.
+        """
+        answer = torch.tensor(int(mine), device="cpu").to(self.device)
+        with self.peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
+            collectives.all_reduce_now(answer, self.group, dist.ReduceOp.MIN)
+        return bool(answer)
+
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()

@@ -240,3 +240,17 @@ def test_it_says_so_in_every_tenth_scenario(program: str) -> None:
         counts[not found] += 1
         assert found == "", scenario.id
     print(f"{program}: {counts[True]} scenarios agree")
+
+
+@pytest.mark.nightly
+def test_the_truth_of_every_scenario_can_be_computed() -> None:
+    """A program that cannot be run without a DDP's mistakes is a mistake of ours, and would end with HARNESS_ERROR."""
+    wrong = []
+    for scenario in load_scenarios():
+        expectation = get_program(scenario.program).expectation
+        try:
+            with single_threaded():
+                _ = None if expectation is None else expectation(scenario)
+        except Exception as error:
+            wrong.append(f"{scenario.id}: {type(error).__name__}: {error}")
+    assert wrong == []

@@ -51,10 +51,11 @@ def WaitsForTheEndOfCompiledBackwards(gradients: LocalGradients, begin: Call, ki
     call_when_backward_ends(gradients._end)
 
 
-@replaces(Ours, "_agree")
-def FallsBackAlone(ddp: Ours, agree: Call, mine: bool) -> bool:
+@replaces(Ours, "_attach_reducer")
+def FallsBackAlone(ddp: Ours, attach_reducer: Call, members: Any) -> None:
     """BUG: a rank whose forward is not one graph leaves its gradients to the reducer without asking the others."""
-    return mine
+    attach_reducer(members)
+    ddp._compiled_calls._agree = lambda mine: mine
 
 
 @replaces(CompiledCalls, "_exchanged")

@@ -1,0 +1,66 @@
+"""What a dropped wrapper leaves in memory: nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel.distributed import _MixedPrecision
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.tests.ranks import group_of_one
+
+
+@pytest.fixture(autouse=True)
+def without_collections() -> Iterator[None]:
+    """Let no collection of garbage run but those of the test."""
+    gc.disable()
+    with group_of_one():
+        yield
+    gc.enable()
+
+
+def _hooked(ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+
+
+WAYS: dict[str, tuple[dict[str, Any], Callable[[DistributedDataParallel], object]]] = {
+    "plain": ({}, lambda ddp: None),
+    "views": ({"gradient_as_bucket_view": True}, lambda ddp: None),
+    "search": ({"find_unused_parameters": True}, lambda ddp: None),
+    "static": ({"static_graph": True}, lambda ddp: None),
+    "cast": ({"mixed_precision": _MixedPrecision(param_dtype=torch.bfloat16)}, lambda ddp: None),
+    "hooked": ({}, _hooked),
+    "compiled": ({}, lambda ddp: ddp.compile(backend="eager")),
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_dropped_wrapper_is_freed_at_once_and_what_it_had_by_one_collection(way: str) -> None:
+    """A wrapper in a cycle would keep its reducer until a second collection: its module, and the memory of a device."""
+    options, prepare = WAYS[way]
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parameters = [weakref.ref(parameter) for parameter in module.parameters()]
+    ddp = DistributedDataParallel(module, **options)
+    prepare(ddp)
+    for _ in range(3):
+        ddp(torch.ones(3, 2)).sum().backward()
+    gc.collect()  # what the first steps of a process leave
+    wrapper, reducer = weakref.ref(ddp), weakref.ref(ddp.reducer)
+    del ddp, module
+    if way != "compiled":  # Dynamo keeps what it has compiled in a cycle with the module
+        assert wrapper() is None, "the wrapper is in a cycle"
+        gc.collect()
+    else:
+        torch.compiler.reset()
+        gc.collect()
+        gc.collect()
+    assert wrapper() is None
+    assert reducer() is None
+    assert [parameter() for parameter in parameters] == [None] * len(parameters)
