@@ -52,6 +52,7 @@ class PlainDDP(nn.Module, Joinable):
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._averaged: dict[str, nn.Parameter] = {}
         self._known: dict[str, nn.Parameter] = {}
+        self._heard: dict[str, nn.Parameter] = {}
         self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._used: set[str] = set()
         self._listen()
@@ -74,8 +75,11 @@ class PlainDDP(nn.Module, Joinable):
 
     def share_state(self, root: int) -> None:
         """Give every rank the parameters of `root`, frozen ones too, and its buffers; not what is to be ignored."""
+        self._share_model(root, with_buffers=self._shares_buffers_at_first)
+
+    def _share_model(self, root: int, *, with_buffers: bool) -> None:
         tensors: dict[str, Tensor] = {**dict(self.module.named_parameters())}
-        if self._shares_buffers_at_first:
+        if with_buffers:
             tensors |= dict(self.module.named_buffers())
         self._share("state", tensors, root)
 
@@ -148,7 +152,7 @@ class PlainDDP(nn.Module, Joinable):
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                is_ours = leads_to(tensor, self._averaged.values())
+                is_ours = self._may_be_unused or self._uses_ours(tensor)
                 tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
         return output
 
@@ -157,9 +161,12 @@ class PlainDDP(nn.Module, Joinable):
 
         Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
         """
-        if not self._may_be_unused or any(tensor.requires_grad for tensor in tensors_in(output)):
+        if not self._may_be_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
-        return map_tensors(asking, output)
+        return map_tensors(partial(asking, came=self._nothing_came), output)
+
+    def _uses_ours(self, tensor: Tensor) -> bool:
+        return leads_to(tensor, self._averaged.values())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -175,16 +182,18 @@ class PlainDDP(nn.Module, Joinable):
     def _listen(self) -> None:
         """Notice every gradient: a parameter is used once it gets one, in a local backward too, till the next mean.
 
-        Parameters that have come into the module since the last forward are averaged as well.
+        Parameters that have come into the module since the last forward are averaged as well; tensors that stand in for
+        parameters in one call (`torch.func.functional_call`) are none.
         """
         for name, parameter in self.module.named_parameters():
-            if self._known.get(name) is parameter or name in self._ignored or not parameter.is_leaf:
+            if name in self._ignored or not isinstance(parameter, nn.Parameter):
                 continue
-            if parameter.requires_grad or name in self._averaged:
+            self._known[name] = parameter
+            if name in self._averaged:
                 self._averaged[name] = parameter
-            if parameter.requires_grad or name not in self._averaged:
-                self._known[name] = parameter
-            if parameter.requires_grad:
+            if parameter.requires_grad and self._heard.get(name) is not parameter:
+                self._averaged[name] = parameter
+                self._heard[name] = parameter
                 self._used.discard(name)
                 parameter.register_post_accumulate_grad_hook(partial(_came, weakref.ref(self), name))
 
@@ -201,11 +210,16 @@ class PlainDDP(nn.Module, Joinable):
                 self._backwards.reached()
 
     def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
-        if not synchronises:
+        self._listen()  # where other tensors stood in for a new parameter in forward, it is seen now
+        if synchronises:
+            self._is_reached = True
+            self._may_bring_nothing |= not is_ours
+        else:
             self._is_local = True
-            return
-        self._is_reached = True
-        self._may_bring_nothing |= not is_ours
+        self._backwards.reached()  # of a local backward, too: what a checkpoint runs within is no backward by itself
+
+    def _nothing_came(self, _: Any) -> None:
+        self._may_bring_nothing = True
         self._backwards.reached()
 
     def forget_backward(self) -> None:
@@ -220,9 +234,9 @@ class PlainDDP(nn.Module, Joinable):
         and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
         an output. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
-        if self._is_reached:
-            return self._has_gradients or self._may_bring_nothing
-        return self._awaits_backward and self._has_gradients and not self._is_local
+        if self._may_bring_nothing:
+            return True
+        return self._has_gradients and (self._is_reached or (self._awaits_backward and not self._is_local))
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
@@ -373,7 +387,8 @@ class PlainDDP(nn.Module, Joinable):
     def take_last_state(self, *, is_mine: bool) -> None:
         """Take the state of the last of those ranks that say it is theirs; from now on the context is over."""
         answers = self._meet("who joined last", is_mine, lambda brought: [brought] * len(brought))
-        self.share_state(max(rank for rank, says_so in enumerate(answers) if says_so))
+        last = max(rank for rank, says_so in enumerate(answers) if says_so)
+        self._share_model(last, with_buffers=self.forward_sync_buffers)
         self._join_config = self._join_config.construct_disabled_join_config()
 
     def put_gradients_aside(self) -> list[Tensor | None]:

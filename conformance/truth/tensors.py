@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def asking(tensor: Tensor) -> Tensor:
-    """Return the tensor times a one that asks for a gradient; a parameter, or one that is not real, as it is."""
+def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
+    """Return the tensor times a one that asks for a gradient, and calls `came` when a backward has brought it.
+
+    `torch.autograd.grad` brings it none. A parameter, or a tensor that is not real, is returned as it is.
+    """
     if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
         return tensor
-    return tensor * torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+    one = torch.ones((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+    one.register_post_accumulate_grad_hook(came)
+    return tensor * one
 
 
 def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
