@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_impl import collectives
+from ddp_impl.torch_internals import reduces_on_host
 
 
 class Forecast:
@@ -23,8 +24,8 @@ class Forecast:
     `coming[i]`: this backward is sure to bring parameter i a gradient. None of a rank that has no data and follows
     whatever the others expect.
 
-    The host waits for the other ranks' hosts and not for the device, which is busy with the forward: on an accelerator
-    the exchange has a stream of its own.
+    The host waits for the other ranks' hosts and not for the device, which is busy with the forward: the exchange is one
+    between hosts where the group can do that, and has a stream of its own on an accelerator where it cannot.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Forecast:
         """Start the exchange."""
         told = [0] * (num_parameters + 1) if coming is None else [*coming, True]
         flags = torch.tensor(told, dtype=torch.int32, device="cpu")
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._stream = None if device.type == "cpu" or reduces_on_host(group) else torch.Stream(device)
         if self._stream is None:
             self._flags, self._work = flags, collectives.all_reduce_sum(flags, group)
         else:

@@ -354,6 +354,11 @@ def unregister_group_name(name: str) -> None:
     _unregister_process_group(GroupName(name))
 
 
+def reduces_on_host(group: dist.ProcessGroup) -> bool:
+    """Return whether a group communicates tensors on the CPU, as one does that was made for every kind of device."""
+    return torch.device("cpu") in group._device_types
+
+
 def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:
     """Return how many threads the gloo backend of a group has; 0 where it does not tell."""
     return int(getattr(getattr(group._get_backend(device), "options", None), "_threads", 0))
