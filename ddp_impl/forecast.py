@@ -24,8 +24,8 @@ class Forecast:
     `coming[i]`: this backward is sure to bring parameter i a gradient. None of a rank that has no data and follows
     whatever the others expect.
 
-    The host waits for the other ranks' hosts and not for the device, which is busy with the forward: the exchange is one
-    between hosts where the group can do that, and has a stream of its own on an accelerator where it cannot.
+    The host waits for the other ranks' hosts and not for the device, which is busy with the forward: the exchange is
+    one between hosts where the group can do that, and has a stream of its own on an accelerator where it cannot.
     """
 
     def __init__(
