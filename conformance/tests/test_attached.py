@@ -113,6 +113,7 @@ def test_ranks_that_are_slow_get_more_time(attached: AttachedController) -> None
     assert {one.fate.kind for one in attached.run(slow, OURS).values()} == {"returned"}
 
 
+@pytest.mark.nightly
 def test_a_rank_that_waits_for_a_slow_one_on_another_host_has_as_long_as_that(attached: AttachedController) -> None:
     """Its own agent sees no progress, and is told of the other's."""
     deadline_s = at_this_load(1.0)

@@ -23,8 +23,11 @@ MUTANTS = load_mutants()
 DDPS = {"torch": torch.nn.parallel.DistributedDataParallel, "ddp_impl": ddp_impl.DistributedDataParallel}
 #: Mutants that hold a DDP, because what they break is that they are none.
 HOLDS_ONE = {"IsNoTorchDDP"}
-#: Its ranks wait for each other until the deadline.
-LATE = "JoinedRanksKeepFirstBuckets"
+#: Ranks of these wait for each other until a deadline, or are tried in many scenarios.
+SLOW = {
+    "JoinedRanksKeepFirstBuckets", "LeavesWithItsLastGradient", "keeps_descriptors", "drops_the_timeout",
+    "is_wrong_at_one_mebibyte", "leaves_out_the_last_rank",
+}  # fmt: skip
 
 
 def named(name: str) -> Mutant:
@@ -35,8 +38,8 @@ def named(name: str) -> Mutant:
 def pairs() -> list[Any]:
     """Return every mutant with the first requirement that tells it; compiled modules have tests of their own.
 
-    The first of each requirement of level core and the first of each chapter are told at every push, the others in the
-    nightly. `ddp-conformance mutants` runs all pairs; so does a job of the workflow.
+    The first of each chapter is told at every push, the others in the nightly. `ddp-conformance mutants` runs all
+    pairs; so does a job of the workflow.
     """
     firsts = [
         (mutant, mutant.kills[0], CATALOGUE.requirement(mutant.kills[0].requirement))
@@ -44,8 +47,8 @@ def pairs() -> list[Any]:
     ]
     of_every_push: dict[str, Mutant] = {}
     for mutant, _, requirement in firsts:
-        if requirement.level in ("core", "full", "backend") and mutant.name != LATE:
-            of_every_push.setdefault(requirement.id if requirement.level == "core" else requirement.chapter, mutant)
+        if requirement.level in ("core", "full", "backend") and mutant.name not in SLOW:
+            of_every_push.setdefault(requirement.chapter, mutant)
     return [
         pytest.param(mutant, kill, marks=() if mutant in of_every_push.values() else pytest.mark.nightly)
         for mutant, kill, requirement in firsts

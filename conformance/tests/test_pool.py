@@ -416,6 +416,7 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
         zygote.close()
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_slow_get_more_time(controller: Controller) -> None:
     run(controller, scenario("idle"))
     deadline_s = at_this_load(1.0)

@@ -106,11 +106,12 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
             " return a c10d Backend or ProcessGroup; on rank 1 it returned None",
             "",
         ),
-        (
+        pytest.param(
             "STUCK_FACTORY",
             "factory",
             "rank 0 did not come back from rendezvous within {deadline_s} s",
             "rank 0 is in rendezvous",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
