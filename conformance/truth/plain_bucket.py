@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -40,3 +43,11 @@ class PlainBucket:
     def set_buffer(self, tensor: Tensor) -> None:
         """Let `tensor` stand for the buffer from now on."""
         self._buffer = tensor
+
+    def reduced_by(self, hook: Callable[[Any], Any]) -> Tensor:
+        """Return what the future of `hook` holds, in the parameter's shape and dtype unless it is sparse."""
+        result = hook(self).wait()
+        tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
+        if self._parameter.is_complex() and not tensor.is_complex():  # torch's collectives give the numbers' parts
+            tensor = torch.view_as_complex(tensor.view(-1, 2))
+        return tensor if tensor.is_sparse else tensor.view_as(self._parameter).to(self._parameter.dtype)

@@ -290,15 +290,10 @@ class PlainDDP(nn.Module, Joinable):
             self._casts.communication_dtype = torch.float16
 
     def _ask_hook(self, name: str, like: Tensor | None) -> Tensor:
-        parameter = self._averaged[name]
+        parameter, names = self._averaged[name], list(self._averaged)
         own = torch.zeros_like(parameter if like is None else like) if parameter.grad is None else parameter.grad
-        names = list(self._averaged)
         bucket = PlainBucket(names.index(name), parameter, own, is_last=name == names[-1])
-        result = present(self._hook)(bucket).wait()
-        tensor: Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        if parameter.is_complex() and not tensor.is_complex():  # torch's collectives give the numbers' parts
-            tensor = torch.view_as_complex(tensor.view(-1, 2))
-        return tensor if tensor.is_sparse else tensor.view_as(parameter).to(parameter.dtype)
+        return bucket.reduced_by(present(self._hook))
 
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
