@@ -122,6 +122,13 @@ class IsRemembered(Ours):
 
 
 @replaces(Ours, "__init__")
+def IsInACycle(ddp: Ours, init: Call, /, *args: Any, **options: Any) -> None:
+    """BUG: the wrapper holds itself, so that what it had stays until a second collection of garbage."""
+    init(*args, **options)
+    ddp.__dict__["_itself"] = ddp
+
+
+@replaces(Ours, "__init__")
 def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any) -> None:
     """BUG: the constructor accepts subclasses whose overrides nobody calls."""
     kind = type(ddp)

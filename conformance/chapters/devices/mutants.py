@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,13 @@ def ReadsUsageInEachStep(usage: ParameterUsage, end_agreeing: Call) -> None:
     """BUG: with find_unused_parameters every rank reads what others used, also one that used all parameters."""
     end_agreeing()
     usage.num_users()
+
+
+@replaces(Reducer, "_tell_others")
+def TellsOthersOnTheDevice(reducer: Reducer, tell_others: Call, coming: Sequence[bool]) -> None:
+    """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
+    with mock.patch("ddp_impl.forecast.reduces_on_host", return_value=False):
+        tell_others(coming)
 
 
 @replaces(Ours, "__init__")
