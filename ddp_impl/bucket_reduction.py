@@ -66,10 +66,14 @@ class BucketReduction:
         self.iteration = Iteration()
 
     def _hold_back(self, sure: Sequence[bool]) -> None:
-        """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank."""
-        self.state.hold_back(
-            {bucket.index for bucket in self.buckets if not all(sure[member.index] for member in bucket.members)}
-        )
+        """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank.
+
+        A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
+        """
+        late = {bucket.index for bucket in self.buckets if not all(sure[member.index] for member in bucket.members)}
+        if self.comm_hook is not None and late:
+            late = set(range(min(late), len(self.buckets)))
+        self.state.hold_back(late)
 
     def _skip_unused(self, used: Sequence[bool]) -> None:
         """Let the buckets not leave at all of which no rank used a parameter."""
