@@ -16,7 +16,6 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
-from conformance.tests.worker_programs import at_most
 from conformance.truth.carried import packed, unpacked
 from conformance.truth.difference import difference
 from conformance.truth.expected import Raises, Satisfies
@@ -73,13 +72,19 @@ def test_a_truth_that_nobody_asks_for_disturbs_no_later_one(ranks: Controller) -
     assert ranks.expect(other).wait()[0].keys() == here(other)[0].keys()
 
 
+def is_small(value: int, most: int, least: int = 1) -> bool:
+    return least <= value <= most
+
+
 def test_expected_facts_travel_whole() -> None:
     shared = torch.ones(2)
-    facts = {0: {"a": shared, "b": [shared, None], "c": Satisfies("small", at_most(3)), "d": Raises(("ValueError",))}}
+    facts = {
+        0: {"a": shared, "b": [shared, None], "c": Satisfies("small", is_small, (3,)), "d": Raises(("ValueError",))}
+    }
     came = unpacked(packed(facts))[0]
     assert came["a"] is came["b"][0]
     assert torch.equal(came["a"], shared)
-    assert [came["c"].predicate(value) for value in (0, 1, 3, 4)] == [False, True, True, False]
+    assert [came["c"].mismatch(value) is None for value in (0, 1, 3, 4)] == [False, True, True, False]
     assert came["d"] == Raises(("ValueError",))
 
 
@@ -105,6 +110,6 @@ def test_data_that_no_replica_writes_build_nothing(data: object) -> None:
 
 
 def test_what_this_package_does_not_define_is_no_expected_fact() -> None:
-    for value in (pathlib.Path("x"), object(), pathlib.Path, 1j):
+    for value in (pathlib.Path("x"), object(), pathlib.Path, 1j, Satisfies("any", lambda value: True)):
         with pytest.raises(TypeError):
             packed({0: {"a": value}})

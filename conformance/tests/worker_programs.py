@@ -312,12 +312,3 @@ def own(ctx: RankContext) -> None:
     ctx.observe("pid", os.getpid())
     gc.collect()
     OWNERS[ctx.arguments["what"]]()
-
-
-def at_most(limit: int) -> Callable[[int], bool]:
-    """Return a predicate that encloses a number; tests send it to another process."""
-
-    def predicate(value: int, least: int = 1) -> bool:
-        return least <= value <= limit
-
-    return predicate

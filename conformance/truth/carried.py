@@ -1,8 +1,8 @@
 """Expected facts on their way from the process that computed them: plain data, whatever they contain.
 
-Expected facts hold tensors and matchers, and matchers hold predicates: lambdas and inner functions. No code travels: a
-predicate is a place in one of our own files, which both processes have, and the values that it encloses. So the reader
-imports, calls and builds nothing but what this package defines, whoever wrote the data.
+Expected facts hold tensors and matchers, and matchers hold predicates: functions of a module. No code travels: a
+predicate is a name in one of our own files, which both processes have. So the reader imports, calls and builds nothing
+but what this package defines, whoever wrote the data.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
-from importlib.machinery import SourceFileLoader
-from types import CellType, CodeType, FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from conformance.observation import Facts
-from conformance.own_mistake import present
 
 #: The facts under which a rank reports expected facts: the tensors, and everything else, which refers to them.
 TENSORS, REST = "tensors", "rest"
@@ -79,11 +76,6 @@ class _Packer:
             return ["enum", *_place(kind), value.name]
         if isinstance(value, type) or (isinstance(value, FunctionType) and "<" not in value.__qualname__):
             return ["named", *_place(value)]
-        if isinstance(value, FunctionType):
-            code = _codes(value.__module__).index(value.__code__)
-            enclosed = [self.pack(cell.cell_contents) for cell in value.__closure__ or ()]
-            defaults = self.pack(value.__defaults__), self.pack(value.__kwdefaults__)
-            return ["function", value.__module__, code, *defaults, *enclosed]
         if dataclasses.is_dataclass(value):
             fields = [self.pack(getattr(value, field.name)) for field in dataclasses.fields(value)]
             return ["record", *_place(kind), *fields]
@@ -109,13 +101,6 @@ class _Unpacker:
             if not isinstance(named, _NAMED_BY_TORCH):
                 raise TypeError(f"torch.{rest[0]} is no dtype, layout or memory format")
             return named
-        if kind == "function":
-            module, code, defaults, keyword_defaults, *enclosed = rest
-            names = vars(_module(module))
-            cells = tuple(CellType(self.unpack(item)) for item in enclosed)
-            function = FunctionType(_codes(module)[code], names, None, self.unpack(defaults), cells)
-            function.__kwdefaults__ = self.unpack(keyword_defaults)
-            return function
         found = _named(*rest[:2])
         if kind == "named":
             return found
@@ -145,17 +130,3 @@ def _module(name: str) -> Any:
     if name.partition(".")[0] != _OURS:
         raise TypeError(f"only what {_OURS} defines can be in expected facts, not {name}")
     return importlib.import_module(name)
-
-
-@cache
-def _codes(module: str) -> tuple[CodeType, ...]:
-    """Return the code of every function in a module's file, in the file's order; equal for the same file."""
-
-    def below(code: CodeType) -> Iterator[CodeType]:
-        yield code
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from below(constant)
-
-    # Not by the module's own loader: pytest loads plugins, and what is installed with them, by one that has no code.
-    return tuple(below(present(SourceFileLoader(module, _module(module).__file__).get_code(module))))

@@ -1,7 +1,7 @@
 """Data-parallel training without DDP and without collectives: all ranks' replicas in one process.
 
-This is the definition that every DDP is measured against. It is deliberately naive: no buckets, no overlap, no hooks on
-communication, one mean per parameter.
+For programs that plain ranks cannot run: what is compiled, and what uses a device's streams. All others are measured
+against `plain_ddp`.
 """
 
 from __future__ import annotations

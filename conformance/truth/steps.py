@@ -1,15 +1,14 @@
-"""The truth about single steps: those that a program writes itself, and those of a schedule."""
+"""The truth about steps that a program writes itself, computed on one module for each rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn, optim
+from torch import nn
 
 from conformance.models.integers import RankStep
 from conformance.observation import Facts
-from conformance.scenario import Step
 from conformance.truth.device import single_threaded
 from conformance.truth.replicas import Replicas
 
@@ -38,27 +37,6 @@ def simulate_steps(
                 facts[rank] |= {f"step{index}/{name}": value for name, value in extra[rank].items()}
                 facts[rank] |= gradients(f"step{index}", module)
         return facts
-
-
-class Backward(Protocol):
-    """Runs forward and backward on every rank's replica."""
-
-    def __call__(self, prefix: str, step: int, micro: int, *, synchronised: bool) -> None:
-        """Run micro-batch `micro` of `step`; its facts are called `<prefix>/...`."""
-
-
-def follow_step(index: int, step: Step, optimizers: Sequence[optim.Optimizer], backward: Backward) -> None:
-    """Do what step `index` of a schedule says; `optimizers` and `backward` are those of all replicas."""
-    for optimizer in optimizers:
-        if step.zero_grad != "keep":
-            optimizer.zero_grad(set_to_none=step.zero_grad == "none")
-    for micro in range(step.local_backwards):
-        backward(f"step{index}/local{micro}", index, micro, synchronised=False)
-    if step.synchronised:
-        backward(f"step{index}", index, step.local_backwards, synchronised=True)
-    if step.optimizer:
-        for optimizer in optimizers:
-            optimizer.step()
 
 
 def gradients(prefix: str, module: nn.Module) -> dict[str, Any]:
