@@ -1,8 +1,11 @@
-"""The wrappers that take part in one backward: they begin together, and end in the order in which they were built.
+"""The wrappers that take part in one backward: they begin together, send in one order, and end together.
 
 A rank's gradients come in the order of its own graph. Of two wrappers, the one that autograd reaches first on this rank
 is perhaps the second on another. What a wrapper sends because a backward begins or ends is therefore sent by all
 wrappers of that backward at one moment, in the order of their construction, which is the same on every rank of a group.
+Between the two, a wrapper sends a bucket when those that were built after it, which a backward mostly comes to first,
+have sent all that they are sure to send. Where no wrapper expects ranks to differ (`find_unused_parameters`), none
+waits for another: then gradients come in one order on all ranks.
 
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
 one averages is what the backward brought, not what another has already averaged.
@@ -16,21 +19,43 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+import torch
+import torch.distributed as dist
+
 from ddp_impl.torch_internals import WhenBackwardEnds, current_backward
 
 _constructions = itertools.count()
 
 
 class Participant(Protocol):
-    """A wrapper's reducer. `construction`: its place in the order in which this process built wrappers."""
+    """A wrapper's reducer.
+
+    `construction`: its place in the order in which this process built wrappers. `group` and `device`: over what and
+    with what it communicates. `ranks_may_differ`: ranks tell each other what they use, as it may not be the same.
+    """
 
     construction: int
+    group: dist.ProcessGroup
+    device: torch.device
 
-    def begins_with_others(self) -> bool:
+    @property
+    def ranks_may_differ(self) -> bool: ...  # noqa: D102
+
+    @property
+    def last_backward(self) -> int | None:
+        """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
+
+    def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
 
-        False of a wrapper that tells the other ranks nothing when its backward begins.
+        `repeated`: the number of the backward that runs once more (`retain_graph=True`), if one does.
         """
+
+    def has_more_to_send(self) -> bool:
+        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
+
+    def send_what_waits(self) -> None:
+        """Send the buckets that waited for other wrappers of the backward."""
 
     def backward_begins(self) -> None:
         """Send what is to be sent when a backward begins."""
@@ -63,9 +88,39 @@ def begin(participant: Participant) -> None:
 
     Collective for those that exchange something then.
     """
-    others = [other for other in _living if other is not participant and other.begins_with_others()]
-    for one in sorted([participant, *others], key=_construction):
+    joining = [participant]
+    if any(one.ranks_may_differ for one in _living):
+        repeated = participant.last_backward
+        others = [other for other in _living if other is not participant and other.begins_with_others(repeated)]
+        joining = sorted([participant, *others], key=_construction)
+    for one in joining:
         one.backward_begins()
+
+
+def may_send(participant: Participant) -> bool:
+    """Whether `participant` may send a bucket within the backward: all that were built after it have sent theirs."""
+    rivals = _rivals(participant)
+    return not any(one.construction > participant.construction and one.has_more_to_send() for one in rivals)
+
+
+def has_sent(participant: Participant) -> None:
+    """Have the others send what waited for `participant`, which has sent all that it is sure to send."""
+    waiting = [one for one in _rivals(participant) if one.construction < participant.construction]
+    for one in sorted(waiting, key=_construction, reverse=True):
+        one.send_what_waits()
+
+
+def _rivals(participant: Participant) -> list[Participant]:
+    """Return the other wrappers of the backward whose buckets must not meet those of `participant`."""
+    backward = next((one for one in _running.values() if participant in one.participants), None)
+    if backward is None or len(backward.participants) == 1:
+        return []
+    rivals = [
+        one
+        for one in backward.participants
+        if one is not participant and one.group is participant.group and one.device == participant.device
+    ]
+    return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
 def take_part(participant: Participant, is_over: Callable[[], None]) -> None:
@@ -83,19 +138,19 @@ class _Backward:
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
         self._number = number
-        self._participants: list[Participant] = []
+        self.participants: list[Participant] = []
         self._is_over: list[Callable[[], None]] = []
         WhenBackwardEnds(self._ended, self._raised)
 
     def add(self, participant: Participant, is_over: Callable[[], None]) -> None:
         """Let one more take part."""
-        if participant not in self._participants:
-            self._participants.append(participant)
+        if participant not in self.participants:
+            self.participants.append(participant)
         self._is_over.append(is_over)
 
     def _ended(self) -> None:
         _running.pop(self._number, None)
-        left = sorted(self._participants, key=_construction)
+        left = sorted(self.participants, key=_construction)
         errors: list[Exception] = []
         try:
             for step in (_send, _hand_out, _finish):
@@ -115,7 +170,7 @@ class _Backward:
     def _raised(self, error: BaseException | None, traceback: TracebackType | None) -> None:
         _running.pop(self._number, None)
         try:
-            for participant in sorted(self._participants, key=_construction):
+            for participant in sorted(self.participants, key=_construction):
                 participant.backward_raised(self._number, error, traceback)
         finally:
             self._tell_over()

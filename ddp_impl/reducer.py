@@ -18,7 +18,9 @@ backward reaches an output  all ranks run this backward                         
                                                                                     whose backward it is (`backwards`)
 a bucket is full            without that option, and of a static graph: what each   the bucket, if all ranks await the
                             iteration brings; with it: the forecast                 same gradients of it, and all
-                                                                                    such before it have left
+                                                                                    such before it have left, those of
+                                                                                    wrappers that were built later, too
+                                                                                    (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
                                                                                     and what was used; wrappers in the
                                                                                     order of their construction
@@ -79,6 +81,9 @@ from ddp_impl.unused_parameters import GraphSearch
 
 _Arguments = ParamSpec("_Arguments")
 
+#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer.
+_threads = threading.RLock()
+
 #: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
 _DROPPED_WITHIN_S = 10.0
 
@@ -120,7 +125,7 @@ class Reducer(BucketReduction):
         on_one_accelerator = device.type != "cpu" and not has_threads
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
-        self._lock: AbstractContextManager[Any] = threading.RLock() if has_threads else nullcontext()
+        self._lock: AbstractContextManager[Any] = _threads if has_threads else nullcontext()
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
@@ -407,16 +412,42 @@ class Reducer(BucketReduction):
         """Take the report that a backward has come to an output of forward."""
         backwards.begin(self)
 
-    def begins_with_others(self) -> bool:
+    @property
+    def last_backward(self) -> int | None:
+        """The number of the backward that ended the last iteration, while no other has begun."""
+        return self._backward.number if self.state.phase is Phase.IDLE else None
+
+    def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
 
-        A forward under `no_sync` may await its own, which is none.
+        A forward under `no_sync` may await its own, which is none. After `torch.autograd.grad`, perhaps on this rank
+        alone, the wrapper awaits one still.
         """
-        if not self._will_exchange_usage or self.state.phase is not Phase.ARMED:
+        awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
+        repeats = repeated is not None and self.last_backward == repeated
+        if not (awaits or repeats):
             return False
         if self.usage.follows_local or self.iteration.context_id is not None:
             return False
         return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
+
+    @property
+    def ranks_may_differ(self) -> bool:
+        """Whether ranks tell each other which parameters they use."""
+        return self._will_exchange_usage
+
+    @_one_thread_at_a_time
+    def send_what_waits(self) -> None:
+        """Send the buckets that waited for other wrappers of the backward."""
+        if self.state.phase is Phase.REDUCING:
+            self._launch_full_buckets()
+
+    def has_more_to_send(self) -> bool:
+        """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
+        if self.state.phase not in (Phase.RUNNING, Phase.PROBED, Phase.REDUCING):
+            return False
+        self._read_forecast()
+        return self.state.num_sure > 0
 
     def backward_begins(self) -> None:
         """Begin to reduce; with `find_unused_parameters`, tell ranks what this backward will bring."""
@@ -642,7 +673,10 @@ class Reducer(BucketReduction):
             return
         self._read_forecast()
         num_launched = self.state.num_launched
-        self._launch_next()
+        if backwards.may_send(self):
+            self._launch_next()
+            if num_launched < self.state.num_launched and not self.state.num_sure:
+                backwards.has_sent(self)
         if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
             self._agree_on_skipped()
             self.state.release()

@@ -201,6 +201,11 @@ class ReducerState:
         """Whether another forward would mix two iterations: gradients have arrived."""
         return self.phase not in (Phase.IDLE, Phase.ARMED, Phase.RUNNING, Phase.PROBED)
 
+    @property
+    def num_sure(self) -> int:
+        """How many buckets are left that leave within the backward."""
+        return len(self.buckets) - self.num_late - self.num_launched
+
     def handle(self, event: Event, *, bucket: int | None = None) -> tuple[Action, ...]:
         """Take `event`; return the actions that the reducer must perform now, in order.
 

@@ -7,7 +7,7 @@ uses, on when its gradients come or on what it has communicated before: else it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,12 @@ LAYOUTS = ("alone", "side_by_side", "separate", "chained", "nested", "shared", "
 GROUPS = ("one", "own", "parts", "overlapping")
 #: The layer that ranks skip with `unused` = "skipped".
 SKIPPED = 1
+#: Besides these there are "first_tower" and "last_tower", for towers of which only one may leave parameters unused.
 UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise", "skipped")
 LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
+BACKWARDS = ("once", "probed", "twice", "penalised")
+ORDERS = ("alike", "by_rank")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class Company:
     communicates, with `layer`, behind which layer, `own_group`, whether over a group of the user's, and `as_a_bucket`,
     with as many elements as a bucket has. `others`: options of all wrappers but the first, on top of the scenario's.
     `hides`: branches lie behind a function that no search looks through. `hook`: "ready" or "talking" comm hooks.
+    `backward`: "probed" by `torch.autograd.grad` before, on one rank alone; "twice" through the same graph; "penalised"
+    by the weights of branches that forward does not use. `order`: ranks run their wrappers' forwards in the same order
+    or, once no forward communicates, not.
     """
 
     layout: str = "side_by_side"
@@ -62,6 +68,8 @@ class Company:
     checkpoints: bool = False
     hook: str = "none"
     optimizer: str = "none"
+    backward: str = "once"
+    order: str = "alike"
     num_steps: int = 4
 
     @staticmethod
@@ -89,6 +97,8 @@ class Company:
             "alternating": rank == step % world_size,
             "later": step > 0 and rank != 1 % world_size,
             "skipped": False,
+            "first_tower": step > 0 and rank != 1 % world_size and tower == 0,
+            "last_tower": rank == 0 and tower == self.num_towers - 1,
             "crosswise": rank == (0 if tower % 2 else world_size - 1),
         }[self.unused]
         if idle:
@@ -101,6 +111,16 @@ class Company:
         """Whether a tower's wrapper is within `no_sync` in a step."""
         chosen = {"none": (), "first": (0,), "last": (self.num_towers - 1,), "all": range(self.num_towers)}[self.local]
         return step % 2 == 0 and tower in chosen
+
+    def is_probed(self, rank: int, step: int, world_size: int) -> bool:
+        """Whether a rank looks at a gradient of its inputs before the backward of a step."""
+        return self.backward == "probed" and rank == (step + 1) % world_size
+
+    def forwards(self, rank: int, step: int) -> list[int]:
+        """Return the towers in the order in which a rank runs those that do not feed each other in a step."""
+        towers = list(range(self.num_towers))
+        # A DDP may agree on its buckets in the first two forwards.
+        return towers[::-1] if self.order == "by_rank" and step >= 2 and rank % 2 else towers
 
     def members(self, tower: int, world_size: int) -> list[list[int]]:
         """Return the groups over which ranks average a tower; no rank is in two."""
@@ -184,6 +204,8 @@ class _Training:
             losses = self._losses(turn)
             self._user.before_backward()
             for loss in losses if self._plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
+                if self._plan.backward == "twice":
+                    turn.backward(loss, retain_graph=True)
                 turn.backward(loss)
             with self._ctx.phase("after backward", turn.step):
                 self._user.after_backward(self._towers[0])
@@ -191,6 +213,8 @@ class _Training:
     def _losses(self, turn: RankStep) -> list[Tensor]:
         plan = self._plan
         rows = [turn.inputs(rows_for(plan.as_a_bucket), WIDTH, micro=index) for index in range(plan.num_towers)]
+        if plan.backward == "probed":
+            rows[0].requires_grad_()
         uses = [plan.uses(turn.rank, turn.step, tower, self._ctx.world_size) for tower in range(plan.num_towers)]
 
         def forward(tower: int, given: Tensor) -> Tensor:
@@ -205,12 +229,31 @@ class _Training:
         elif plan.layout == "three":
             outputs = [forward(2, forward(0, rows[0]) + forward(1, rows[1]))]
         else:
-            outputs = [forward(tower, rows[tower]) for tower in range(plan.num_towers)]
-        return [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
+            made = {tower: forward(tower, rows[tower]) for tower in plan.forwards(turn.rank, turn.step)}
+            outputs = [made[tower] for tower in range(plan.num_towers)]
+        losses = [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
+        if plan.is_probed(turn.rank, turn.step, self._ctx.world_size):
+            torch.autograd.grad(losses[0], rows[0], retain_graph=True)
+        if plan.backward == "penalised":
+            losses[0] = losses[0] + self._penalty(uses)
+        return losses
+
+    def _penalty(self, uses: Sequence[Uses]) -> Tensor:
+        """Return what weights of unused branches cost: autograd comes to them before it comes to a wrapper's output."""
+        unused = [
+            branch.get_parameter("weight").sum()
+            for tower, used_of in zip(self._towers, uses, strict=True)
+            for branch, is_used in zip(tower.branches, used_of, strict=True)
+            if not is_used
+        ]
+        return (
+            UNIT * torch.stack([torch.zeros((), device=self._ctx.device), *(weight.sum() for weight in unused)]).sum()
+        )
 
     def _loss(self, turn: RankStep, output: Tensor, micro: int) -> Tensor:
         """Return a loss whose gradients can be averaged: twice where they are kept, or are two wrappers' at once."""
-        twice = self._plan.local != "none" or self._plan.layout in ("nested", "shared")
+        plan = self._plan
+        twice = plan.local != "none" or plan.backward == "twice" or plan.layout in ("nested", "shared")
         unit = UNIT if twice else UNIT // 12
         key = ("loss", turn.rank, turn.step, micro)
         coefficients = unit * integers(*output.shape, key=key, largest=2, dtype=output.dtype).to(output.device)

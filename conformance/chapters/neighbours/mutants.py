@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import backwards
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.reducer import Reducer
+from ddp_impl.reducer_state import Phase
 
 
 @as_part
@@ -75,6 +80,79 @@ class AllAreLocalTogether(Ours):
             for wrapper in list(self._all):
                 local.enter_context(super(AllAreLocalTogether, wrapper).no_sync())
             yield
+
+
+@replaces(Reducer, "begins_with_others")
+def BeginsAloneAfterOthers(reducer: Reducer, begins_with_others: Call, repeated: int | None) -> bool:
+    """BUG: after `torch.autograd.grad`, or a gradient that came early, a wrapper tells what comes at its own output."""
+    return reducer.state.phase is Phase.ARMED and begins_with_others(repeated)
+
+
+@replaces(Reducer, "has_more_to_send")
+def SendsAsGradientsCome(reducer: Reducer, has_more_to_send: Call) -> bool:
+    """BUG: of two wrappers that one sends first whose gradients come first on this rank."""
+    return False
+
+
+@replaces(Reducer, "_watch_backward")
+def KnowsOneWrapperOnly(reducer: Reducer, watch_backward: Call) -> None:
+    """BUG: a wrapper does not hear of the end of a backward that another one has begun to watch."""
+    if not backwards._running:
+        watch_backward()
+
+
+@replaces(Reducer, "_launch_full_buckets")
+def SendsLateOnOddRanks(reducer: Reducer, launch_full_buckets: Call) -> None:
+    """BUG: ranks send the same buckets in the same order, some of them within the backward and some at its end."""
+    if reducer.state.rank % 2 == 0 or reducer.state.phase is Phase.INCOMPLETE:
+        launch_full_buckets()
+
+
+@replaces(Ours, "_attach_reducer")
+def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: as soon as one wrapper's graph is static, that of every other is taken for static."""
+    attach_reducer(members)
+    if ddp.reducer.options.static_graph:
+        for other in list(backwards._living):
+            if isinstance(other, Reducer):
+                other.options = dataclasses.replace(other.options, static_graph=True)
+
+
+@replaces(Reducer, "prepare_for_backward")
+def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Iterable[Tensor]) -> None:
+    """BUG: rank 0 tells when its forward ends what will come, the others when their backward begins."""
+    prepare_for_backward(outputs)
+    if reducer.state.rank == 0 and reducer.ranks_may_differ and not reducer.iteration.has_forecast:
+        reducer._tell_others([False] * len(reducer.members))
+
+
+@replaces(Reducer, "_hold_back")
+def HooksGoAtOnce(reducer: Reducer, hold_back: Call, sure: Sequence[bool]) -> None:
+    """BUG: a comm hook gets a bucket when it is full, although other ranks may have it only at the backward's end."""
+    hold_back([True] * len(sure) if reducer.comm_hook is not None else sure)
+
+
+@replaces(Reducer, "all_have_sent")
+def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
+    """BUG: when a wrapper hands out its averages, parameters of other wrappers step, too, on what they have by then."""
+    for other in list(backwards._living):
+        if isinstance(other, Reducer) and other is not reducer and other.steps_optimizers:
+            for bucket in other.buckets:
+                step_parameters(bucket)
+    all_have_sent()
+
+
+class _NeverHoldsBack(Reducer):
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        pass
+
+
+@replaces(Ours, "_attach_reducer")
+def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: with mixed precision a bucket leaves when it is full, whatever other ranks use."""
+    attach_reducer(members)
+    if ddp.mixed_precision is not None:
+        ddp.reducer.__class__ = _NeverHoldsBack
 
 
 @replaces(Ours, "_attach_reducer")

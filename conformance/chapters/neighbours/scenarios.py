@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.neighbours.company import GROUPS, LAYOUTS, LOCAL, SKIPPED, UNUSED
+from conformance.chapters.neighbours.company import BACKWARDS, GROUPS, LAYOUTS, LOCAL, ORDERS, SKIPPED, UNUSED
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
@@ -62,6 +62,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _sub_groups()
     yield from _local()
     yield from _features()
+    yield from _begun_apart()
     yield from _crossed()
 
 
@@ -89,6 +90,8 @@ def _unused_beside_wrappers() -> Iterator[Scenario]:
     layouts = each("layout", ("side_by_side", "chained", "shared"))
     for groups in each("groups", ("one", "own")):
         yield from _beside("NEIGH-05", "", 2, _PAIR, different, layouts, groups)
+        searching, first = [way for way in different if way.options], arguments("first-tower", unused="first_tower")
+        yield from _beside("NEIGH-05", "", 2, _PAIR, searching, layouts, groups, first)
 
 
 def _unused_beside_collectives() -> Iterator[Scenario]:
@@ -131,6 +134,19 @@ def _features() -> Iterator[Scenario]:
     yield from _beside("NEIGH-10", "", 2, always, hooks, layouts, unused, summed)
     optimizers, after = each("optimizer", ("ordinary", "zero", "in_backward")), arguments(collective="after_backward")
     yield from _beside("NEIGH-11", "", 2, always, optimizers, layouts, unused, after)
+
+
+def _begun_apart() -> Iterator[Scenario]:
+    """Backwards that come to the wrappers in another order on each rank, that one rank probes, or that run twice."""
+    backwards = each("backward", BACKWARDS)
+    always = _PAIR | _SEARCHING
+    for order in each("order", ORDERS):
+        layouts = each("layout", ("side_by_side", "shared") if order.slug != "alike" else ("side_by_side", "three"))
+        unused = each("unused", ("later", "crosswise"))
+        yield from _beside("NEIGH-13", "", (2, 3), always, order, backwards, layouts, unused)
+    last_one_searches = arguments("plain-and-find", others=dict(FIND.options), unused="last_tower")
+    beside = arguments(layout="side_by_side")
+    yield from _beside("NEIGH-13", "", (2, 3), _PAIR, last_one_searches, beside, each("order", ORDERS), backwards)
 
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
