@@ -181,6 +181,8 @@ class Reducer(BucketReduction):
         self._handle(Event.FORWARD)
         self.iteration.num_forwards += 1
         self.iteration.context_id = current_distributed_context_id()
+        if self.usage.follows_local:
+            self.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         self._hooks.captures = self.iteration.context_id is not None
         self._early_moves.movable = self.iteration.context_id is None
         if self._hooks.captures:
@@ -427,9 +429,10 @@ class Reducer(BucketReduction):
         repeats = repeated is not None and self.last_backward == repeated
         if not (awaits or repeats):
             return False
-        if self.usage.follows_local or self.iteration.context_id is not None:
+        if self.iteration.context_id is not None:
             return False
-        return any(brought_by_backward(self.search.nodes)) or self._anchor.is_coming()
+        nodes = self.iteration.outputs if self.usage.follows_local else self.search.nodes
+        return any(brought_by_backward(nodes)) or self._anchor.is_coming()
 
     @property
     def ranks_may_differ(self) -> bool:

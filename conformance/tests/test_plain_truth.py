@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -78,6 +79,47 @@ def test_wrappers_on_two_groups_that_share_a_trunk() -> None:
         return present(trunk.weight.grad).tolist()
 
     assert on_plain_ranks(2, main) == {0: [[3.0, 3.0]] * 2, 1: [[3.0, 3.0]] * 2}
+
+
+class Fails(nn.Module):
+    """Has a buffer, and raises when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: Tensor, *, fails: bool = False) -> Tensor:
+        self.get_buffer("seen").add_(inputs.detach().sum())
+        if fails:
+            raise ValueError("told to")
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+def test_a_forward_that_raises_makes_no_buffers_due() -> None:
+    def run(rank: int, group: PlainGroup) -> Any:
+        wrapper = wrapping(group)(Fails())
+        with torch.no_grad():
+            wrapper(inputs_of(rank))
+        with pytest.raises(ValueError, match="told to"):
+            wrapper(inputs_of(rank), fails=True)
+        wrapper(inputs_of(rank))
+        return wrapper.module.seen.item()
+
+    assert on_plain_ranks(2, run) == {0: 3 * 2.0, 1: 3 * 4.0}
+
+
+def test_a_copy_is_in_the_mode_of_what_it_was_copied_from() -> None:
+    def run(rank: int, group: PlainGroup) -> Any:
+        class Bound(PlainDDP):
+            def __init__(self, module: nn.Module, **options: Any) -> None:
+                super().__init__(module, group, Backwards(), **options)
+
+        wrapper: Any = Bound(nn.Linear(2, 2))
+        return copy.deepcopy(wrapper.eval()).training, copy.deepcopy(wrapper.train()).training
+
+    assert on_plain_ranks(2, run) == dict.fromkeys(range(2), (False, True))
 
 
 def test_collectives_of_the_user_meet_in_forward_and_in_backward() -> None:

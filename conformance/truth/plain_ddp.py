@@ -141,10 +141,10 @@ class PlainDDP(nn.Module, Joinable):
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
         self._share_buffers(self._agree_in_join(synchronises))
         is_hooked = self._buffer_hook is not None and self.will_sync_module_buffers()
-        self._buffers_are_due = synchronises
         if is_hooked and self._hooks_before:
             self._ask_buffer_hook()
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
+        self._buffers_are_due = synchronises  # a forward that raises counts for nothing
         if is_hooked and not self._hooks_before:
             self._ask_buffer_hook()
         if synchronises:
@@ -405,7 +405,8 @@ class PlainDDP(nn.Module, Joinable):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
-        return _built_again, (type(self), self.module, {**self._options, "init_sync": False}, self._hooked)
+        options = {**self._options, "init_sync": False}
+        return _built_again, (type(self), self.module, options, self._hooked), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
 

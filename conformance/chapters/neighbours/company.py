@@ -119,8 +119,9 @@ class Company:
     def forwards(self, rank: int, step: int) -> list[int]:
         """Return the towers in the order in which a rank runs those that do not feed each other in a step."""
         towers = list(range(self.num_towers))
-        # A DDP may agree on its buckets in the first two forwards.
-        return towers[::-1] if self.order == "by_rank" and step >= 2 and rank % 2 else towers
+        # A DDP may agree on its buckets in the first two synchronised forwards.
+        agrees_until = 2 if self.local == "none" else 4
+        return towers[::-1] if self.order == "by_rank" and step >= agrees_until and rank % 2 else towers
 
     def members(self, tower: int, world_size: int) -> list[list[int]]:
         """Return the groups over which ranks average a tower; no rank is in two."""

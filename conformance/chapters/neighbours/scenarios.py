@@ -34,6 +34,7 @@ _BUCKETS = (_PAIR, _TWO_PAIRS, _WHOLE)
 _PLAIN, _FIND, _STATIC = PLAIN.named("plain"), FIND.named("find"), STATIC
 _WIDE = options("wide", mixed_precision={"param_dtype": "float64", "reduce_dtype": "float64"})
 _SEARCHING = FIND.named("")
+_FIND_UNUSED = "find_unused_parameters"
 _KINDS = (_PLAIN, _FIND, VIEW | _SEARCHING, _STATIC, _STATIC | _FIND, _WIDE | _SEARCHING)
 #: What wrappers in groups of their own leave unused, and the search that it needs.
 _USED_OR_LATER = (arguments("none", unused="none"), arguments("later", unused="later") | _SEARCHING)
@@ -125,6 +126,10 @@ def _sub_groups() -> Iterator[Scenario]:
 def _local() -> Iterator[Scenario]:
     layouts = each("layout", LAYOUTS[1:])
     yield from _beside("NEIGH-09", "", 2, _PAIR, layouts, each("local", LOCAL[1:]), _USED_OR_LATER)
+    first_searches = arguments("first-searches", others={_FIND_UNUSED: False}, unused="first_tower") | _SEARCHING
+    together = each("layout", ("side_by_side", "shared"))
+    orders = arguments(""), arguments("by-rank", order="by_rank", num_steps=6)
+    yield from _beside("NEIGH-09", "", 2, _PAIR, together, each("local", LOCAL[1:]), first_searches, orders)
 
 
 def _features() -> Iterator[Scenario]:
