@@ -83,13 +83,18 @@ def watch_for(participant: Participant) -> None:
     _living.add(participant)
 
 
+def have_an_order() -> bool:
+    """Whether wrappers must begin and send in one order: there are several, and ranks may differ in what one uses."""
+    return len(_living) > 1 and any(one.ranks_may_differ for one in _living)
+
+
 def begin(participant: Participant) -> None:
     """Begin the backward of `participant`, one of whose outputs autograd has reached, and of those that begin with it.
 
     Collective for those that exchange something then.
     """
     joining = [participant]
-    if any(one.ranks_may_differ for one in _living):
+    if have_an_order():
         repeated = participant.last_backward
         others = [other for other in _living if other is not participant and other.begins_with_others(repeated)]
         joining = sorted([participant, *others], key=_construction)

@@ -181,7 +181,7 @@ class Reducer(BucketReduction):
         self._handle(Event.FORWARD)
         self.iteration.num_forwards += 1
         self.iteration.context_id = current_distributed_context_id()
-        if self.usage.follows_local:
+        if self.usage.follows_local and backwards.have_an_order():
             self.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         self._hooks.captures = self.iteration.context_id is not None
         self._early_moves.movable = self.iteration.context_id is None
@@ -704,6 +704,7 @@ class Reducer(BucketReduction):
         if not refused:
             self._hand_out_averages()
         self.usage.end_iteration()
+        self.iteration.outputs = ()
         self.telemetry.end()
         if refused:
             if self.usage.num_reading < size_of(self.group):
