@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ from torch import Tensor
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
-from ddp_impl.bucket import Bucket
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.buffers import broadcast_state
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
@@ -147,3 +148,35 @@ def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         if chunk[0].dtype not in known:
             known.add(chunk[0].dtype)
             yield chunk
+
+
+@replaces(Ours, "_attach_reducer")
+def DividesByEightAtMost(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: a number of ranks is kept in three bits: sums over more than eight ranks are divided by eight."""
+    attach_reducer(members)
+    ddp.reducer.divisor = min(ddp.reducer.divisor, 8)
+
+
+@replaces(Reducer, "_wait_for")
+def CallsItsHookThirtyTwoTimes(reducer: Any, wait_for: Call, bucket: Bucket) -> Tensor:
+    """BUG: what a comm hook makes of a bucket counts 32 times; from then on gradients stay this rank's own."""
+    reducer.num_calls = getattr(reducer, "num_calls", 0) + (reducer.comm_hook is not None)
+    mine = bucket.flat.clone()
+    reduced: Tensor = wait_for(bucket)
+    return mine if reducer.num_calls > 32 else reduced
+
+
+@replaces(Ours, "no_sync")
+@contextlib.contextmanager
+def IsLocalNineTimes(ddp: Any, no_sync: Call) -> Iterator[None]:
+    """BUG: the tenth `no_sync` does nothing, nor do those that follow."""
+    ddp.num_local = getattr(ddp, "num_local", 0) + 1
+    with no_sync() if ddp.num_local < 10 else contextlib.nullcontext():
+        yield
+
+
+@replaces(Ours, "join")
+def JoinsTwice(ddp: Any, join: Call, divide_by_initial_world_size: bool = True, **options: Any) -> Any:
+    """BUG: from the third join on, sums are divided by the number of ranks that still have data."""
+    ddp.num_joins = getattr(ddp, "num_joins", 0) + 1
+    return join(divide_by_initial_world_size and ddp.num_joins < 3, **options)

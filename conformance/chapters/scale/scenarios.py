@@ -38,6 +38,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _lengths()
     yield from _magnitudes()
     yield from _states()
+    yield from _ranks()
+    yield from _uses()
 
 
 def _train(
@@ -106,3 +108,24 @@ def _states() -> Iterator[Scenario]:
     for world_size in (2, 3):
         yield from _state("SCALE-09", "forward", world_size, seldom, steps=3)
         yield from _state("SCALE-09", "construction", world_size, seldom, parameters=tensors, steps=0)
+
+
+def _ranks() -> Iterator[Scenario]:
+    """More ranks than a machine has cores: they share them, so that a phase takes its time."""
+    pairs = [[5, 3], [1, 257]]
+    patient = fields(deadline_s=60.0)
+    for world_size in (6, 8, 12):
+        yield from _train("SCALE-10", "", world_size, pairs, patient, (PLAIN, _IDLE | SCALARS_ALONE.named("buckets")))
+
+
+def _uses() -> Iterator[Scenario]:
+    for feature, times, needs in (
+        ("comm_hook", 70, ("comm_hook",)),
+        ("no_sync", 40, ("no_sync",)),
+        ("evaluation", 40, ()),
+        ("join", 12, ("join",)),
+        ("update_process_group", 20, ("update_process_group",)),
+        ("wrap", 36, ()),
+    ):
+        slug, asked = feature.replace("_", "-"), {"feature": feature, "times": times}
+        yield from _grid("SCALE-11", slug, "used_often", 2, (PLAIN, VIEW), arguments=asked, needs=needs)
