@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def command(
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
+    from conformance.report.terminal import SECONDS_BETWEEN_LINES
     from conformance.run import runner
     from conformance.run.exploration import PROBED, Deviation, explore
     from conformance.run.outcome import Outcome
@@ -71,14 +73,19 @@ def command(
     probed = PROBED.replace(world_size=max(world_sizes))
     runner.check([probed], backend_value)
     console = make_console()
+    began = last_said = time.monotonic()
     source = backend_value.source or backend_value.name
     num_run = 0
 
     def say(scenario: Scenario, outcome: Outcome) -> None:
-        nonlocal num_run
+        nonlocal num_run, last_said
         num_run += 1
         run = counted(num_run, "training")
         status.update(f"{run}  {outcome.subject.verdict.value}  world size {scenario.world_size}")
+        now = time.monotonic()
+        if not console.is_terminal and now - last_said >= SECONDS_BETWEEN_LINES:
+            last_said = now
+            click.echo(f"{run}, {now - began:.0f} s of at most {seconds:.0f} s", err=True)
 
     def show(deviation: Deviation) -> None:
         text = keep_failure(deviation.outcome, subject.typed, source, load_catalogue(), folder)
