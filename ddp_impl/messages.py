@@ -68,6 +68,15 @@ def aborted(rank: int) -> str:
     )
 
 
+def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
+    """Return the message for a forward in which rank 0 runs another wrapper of the group; both are numbers from 0."""
+    return (
+        f"[rank {rank}] this rank runs the forward of the group's wrapper {mine} (in the order of their construction, "
+        f"from 0), and rank 0 that of wrapper {of_rank_0}: they would exchange the order of gradients of different "
+        "modules. Run the forwards of all wrappers in the same order on every rank."
+    )
+
+
 def compiled_backward(rank: int) -> str:
     """Return the message for a backward that compiled autograd runs although the reducer must average its gradients."""
     return (

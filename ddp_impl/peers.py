@@ -68,7 +68,9 @@ class Peers:
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
-        self._prefix = f"ddp_impl/{'copy' if is_copy else _count(group)}"
+        #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
+        self.number = 0 if is_copy else _count(group)
+        self._prefix = f"ddp_impl/{'copy' if is_copy else self.number}"
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
         for other in () if is_copy else _living:

@@ -257,6 +257,7 @@ class Reducer(BucketReduction):
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
+        self.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
 
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
@@ -319,12 +320,17 @@ class Reducer(BucketReduction):
     def rebuild_buckets(self) -> None:
         """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
 
-        All ranks must call it between iterations.
+        All ranks must call it between iterations. Raises `ReductionError` if rank 0 calls it of another wrapper.
         """
         if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
             return
         with self.between_backwards("rank 0's order of gradients"):
-            order = collectives.broadcast_integers(self.order, len(self.members), self.group, self.device)
+            told = [self.peers.number, *self.order]
+            number, *order = collectives.broadcast_integers(told, 1 + len(self.members), self.group, self.device)
+            if number != self.peers.number:
+                error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
+                self.peers.tell(str(error))
+                raise error
             if self.options.caps.measured:
                 self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
