@@ -175,7 +175,7 @@ class BucketReduction:
         if self.options.static_graph:
             promise = self.usage.promise
             learns = promise is None and self.arrivals.learns_order
-            asks_again = self.usage.follows_local and promise is not None and not all(promise.used)
+            asks_again = promise is not None and not all(promise.used)
             if not learns and not asks_again:
                 return
         elif not self.options.find_unused_parameters:

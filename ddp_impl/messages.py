@@ -69,11 +69,11 @@ def aborted(rank: int) -> str:
 
 
 def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
-    """Return the message for a forward in which rank 0 runs another wrapper of the group; both are numbers from 0."""
+    """Return the message for a backward that rank 0 ran of another wrapper of the group; both are numbers from 0."""
     return (
-        f"[rank {rank}] this rank runs the forward of the group's wrapper {mine} (in the order of their construction, "
-        f"from 0), and rank 0 that of wrapper {of_rank_0}: they would exchange the order of gradients of different "
-        "modules. Run the forwards of all wrappers in the same order on every rank."
+        f"[rank {rank}] this rank has run the backward of the group's wrapper {mine} (in the order of their "
+        f"construction, from 0) where rank 0 ran that of wrapper {of_rank_0}: each has averaged its gradients with "
+        "those of the other. Run the backwards of all wrappers in the same order on every rank."
     )
 
 

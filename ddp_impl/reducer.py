@@ -11,7 +11,7 @@ of when this rank's gradients came, of what this rank uses, or of what it rememb
 ==========================  ======================================================  =================================
 moment                      what every rank knows                                   what is sent then
 ==========================  ======================================================  =================================
-forward                     all ranks run it: it is collective                      buffers; rank 0's order, once
+forward                     all ranks run it: it is collective                      buffers
 backward reaches an output  all ranks run this backward                             with `find_unused_parameters`,
                                                                                     which gradients are sure to come
                                                                                     (`forecast`), by all wrappers
@@ -22,8 +22,9 @@ a bucket is full            without that option, and of a static graph: what eac
                                                                                     wrappers that were built later, too
                                                                                     (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
-                                                                                    and what was used; wrappers in the
-                                                                                    order of their construction
+                                                                                    what was used, once rank 0's order;
+                                                                                    wrappers in the order of their
+                                                                                    construction
 ==========================  ======================================================  =================================
 
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
@@ -126,6 +127,7 @@ class Reducer(BucketReduction):
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = _threads if has_threads else nullcontext()
+        self._order_of_rank_0: collectives.Integers | None = None  # on its way, from the end of a backward on
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
@@ -317,16 +319,26 @@ class Reducer(BucketReduction):
 
     # -- buckets ------------------------------------------------------------------------------------------------------
 
+    def _send_order(self) -> None:
+        """Begin to send rank 0's order of gradients, at the end of the last iteration that it is learnt from.
+
+        There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
+        stages of a pipeline do, and they may run forwards of several wrappers in different orders.
+        """
+        if self.arrivals.num_to_learn_from == 1:
+            told = [self.peers.number, *self.order]
+            self._order_of_rank_0 = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+
     def rebuild_buckets(self) -> None:
         """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
 
-        All ranks must call it between iterations. Raises `ReductionError` if rank 0 calls it of another wrapper.
+        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
         """
-        if self._learns_order or self.has_rebuilt_buckets or self.state.phase is not Phase.IDLE:
+        if self._order_of_rank_0 is None or self.state.phase is not Phase.IDLE:
             return
         with self.between_backwards("rank 0's order of gradients"):
-            told = [self.peers.number, *self.order]
-            number, *order = collectives.broadcast_integers(told, 1 + len(self.members), self.group, self.device)
+            number, *order = self._order_of_rank_0.result()
+            self._order_of_rank_0 = None
             if number != self.peers.number:
                 error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
                 self.peers.tell(str(error))
@@ -375,6 +387,7 @@ class Reducer(BucketReduction):
         self.arrivals.forget(NUM_PROFILED if measures else 1)
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
+        self._order_of_rank_0 = None
         self._adopt(plan_for_unknown_order(self.specs))
 
     @property
@@ -405,6 +418,7 @@ class Reducer(BucketReduction):
                     self._launch_full_buckets()
                 case Action.ASK:
                     self._ask_usage()
+                    self._send_order()
                 case Action.SETTLE:
                     self._settle_missing()
                 case Action.CONTRIBUTE_ZEROS:
@@ -584,8 +598,6 @@ class Reducer(BucketReduction):
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
             self._hold_back(self.usage.promise.alike)
-            if not self.usage.follows_local:
-                self._skip_unused(self.usage.promise.used)
         self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
 
     def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
@@ -641,8 +653,11 @@ class Reducer(BucketReduction):
     def _tell_others(self, coming: Sequence[bool]) -> None:
         """Start the exchange of which gradients are sure to come.
 
-        None is sure not to: a function that begins a backward of its own may hide it.
+        None is sure not to: a function that begins a backward of its own may hide it. Of several forwards none is sure:
+        each rank may use a parameter in another of them, where its gradient comes at another moment.
         """
+        if self.iteration.num_forwards != 1:
+            coming = [False] * len(coming)
         with self._awaiting_usage():
             self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
         self.iteration.has_forecast = True
@@ -657,8 +672,7 @@ class Reducer(BucketReduction):
         if forecast is not None:
             with self._awaiting_usage():
                 sure = forecast.result()
-            # Of several forwards each rank may use a parameter in another: its gradient comes at another moment.
-            self._hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
+            self._hold_back(sure)
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph

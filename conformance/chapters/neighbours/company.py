@@ -37,7 +37,9 @@ SKIPPED = 1
 UNUSED = ("none", "nobody", "one_rank", "alternating", "later", "crosswise", "skipped")
 LOCAL = ("none", "first", "last", "all")
 OPTIMIZERS = ("none", "ordinary", "zero", "in_backward")
-BACKWARDS = ("once", "probed", "twice", "penalised")
+#: A place for the user's collective besides those of `PLACES`: behind rank 0's forward, before every other rank's.
+STAGGERED = "staggered"
+BACKWARDS = ("once", "probed", "twice", "penalised", "forward_more")
 ORDERS = ("alike", "by_rank")
 
 
@@ -51,8 +53,9 @@ class Company:
     with as many elements as a bucket has. `others`: options of all wrappers but the first, on top of the scenario's.
     `hides`: branches lie behind a function that no search looks through. `hook`: "ready" or "talking" comm hooks.
     `backward`: "probed" by `torch.autograd.grad` before, on one rank alone; "twice" through the same graph; "penalised"
-    by the weights of branches that forward does not use. `order`: ranks run their wrappers' forwards in the same order
-    or, once no forward communicates, not.
+    by the weights of branches that forward does not use; or behind "forward_more", one that one rank alone runs of the
+    last tower and drops. `order`: ranks run their wrappers' forwards in the same order or, once no forward
+    communicates, not.
     """
 
     layout: str = "side_by_side"
@@ -198,11 +201,16 @@ class _Training:
             dist.destroy_process_group(group)
 
     def _step(self, turn: RankStep) -> None:
+        plan = self._plan
         with contextlib.ExitStack() as local:
             for tower, wrapper in enumerate(self._wrappers):
                 if self._plan.is_local(turn.step, tower) and hasattr(wrapper, "no_sync"):
                     local.enter_context(self._ctx.no_sync(wrapper))
+            if plan.collective == STAGGERED and turn.rank:
+                self._user.reduce()
             losses = self._losses(turn)
+            if plan.collective == STAGGERED and not turn.rank:
+                self._user.reduce()
             self._user.before_backward()
             for loss in losses if self._plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
                 if self._plan.backward == "twice":
@@ -232,6 +240,8 @@ class _Training:
         else:
             made = {tower: forward(tower, rows[tower]) for tower in plan.forwards(turn.rank, turn.step)}
             outputs = [made[tower] for tower in range(plan.num_towers)]
+        if plan.backward == "forward_more" and turn.rank == turn.step % self._ctx.world_size:
+            forward(plan.num_towers - 1, rows[-1])
         losses = [self._loss(turn, self._user.loss(output), micro) for micro, output in enumerate(outputs)]
         if plan.is_probed(turn.rank, turn.step, self._ctx.world_size):
             torch.autograd.grad(losses[0], rows[0], retain_graph=True)

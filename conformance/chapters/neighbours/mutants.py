@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards
+from ddp_impl import backwards, collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.reducer import Reducer
@@ -153,6 +153,36 @@ def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequenc
     attach_reducer(members)
     if ddp.mixed_precision is not None:
         ddp.reducer.__class__ = _NeverHoldsBack
+
+
+@as_part
+class CountsItsOwnForwards(Reducer):
+    """BUG: a rank that ran several forwards holds every bucket back, whatever the other ranks ran."""
+
+    def _tell_others(self, coming: Sequence[bool]) -> None:
+        num_forwards, self.iteration.num_forwards = self.iteration.num_forwards, 1
+        super()._tell_others(coming)
+        self.iteration.num_forwards = num_forwards
+
+    def _hold_back(self, sure: Sequence[bool]) -> None:
+        super()._hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
+
+
+@as_part
+class ExchangesOrdersInForward(Reducer):
+    """BUG: rank 0's order of gradients is sent when the second forward begins."""
+
+    _is_due = False
+
+    def _send_order(self) -> None:
+        self._is_due = self.arrivals.num_to_learn_from == 1
+
+    def rebuild_buckets(self) -> None:
+        if self._is_due and self.state.phase is Phase.IDLE:
+            self._is_due = False
+            told = [self.peers.number, *self.order]
+            self._order_of_rank_0 = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+        super().rebuild_buckets()
 
 
 @replaces(Ours, "_attach_reducer")

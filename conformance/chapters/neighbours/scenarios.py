@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
-from conformance.chapters.neighbours.company import BACKWARDS, GROUPS, LAYOUTS, LOCAL, ORDERS, SKIPPED, UNUSED
+from conformance.chapters.neighbours.company import (
+    BACKWARDS,
+    GROUPS,
+    LAYOUTS,
+    LOCAL,
+    ORDERS,
+    SKIPPED,
+    STAGGERED,
+    UNUSED,
+)
 from conformance.chapters.neighbours.grid import Case, pairwise
 from conformance.chapters.neighbours.towers import PAIR_BYTES
 from conformance.chapters.neighbours.user_collectives import IN_BACKWARD, OF_A_LAYER, PLACES
@@ -149,6 +158,9 @@ def _begun_apart() -> Iterator[Scenario]:
         layouts = each("layout", ("side_by_side", "shared") if order.slug != "alike" else ("side_by_side", "three"))
         unused = each("unused", ("later", "crosswise"))
         yield from _beside("NEIGH-13", "", (2, 3), always, order, backwards, layouts, unused)
+    staggered = arguments(collective=STAGGERED, unused="none")
+    layouts = each("layout", ("alone", "side_by_side", "separate"))
+    yield from _beside("NEIGH-14", "", (2, 3), _PAIR, staggered, layouts, (_PLAIN, _FIND, _STATIC))
     last_one_searches = arguments("plain-and-find", others=dict(FIND.options), unused="last_tower")
     beside = arguments(layout="side_by_side")
     yield from _beside("NEIGH-13", "", (2, 3), _PAIR, last_one_searches, beside, each("order", ORDERS), backwards)

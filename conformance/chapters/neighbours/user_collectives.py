@@ -93,11 +93,11 @@ class User:
         found = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
         layer: Any = found[0][min(self._layer, len(found[0]) - 1)]
         if self._place == "module_hook":
-            layer.register_full_backward_hook(lambda *_: self._reduce())
+            layer.register_full_backward_hook(lambda *_: self.reduce())
         elif self._place == "post_accumulate":
-            layer.weight.register_post_accumulate_grad_hook(lambda _: self._reduce())
+            layer.weight.register_post_accumulate_grad_hook(lambda _: self.reduce())
         elif self._place == "parameter_hook":
-            layer.weight.register_hook(lambda _: self._reduce())
+            layer.weight.register_hook(lambda _: self.reduce())
 
     def behind_layer(self, index: int, rows: Tensor) -> Tensor:
         """Return what becomes of the rows behind layer `index`."""
@@ -109,9 +109,9 @@ class User:
         if self._place == "forward":
             self.seen.append(_sum(rows, self._group))
         elif self._place == "tensor_hook" and rows.requires_grad:
-            rows.register_hook(lambda _: self._reduce())
+            rows.register_hook(lambda _: self.reduce())
         elif self._place == "thread" and rows.requires_grad:
-            rows.register_hook(lambda _: _in_a_thread(self._reduce))
+            rows.register_hook(lambda _: _in_a_thread(self.reduce))
         return rows
 
     def loss(self, output: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class User:
     def before_backward(self) -> None:
         """Communicate between forward and backward."""
         if self._place == "before_backward":
-            self._reduce()
+            self.reduce()
         elif self._place == "across_backward":
             tensor = self._tensor()
             self._flying = dist.all_reduce(tensor, group=self._group, async_op=True), tensor
@@ -130,7 +130,7 @@ class User:
     def after_backward(self, module: nn.Module) -> None:
         """Communicate between backward and the optimizer's step."""
         if self._place == "after_backward":
-            self._reduce()
+            self.reduce()
         elif self._flying is not None:
             self._flying[0].wait()
             self.seen.append(self._flying[1])
@@ -144,7 +144,8 @@ class User:
     def _tensor(self) -> Tensor:
         return torch.full_like(self._like, 1.0 + self._group.rank() + self._step)
 
-    def _reduce(self) -> None:
+    def reduce(self) -> None:
+        """Sum a tensor over the group; the sum is seen."""
         tensor = self._tensor()
         dist.all_reduce(tensor, group=self._group if self._own_group is None else self._own_group)
         self.seen.append(tensor)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl.parameter_usage import ParameterUsage, Promise
+from ddp_impl.reducer import Reducer
 
 
 class IgnoresStaticGraph(TorchDDP):
@@ -118,3 +119,11 @@ class KeepsLocalToItself(ParameterUsage):
     @follows_local.setter
     def follows_local(self, value: bool) -> None:
         """Forget it."""
+
+
+@replaces(Reducer, "_arm")
+def SkipsUnlessLocal(reducer: Reducer, arm: Call) -> None:
+    """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
+    arm()
+    if reducer.usage.promise is not None and not reducer.usage.follows_local:
+        reducer._skip_unused(reducer.usage.promise.used)

@@ -110,6 +110,14 @@ def _local_elsewhere(model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))[0]))
 
 
+def _local_on_one_rank(model: Any, turn: RankStep) -> None:
+    """Use only the first head, in every other step once more on rank 1 alone, under no_sync."""
+    if turn.rank == 1 and turn.step % 2:
+        with model.no_sync():
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH, micro=1))[0], micro=1))
+    turn.backward(turn.loss(turn.forward(model, turn.inputs(5, WIDTH))[0]))
+
+
 def _heads_of_forwards(model: Any, turn: RankStep) -> None:
     """Run three forwards and use another head of each in one loss."""
     outputs = [turn.forward(model, turn.inputs(3, WIDTH, micro=micro)) for micro in range(3)]
@@ -149,6 +157,7 @@ USES: Mapping[str, Use] = {
     "reentrant_and_not": Use(lambda: Nested(_of_both_kinds), _ordinary),
     "first_local": Use(layers, _first_local),
     "local_elsewhere": Use(Branches, _local_elsewhere),
+    "local_on_one_rank": Use(Branches, _local_on_one_rank),
     "heads_by_rank": Use(Branches, _heads_by_rank),
     "heads_of_forwards": Use(Branches, _heads_of_forwards),
     "one_head_of_two_forwards": Use(Branches, _one_head_of_two_forwards),

@@ -131,6 +131,7 @@ def _accumulation() -> Iterator[Scenario]:
 
 #: Requirement -> uses that show it; each is run with the variants of options below.
 _USES = {
+    "STATIC-06": ("local_on_one_rank",),
     "STATIC-07": ("checkpoint_reentrant", "reentrant_three_times", "reentrant_inside_each_other"),
     "STATIC-08": ("checkpoint", "checkpoint_twice", "reentrant_and_not"),
     "STATIC-09": ("two_forwards", "heads_of_forwards"),

@@ -1,0 +1,32 @@
+"""Two wrappers whose backwards run in different orders: ranks would average gradients of different modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ddp_impl import DistributedDataParallel
+from ddp_impl.errors import ReductionError
+from ddp_impl.tests.ranks import run_ranks
+
+
+def _train(rank: int) -> str:
+    wrappers = [DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2)]
+    for wrapper in wrappers if rank == 0 else reversed(wrappers):
+        wrapper(torch.ones(1, 2)).sum().backward()
+    try:
+        for wrapper in wrappers:
+            wrapper(torch.ones(1, 2))
+    except ReductionError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_runs_another_backward_than_rank_0_says_so(tmp_path: Path) -> None:
+    first, second = run_ranks(_train, 2, tmp_path)
+    assert not first, "rank 0 is what the others are compared with"
+    assert "this rank has run the backward of the group's wrapper 0" in second
+    assert "where rank 0 ran that of wrapper 1" in second
+    assert "in the same order on every rank" in second
