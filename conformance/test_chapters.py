@@ -16,6 +16,8 @@ from conformance.backends.backend import Backend
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.errors import ConformanceError
 from conformance.programs.registry import preloads_of
+from conformance.report.blame import blamed
+from conformance.report.causes import cause_of
 from conformance.report.failure import failure_text, run_command
 from conformance.run.environment import package_version
 from conformance.run.known_failures import Circumstances, Excuses
@@ -101,7 +103,9 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     if outcome.is_failure:
         backend = scenario_runner.backend.source or scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
-        pytest.fail(failure_text(outcome, backend, load_catalogue(), replay), pytrace=False)
+        # The first line is what pytest's summary shows: which requirement is broken, and how.
+        first = f"{blamed(outcome)}: {cause_of(outcome).title}"
+        pytest.fail(f"{first}\n{failure_text(outcome, backend, load_catalogue(), replay)}", pytrace=False)
     if outcome.contaminated_by:
         pytest.fail(outcome.subject.findings[0].summary, pytrace=False)
     if outcome.subject.verdict.is_failure and outcome.expectation is not None:

@@ -36,7 +36,8 @@ class Verdict(Enum):
 class Finding:
     """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence.
 
-    `requirements` are those that it speaks for, where that is not every one that the scenario tests.
+    `requirements` are those that it speaks for, where that is not every one that the scenario tests. `mistake` names
+    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells.
     """
 
     checker: str
@@ -44,6 +45,7 @@ class Finding:
     summary: str = ""
     explanation: str = ""
     requirements: tuple[str, ...] = ()
+    mistake: str = ""
 
 
 #: Checkers whose failure explains those of others.

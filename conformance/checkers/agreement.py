@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conformance.checkers.checker import Evidence, checker, failed, passed, unknown
-from conformance.checkers.facts import explain_facts, summarise, wrong_facts
+from conformance.checkers.facts import explain_facts, mistake_of, reduced_steps, summarise, wrong_facts
 from conformance.observation import Raised
 from conformance.truth.expected import Raises
 from conformance.verdict import Finding
@@ -24,8 +26,10 @@ def agrees_with_native(evidence: Evidence) -> Finding | None:
         rank: {name: Raises((value.type,)) if isinstance(value, Raised) else value for name, value in facts.items()}
         for rank, facts in evidence.native_facts.items()
     }
-    wrong = wrong_facts(native, {rank: observation.facts for rank, observation in evidence.observations.items()})
+    observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
+    wrong = wrong_facts(native, observed, reduced_steps(evidence))
     if not wrong:
         return passed("agrees_with_native", f"{sum(map(len, native.values()))} fact(s) as torch's DDP has them")
     summary = f"unlike torch's own DDP: {summarise(wrong)}"
-    return failed("agrees_with_native", summary, explain_facts(wrong, native))
+    found = failed("agrees_with_native", summary, explain_facts(wrong, native))
+    return replace(found, mistake=mistake_of(wrong))

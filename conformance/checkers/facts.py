@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
-from conformance.checkers.diagnosis import diagnose
+from conformance.checkers.diagnosis import Diagnosis, diagnose
 from conformance.checkers.explanation import let_then, ranks
 from conformance.observation import Facts, Unmeasured
 from conformance.truth.difference import Difference
@@ -25,13 +25,20 @@ class WrongFact:
     name: str
     rank: int
     difference: Difference
-    diagnosis: str = ""
+    found: Diagnosis = field(default_factory=Diagnosis)
+
+    @property
+    def diagnosis(self) -> str:
+        """What the value is instead, a clause; empty where nobody knows."""
+        return self.found.clause
 
 
-def wrong_facts(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> list[WrongFact]:
+def wrong_facts(
+    expected: Mapping[int, Facts], observed: Mapping[int, Facts], reduced: frozenset[int] | None = None
+) -> list[WrongFact]:
     """Return every expected fact that is not as expected, in the order of the expectations, then by rank.
 
-    What a rank could not measure is not wrong: see `_unmeasured`.
+    What a rank could not measure is not wrong: see `_unmeasured`. `reduced` is as `diagnose` takes it.
     """
     order: dict[str, None] = {}
     for rank in sorted(expected):
@@ -46,7 +53,7 @@ def wrong_facts(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) ->
             elif isinstance(observed[rank][name], Unmeasured):
                 continue
             elif found := mismatch(expected[rank][name], observed[rank][name]):
-                wrong.append(WrongFact(name, rank, found, diagnose(name, rank, expected, observed)))
+                wrong.append(WrongFact(name, rank, found, diagnose(name, rank, expected, observed, reduced)))
     return wrong
 
 
@@ -89,7 +96,7 @@ def facts(evidence: Evidence) -> Finding | None:
             "facts", "the program's expectation requires no fact of any rank, so there is nothing to compare"
         )
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
-    wrong = wrong_facts(expected, observed)
+    wrong = wrong_facts(expected, observed, reduced_steps(evidence))
     raised = {one.rank for one in evidence.ended("raised")}
     if raised and all(one.rank in raised and one.name not in observed[one.rank] for one in wrong):
         return unknown("facts", f"{ranks(raised)} raised before {len(wrong)} of the facts could be observed")
@@ -98,7 +105,24 @@ def facts(evidence: Evidence) -> Finding | None:
         return unknown("facts", unmeasured)
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")
-    return failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
+    found = failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
+    return replace(found, mistake=mistake_of(wrong))
+
+
+def mistake_of(wrong: list[WrongFact]) -> str:
+    """Return what the first wrong fact that was recognised was recognised as; empty if none was."""
+    return next((fact.found.mistake for fact in wrong if fact.found.mistake), "")
+
+
+def reduced_steps(evidence: Evidence) -> frozenset[int] | None:
+    """Return the steps in whose backward every rank issued a reduction; None where nothing was recorded."""
+    if not evidence.scenario.recorded:
+        return None
+    steps = [
+        {one.step for one in observation.history if one.phase == "backward" and "reduce" in one.op}
+        for observation in evidence.by_rank
+    ]
+    return frozenset.intersection(*map(frozenset, steps))
 
 
 def _unmeasured(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +58,40 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     return "\n".join(lines)
 
 
-def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> str:
-    """Return how to leave out of the declaration what the subject lacks or refuses; empty where nothing shows that.
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """The capabilities that a subject declares and does not have, and how that shows: a clause."""
+
+    names: tuple[str, ...]
+    why: str
+
+    @property
+    def declaration(self) -> str:
+        """The declaration without them, to be pasted."""
+        names = ", ".join(f'"{name}"' for name in self.names)
+        return f"Subject(..., capabilities=CAPABILITIES - {{{names}}})"
+
+
+def lacking(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> Lacking | None:
+    """Return what the subject lacks or refuses though it declares it; None where nothing shows that.
 
     `scenario` is what `result` is about, as an outcome keeps it of failures.
     """
     found = (_MISSING.search(f"{one.summary}\n{one.explanation}") for one in result.findings_that_tell)
     method = next((match[1] for match in found if match and match[1] in METHODS), "")
     if method:
-        why, left_out = f"has no method {method}", [METHODS[method]]
-    elif refused := _refused(result, _asked_of(scenario or {})):
-        why, left_out = "refuses it", refused
-    else:
+        return Lacking((METHODS[method],), f"has no method {method}")
+    refused = _refused(result, _asked_of(scenario or {}))
+    return Lacking(tuple(refused), "refuses it") if refused else None
+
+
+def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> str:
+    """Return how to leave out of the declaration what the subject lacks or refuses; empty where nothing shows that."""
+    if (found := lacking(result, scenario)) is None:
         return ""
-    names = ", ".join(f'"{name}"' for name in left_out)
     return (
-        f"{result.subject} declares {', '.join(left_out)} and {why}: leave it out of its capabilities,"
-        f"\n      Subject(..., capabilities=CAPABILITIES - {{{names}}})"
+        f"{result.subject} declares {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
+        f"\n      {found.declaration}"
     )
 
 

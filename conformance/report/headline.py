@@ -43,7 +43,21 @@ def headline(report: Report) -> str:
     known = f", {counted(report.num_excused, 'known failure')}" if report.num_excused else ""
     if report.certified:
         return f"conformant at {report.selection.profile}, {counted(total, 'scenario')}"
-    return f"{report.verdicts[Verdict.PASS]} passed{known}"
+    return f"{kept(report)}{known}"
+
+
+def kept(report: Report) -> str:
+    """Return how much was asked and kept, such as `keeps 31 of 83 requirements, 52 need capabilities not declared`."""
+    said = [f"keeps {_number(report, Verdict.PASS)} of {counted(len(report.requirements), 'requirement')}"]
+    if undeclared := _number(report, Verdict.UNSUPPORTED):
+        said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities not declared")
+    if unknown := _number(report, Verdict.UNKNOWN):
+        said.append(f"{unknown} could not be judged")
+    return ", ".join(said)
+
+
+def _number(report: Report, verdict: Verdict) -> int:
+    return sum(one.subject is verdict for one in report.requirements)
 
 
 def badge_svg(report: Report) -> str:

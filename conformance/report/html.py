@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,13 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.explanation import shorten
 from conformance.errors import ReportError
-from conformance.report.blame import blamed, failed_requirements
+from conformance.report.blame import blamed
+from conformance.report.causes import Cause, causes_of
 from conformance.report.failure import advice_on, replay_command, run_command
 from conformance.report.headline import headline
 from conformance.report.ratio_chart import ratio_chart
@@ -119,7 +121,9 @@ class Entry:
         """The command that runs the scenario again: that of the terminal where the report keeps the scenario."""
         report, folder = self.column.report, self.column.folder
         if self.is_failure and folder is not None:
-            return replay_command(self.scenario.id, report.subject.typed, report.backend, folder)
+            # Of where the page was made, a reader elsewhere has only the folder itself.
+            given = Path(folder.name) if folder.is_absolute() else folder
+            return replay_command(self.scenario.id, report.subject.typed, report.backend, given)
         subject = NATIVE if self.column.is_native else report.subject.typed
         return run_command(self.scenario.id, subject, report.backend)
 
@@ -157,6 +161,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
         raise ReportError("a page needs at least one report")
     columns = _columns(reports, folders or [None] * len(reports))
     entries = tuple(_entries(columns))
+    heads, heat = _heat_map(columns)
     script, style = _asset("report.js"), _asset("report.css")
     return (
         _environment()
@@ -165,6 +170,9 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             reports=reports,
             columns=columns,
             chapters=_chapters(columns, entries),
+            causes=_told_causes(columns, entries),
+            heads=heads,
+            heat=heat,
             failures=[entry for entry in entries if entry.is_failure],
             others=[entry for entry in entries if not entry.is_failure],
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
@@ -196,9 +204,10 @@ def _entries(columns: Sequence[Column]) -> list[Entry]:
     Of a requirement that comes to one verdict in many scenarios a few are shown whole, and the others named there.
     """
     entries: list[Entry] = []
+    place, last = _places(columns), sum(len(column.report.scenarios) for column in columns)
     for column in columns:
         whole: dict[tuple[str, Verdict, bool, bool], list[Entry]] = {}
-        for scenario in column.report.scenarios:
+        for scenario in sorted(column.report.scenarios, key=lambda one: place.get((id(column.report), one.id), last)):
             result = column.result(scenario)
             if result is None or (result.verdict is Verdict.PASS and (column.is_native or not scenario.is_failure)):
                 continue
@@ -210,24 +219,67 @@ def _entries(columns: Sequence[Column]) -> list[Entry]:
             else:
                 several[-1].alike.append(f"{scenario.id}: {shorten(entry.why)}")
     order = list(Verdict)
-    place = _places(columns)
     return sorted(
         entries,
         key=lambda one: (
             one.column.is_native, one.is_expected, -order.index(one.result.verdict),
-            place.get((id(one.column.report), one.requirement if one.is_failure else ""), 0),
+            place.get((id(one.column.report), one.scenario.id if one.is_failure else ""), 0),
         ),
     )  # fmt: skip
 
 
 def _places(columns: Sequence[Column]) -> Mapping[tuple[int, str], int]:
-    """Return at which place a reader should look at a requirement that failed in a report."""
+    """Return at which place a reader should look at each failure of a report: by cause, the best evidence first."""
     reports = {id(column.report): column.report for column in columns}
-    return {
-        (key, one.requirement): number
-        for key, report in reports.items()
-        for number, one in reversed([*enumerate(failed_requirements(report))])  # its failures before unexpected passes
-    }
+    places: dict[tuple[int, str], int] = {}
+    for key, report in reports.items():
+        for cause in causes_of(report):
+            for outcome in cause.outcomes:
+                places[key, outcome.id] = len(places)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCause:
+    """A cause with the column that it is about, and where its best evidence is shown."""
+
+    cause: Cause
+    column: Column
+    anchor: str
+
+
+def _told_causes(columns: Sequence[Column], entries: Sequence[Entry]) -> list[ToldCause]:
+    anchors = {(id(one.column), one.scenario.id): one.anchor for one in entries}
+    return [
+        ToldCause(cause, column, anchors.get((id(column), cause.best.id), "failures"))
+        for column in columns
+        if not column.is_native
+        for cause in causes_of(column.report)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class HeatRow:
+    """One chapter of the map: what its scenarios come to, for each column and world size."""
+
+    chapter: str
+    cells: tuple[Cell, ...]
+
+
+def _heat_map(columns: Sequence[Column]) -> tuple[list[tuple[Column, int]], list[HeatRow]]:
+    """Return what the map's columns are, and a row per chapter."""
+    sizes = sorted({one.world_size for column in columns for one in column.report.scenarios})
+    heads = [(column, size) for column in columns for size in sizes]
+    chapters = dict.fromkeys(one.chapter for column in columns for one in column.report.scenarios)
+    rows = []
+    for chapter in chapters:
+        cells = []
+        for column, size in heads:
+            here = [one for one in column.report.scenarios if (one.chapter, one.world_size) == (chapter, size)]
+            verdicts = _verdicts(column, [one for one in here if column.is_native or not one.is_excused])
+            cells.append(Cell(combine(verdicts), _count(verdicts), f"chapter-{chapter}") if verdicts else Cell(None))
+        rows.append(HeatRow(chapter, tuple(cells)))
+    return heads, rows
 
 
 def _shared(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
@@ -293,7 +345,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.globals.update(headline=headline, shorten=shorten)
+    environment.filters["coded"] = _coded
     return environment
+
+
+def _coded(text: str) -> Markup:
+    """Return `text` escaped, and what stands in backticks in it as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from conformance.report.causes import cause_of
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import ScenarioResult, Verdict
@@ -16,9 +17,9 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit_xml(report: Report) -> str:
     """Return the report as JUnit XML.
 
-    FAIL, HANG and CRASH are failures, HARNESS_ERROR is an error, UNSUPPORTED, UNKNOWN and failures that were expected
-    are skipped cases with the reason as their message. A report that is not complete gets an error of its own, because
-    a CI system that only counts failures would show it as green.
+    FAIL, HANG and CRASH are failures, HARNESS_ERROR is an error, and the message of either begins with its cause.
+    UNSUPPORTED, UNKNOWN and failures that were expected are skipped cases with the reason as their message. A report
+    that is not complete gets an error of its own, because a CI system that only counts failures would show it as green.
     """
     root = ElementTree.Element("testsuites", name="ddp-conformance")
     for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
@@ -52,9 +53,12 @@ def _add_case(suite: ElementTree.Element, scenario: Outcome) -> None:
         known = scenario.expectation
         message = f"{known.status}: {known.describe(scenario.subject.verdict)}. {message}".rstrip()
     if scenario.is_failure:
+        cause = cause_of(scenario)
+        if not scenario.is_unexpected_pass and cause.title not in message:
+            message = f"{cause.title} {message}"
         kind = "error" if result.verdict is Verdict.HARNESS_ERROR else "failure"
         problem = ElementTree.SubElement(case, kind, type=result.verdict.value, message=_legal(message))
-        problem.text = _legal(_evidence(result))
+        problem.text = _legal("\n".join(filter(None, (cause.title, cause.remedy, _evidence(result)))))
     elif result.verdict is not Verdict.PASS:
         ElementTree.SubElement(case, "skipped", message=_legal(f"{result.verdict.value}: {message}"))
 

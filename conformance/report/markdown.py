@@ -1,4 +1,4 @@
-"""Markdown for a comment below a pull request: the answer first, a table, and what failed folded away."""
+"""Markdown for a comment below a pull request: the answer and the worst causes, the rest folded away."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted, shorten
-from conformance.report.blame import Failed, failed_requirements
+from conformance.report.causes import Cause, causes_in
 from conformance.report.diff import ReportDiff, compare, difference_lines
+from conformance.report.failure import run_command
 from conformance.report.headline import headline
 from conformance.run.outcome import Outcome, combined_text, subjects_text, verdicts_of
 from conformance.run.report import Report
@@ -17,38 +18,69 @@ from conformance.run.report import Report
 #: A comment on GitHub may have 65536 characters; failures beyond this are counted, not shown.
 MAX_CHARACTERS = 60_000
 _MAX_EVIDENCE, _MAX_OTHERS, _MAX_CHANGES = 3_000, 10, 20
+_WORST = 3  # causes that are told before everything else is folded away
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@:-])")
 
 
 def markdown(report: Report, last: Report | None = None) -> str:
     """Return the report as GitHub's Markdown; what comes from the subject is shown as text, whatever it contains.
 
-    With the `last` report it says what has changed, before it shows what failed.
+    What fails comes first, by cause: with the `last` report what has regressed since, and then what failed before.
+    Below a dozen lines everything else is folded away.
     """
     torch_version = report.package_version("torch")
+    difference = compare(last, report) if last is not None else None
+    causes, told = _causes(report, difference)
     lines = [
         f"### {'✅' if report.is_green else '❌'} ddp-conformance: {as_text(headline(report))}",
         "",
         f"subject {as_code(report.subject.name)}, backend {as_code(report.backend)}, torch {as_code(torch_version)}:"
         f" {as_text(report.counts)}",
-        "",
+        *told,
+    ]
+    text = "\n".join(lines) + "\n"
+    for block in (_chapters(report), _changes(difference) if difference else "", _performance(report.performance)):
+        if len(text) + len(block) <= MAX_CHARACTERS:
+            text += block
+    for number, cause in enumerate(causes):
+        block = _evidence(cause)
+        if len(text) + len(block) > MAX_CHARACTERS:
+            left = counted(len(causes) - number, "more cause")
+            return f"{text}\n… and {left} of failures; the report holds them all.\n"
+        text += block
+    return text
+
+
+def _causes(report: Report, difference: ReportDiff | None) -> tuple[tuple[Cause, ...], list[str]]:
+    """Return the causes of the failures, what regressed before the others, and the lines about the worst of them."""
+    regressed = {change.id for change in difference.regressed} if difference is not None else set()
+    recent = causes_in(one for one in report.failures if one.id in regressed)
+    older = causes_in(one for one in report.failures if one.id not in regressed)
+    causes = (*recent, *older)
+    if not causes:
+        return (), []
+    title = f"{counted(len(causes), 'cause')} of {counted(len(report.failures), 'failure')}"
+    if difference is not None:
+        title += f"; {counted(len(regressed), 'scenario')} regressed since the last report"
+    lines = ["", f"**{as_text(title)}**", ""]
+    for number, cause in enumerate(causes[:_WORST], start=1):
+        new = "regressed: " if number <= len(recent) else ""
+        lines.append(
+            f"{number}. {new}{as_text(cause.title)} {as_text(cause.extent)}: {as_code(shorten(cause.best.why))}"
+        )
+    again = run_command(causes[0].best.id, report.subject.typed, report.backend)
+    return causes, [*lines, "", f"Again: {as_code(again)}"]
+
+
+def _chapters(report: Report) -> str:
+    lines = [
+        "\n<details><summary>Chapters</summary>\n",
         "| chapter | scenarios | subject | torch's DDP |",
         "|---|--:|---|---|",
     ]
     for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
         lines.append(_row(chapter, [scenario for scenario in report.scenarios if scenario.chapter == chapter]))
-    text = "\n".join(lines) + "\n" + (_changes(compare(last, report)) if last is not None else "")
-    speed = _performance(report.performance)
-    if len(text) + len(speed) <= MAX_CHARACTERS:
-        text += speed
-    failures = failed_requirements(report)
-    for number, failed in enumerate(failures):
-        block = _failure(failed)
-        if len(text) + len(block) > MAX_CHARACTERS:
-            left = counted(len(failures) - number, "more requirement")
-            return f"{text}\n… and {left} that failed; the report holds them all.\n"
-        text += block
-    return text
+    return "\n".join([*lines, "\n</details>\n"])
 
 
 def _changes(difference: ReportDiff) -> str:
@@ -82,17 +114,20 @@ def _row(chapter: str, scenarios: list[Outcome]) -> str:
     return f"| {' | '.join(map(as_text, cells))} |"
 
 
-def _failure(failed: Failed) -> str:
-    scenario, *others = failed.outcomes
+def _evidence(cause: Cause) -> str:
+    scenario, *others = cause.outcomes
     result = scenario.failed_result
     evidence = "\n".join(finding.explanation for finding in result.findings_that_tell if finding.explanation)
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + "\n... (cut)"
     parts = [
         "\n<details><summary>",
-        f"{result.verdict.value} {as_text(failed.requirement)}, {failed.count}: {as_code(shorten(scenario.why))}",
+        f"{result.verdict.value}: {as_text(cause.title)} {as_text(cause.extent)}",
         "</summary>\n",
+        f"\n{as_code(shorten(scenario.why))}\n",
     ]
+    if cause.remedy:
+        parts.append(f"\n{as_text(cause.remedy)}\n")
     if scenario.expectation is not None:
         known = scenario.expectation
         parts.append(f"\n{as_text(known.status)}: {as_text(known.describe(scenario.subject.verdict))}\n")

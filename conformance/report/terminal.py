@@ -17,8 +17,10 @@ from rich.text import Text
 from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
-from conformance.report.blame import Failed, blamed, failed_requirements
+from conformance.report.blame import blamed
+from conformance.report.causes import Cause, Kind, causes_of
 from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.headline import kept
 from conformance.run.outcome import (
     Outcome,
     Progress,
@@ -47,7 +49,7 @@ STYLES = {
     Verdict.HARNESS_ERROR: "bold white on red",
 }
 
-#: So many requirements that failed are shown with their evidence at the end of a run, the others with one line each.
+#: So many causes of failures are shown with their evidence at the end of a run.
 NUM_WHOLE = 3
 _EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
 #: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
@@ -171,7 +173,7 @@ def print_report(
 ) -> None:
     """Print failures, a line per chapter and totals; `folder` is where the report's files are.
 
-    With `verbose` there is a line per requirement instead, and the evidence of every requirement that failed; with
+    With `verbose` there is a line per requirement instead, and the evidence of every cause; with
     `quiet` there are no chapters.
     """
     if verbose:
@@ -273,29 +275,37 @@ def growth_table(curves: Iterable[Curve]) -> Table:
 
 
 def print_failures(console: Console, report: Report, catalogue: Catalogue, folder: Path, *, whole: int) -> None:
-    """Print why it failed, the requirement to look at first at the top: `whole` of them with evidence.
+    """Print why it failed, by cause, the one to look at first at the top: `whole` of them with their best evidence.
 
-    Of the others there is one line each, and the number of scenarios in which they failed.
+    Of the others there is one line each.
     """
-    failed = failed_requirements(report)
-    for one in failed[:whole]:
-        first, *others = one.outcomes
-        replay = replay_command(first.id, report.subject.typed, report.backend, folder)
-        print_evidence(console, failure_text(first, report.backend, catalogue, replay))
-        if others:
-            where = f"{one.requirement} in {folder / 'failures'}"
-            console.print(f"      and {len(others)} more of {where}", style="dim", highlight=False)
+    causes = causes_of(report)
+    if causes:
+        said = f"{counted(len(report.failures), 'failure')}, {counted(len(causes), 'cause')}:"
+        console.print(said, style="bold", highlight=False)
+    for number, cause in enumerate(causes[:whole], start=1):
+        _print_cause(console, cause, number)
+        replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
+        print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay))
         console.print()
-    if not failed[whole:]:
+    if not causes[whole:]:
         return
-    passed = any(one.outcomes[0].is_unexpected_pass for one in failed[whole:])
-    number = len({one.requirement for one in failed[whole:]})
-    title = f"{counted(number, 'more requirement')} failed{' or passed unexpectedly' * passed}:"
-    console.print(title, style="bold", highlight=False)
-    width = max(len(each.requirement) for each in failed)
-    for one in failed[whole:]:
-        console.print(_line_of(one, width, _width(console)), soft_wrap=True)
-    console.print(f"Why: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
+    for number, cause in enumerate(causes[whole:], start=whole + 1):
+        _print_cause(console, cause, number)
+    console.print(f"\nWhy: {failure_path(folder, '*').with_suffix('.txt')}, or run with --verbose.\n", highlight=False)
+
+
+def _print_cause(console: Console, cause: Cause, number: int) -> None:
+    """Print what is wrong, in how many scenarios, and what to do."""
+    style = STYLES[Verdict.FAIL if cause.verdict is Verdict.PASS else cause.verdict]
+    start = f"{number:>3}.  "
+    kind = "" if cause.kind is Kind.BUG else f"{cause.kind.value}: "
+    title = _broken(f"{start}{kind}{cause.title}", _width(console), len(start))
+    console.print(Text(title, style=style), soft_wrap=True)
+    for label, text in (("Seen in ", cause.extent), ("Do: ", cause.remedy)):
+        if text:
+            line = _broken(" " * len(start) + label + text, _width(console), len(start))
+            console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def print_evidence(console: Console, text: str) -> None:
@@ -318,16 +328,6 @@ def _broken(line: str, width: int, indent: int) -> str:
     if len(line) <= width:
         return line
     return textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
-
-
-def _line_of(failed: Failed, width: int, console_width: int) -> Text:
-    """Return verdict, requirement (in `width` columns), how often and why, the last broken to be below itself."""
-    style = STYLES[Verdict.FAIL if failed.verdict is Verdict.PASS else failed.verdict]
-    start = f"{failed.verdict.value:<6}{failed.requirement:<{width}}  {failed.count:<9}"
-    text = Text(_broken(start + shorten(failed.outcomes[0].why), console_width, len(start)))
-    text.stylize(style, 0, len(failed.verdict.value))
-    text.stylize("dim", len(start) - 9, len(start))
-    return text
 
 
 def _one_line(outcome: Outcome) -> str:
@@ -366,7 +366,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif report.is_green and report.num_excused:
         console.print("Nothing failed that was not expected to.", style="bold green")
     elif report.is_green:
-        console.print(f"{_short(report)} keeps every requirement that was exercised.", style="bold green")
+        console.print(f"{_short(report)} {kept(report)}.", style="bold green", highlight=False)
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:

@@ -26,3 +26,44 @@ CHECKERS = {
     "same_until_refused": "Ranks issued matching collectives, up to where they refused.",
     "silent_no_sync": "Inside no_sync no backward communicates gradients.",
 }
+
+_WAIT = "Wait for every Work before backward returns, and before the program ends."
+_ONE_ORDER = "Let what a rank issues next follow from what all ranks know, never from which gradients came, or when."
+#: Checker -> what a DDP does wrong where it fails, and what to do; of checkers whose failure means one thing.
+MISTAKES_BY_CHECKER = {
+    "same_collectives": ("Ranks issue different collectives.", _ONE_ORDER),
+    "same_until_refused": ("Ranks issue different collectives.", _ONE_ORDER),
+    "one_order": ("Ranks issue different collectives.", _ONE_ORDER),
+    "silent_no_sync": (
+        "Gradients are communicated inside `no_sync`.",
+        "Let a backward whose forward ran under `no_sync` accumulate, and reduce nothing.",
+    ),
+    "nothing_in_flight": ("Nobody waits for a collective.", _WAIT),
+    "no_gradients_in_flight": ("Nobody waits for a collective of gradients.", _WAIT),
+    "bucket_order": ("Buckets are reduced in an order that changes.", "Launch buckets in the order of their index."),
+    "same_number_each_step": (
+        "Backwards take a changing number of collectives.",
+        "Clear what counts gradients at the end of every backward.",
+    ),
+    "broadcast_before_forward": (
+        "Buffers are not broadcast first in forward, or not all from one rank.",
+        "Broadcast them from rank 0 before the module runs.",
+    ),
+    "no_broadcast_in_forward": (
+        "A forward broadcasts though there is nothing to share.",
+        "Broadcast nothing without buffers, or with `broadcast_buffers=False`.",
+    ),
+    "leaves_no_trace": (
+        "A rank's process is not left as it was.",
+        "Remove hooks, threads and settings when the wrapper is dropped.",
+    ),
+    "leaves_no_process": ("A rank keeps a process that it started.", "End it with the wrapper."),
+    "does_not_interfere": (
+        "Something that is not the DDP's own is changed.",
+        "Leave modes, random states and the module as they were.",
+    ),
+    "refuses_together": (
+        "Some ranks refuse, and others go on.",
+        "Agree on the refusal between ranks before any of them raises.",
+    ),
+}

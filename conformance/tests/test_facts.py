@@ -12,7 +12,9 @@ from torch import Tensor
 
 from conformance.checkers.diagnosis import diagnose
 from conformance.checkers.facts import wrong_facts
+from conformance.checkers.mistakes import MISTAKES
 from conformance.checkers.registry import get_checker
+from conformance.checkers.rules import OF_ANOTHER_KIND, OF_THE_SAME_KIND
 from conformance.observation import Facts, Raised, Unmeasured
 from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
 from conformance.truth.expected import Anything, Close, Raises, Satisfies
@@ -32,7 +34,7 @@ def _check(expected: dict[int, Facts], *observed: Facts) -> Finding:
 def _diagnose(wanted: Any, *came: Any, name: str = NAME, rank: int = 0, others: Facts | None = None) -> str:
     """Return the diagnosis on `rank` when all ranks want the same and observe `came`, one value per rank."""
     expected = {number: {name: wanted, **(others or {})} for number in range(len(came))}
-    return diagnose(name, rank, expected, {number: {name: value} for number, value in enumerate(came)})
+    return diagnose(name, rank, expected, {number: {name: value} for number, value in enumerate(came)}).clause
 
 
 def test_passes_when_every_fact_is_as_expected() -> None:
@@ -128,7 +130,7 @@ DIAGNOSES = [
     ((MEAN.to_sparse(), (MEAN * 2).to_sparse(), (MEAN * 2).to_sparse()),
      "the sum over the ranks (expected * 2), never divided by the world size"),
     (("a", "b", "b"), ""),
-    ((Raises(), MEAN, MEAN), ""),
+    ((Raises(), MEAN, MEAN), "nothing was raised"),
     ((Satisfies("small", bool), MEAN, MEAN), ""),
     ((Close(MEAN, 0.0, 0.0, "why"), MEAN * 2, MEAN * 2),
      "the sum over the ranks (expected * 2), never divided by the world size"),
@@ -138,6 +140,81 @@ DIAGNOSES = [
 @pytest.mark.parametrize(("values", "diagnosis"), DIAGNOSES)
 def test_recognises(values: tuple[Any, ...], diagnosis: str) -> None:
     assert _diagnose(*values) == diagnosis
+
+
+LEFT = {0: torch.tensor([[8.0, 2.0], [6.0, 4.0]]), 1: torch.tensor([[0.0, 12.0], [2.0, -6.0]])}
+LAST = {0: torch.tensor([[1.0, 3.0], [9.0, 5.0]]), 1: torch.tensor([[7.0, 1.0], [3.0, -1.0]])}
+TWICE = tuple((LEFT[rank] + LAST[rank]) for rank in range(2))
+MEAN_OF_LAST = (LAST[0] + LAST[1]) / 2
+ACCUMULATED = (LEFT[0] + LEFT[1]) / 2 + MEAN_OF_LAST
+
+
+def _mistake(came: tuple[Tensor, Tensor], *, reduced: bool, before: str, name: str) -> str:
+    """Return what gradients are recognised as after one backward under `no_sync` and one that synchronises."""
+    expected: dict[int, Facts] = {rank: {before: LEFT[rank], name: ACCUMULATED} for rank in range(2)}
+    observed: dict[int, Facts] = {rank: {before: LEFT[rank], name: came[rank]} for rank in range(2)}
+    steps = frozenset({1} if reduced else ())
+    (found,) = {diagnose(name, rank, expected, observed, steps).mistake for rank in range(2)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("came", "reduced", "mistake"),
+    [
+        ((LEFT[0] + MEAN_OF_LAST, LEFT[1] + MEAN_OF_LAST), True, "no-sync-left-out"),
+        ((LEFT[0] + MEAN_OF_LAST * 2, LEFT[1] + MEAN_OF_LAST * 2), True, "no-sync-left-out"),
+        (TWICE, False, "never-reduced"),
+        (TWICE, True, "reduced-not-used"),
+        ((ACCUMULATED * 2, ACCUMULATED * 2), True, "never-divided"),
+        ((MEAN_OF_LAST, MEAN_OF_LAST), True, ""),  # dropped: nothing expected has these numbers
+    ],
+)
+def test_what_no_sync_left_is_told_from_what_was_never_reduced(
+    came: tuple[Tensor, Tensor], reduced: bool, mistake: str
+) -> None:
+    for before, name in (("local0/", ""), ("micro0/", "micro1/")):
+        names = {"before": f"step1/{before}grad/fc.weight", "name": f"step1/{name}grad/fc.weight"}
+        assert _mistake(came, reduced=reduced, **names) == mistake
+
+
+def test_an_average_over_those_who_used_a_parameter_is_not_taken_for_a_sum() -> None:
+    """Where the other gradients of the step are right, a divisor is wrong for this parameter alone."""
+    other = "step1/grad/fc2.weight"
+    for right, clause in (
+        (
+            True,
+            "the sum over the ranks divided by 1 instead of the world size, 2; other gradients of the step are right",
+        ),
+        (False, "the sum over the ranks (expected * 2), never divided by the world size"),
+    ):
+        expected: dict[int, Facts] = {rank: {NAME: MEAN, other: MEAN + 1} for rank in range(2)}
+        came = {NAME: MEAN * 2, other: (MEAN + 1) * (1 if right else 2)}
+        assert diagnose(NAME, 0, expected, dict.fromkeys(range(2), came)).clause == clause
+
+
+def test_flags_in_another_order_are_not_put_down_to_strides() -> None:
+    wanted = torch.tensor([True, False, False, True])
+    came = torch.tensor([False, True, False, True])
+    assert "strides" not in _diagnose(wanted, came, came, name="step0/seen/mask")
+
+
+def test_two_rules_that_explain_as_well_are_both_kept_silent() -> None:
+    """Twice the value: the ranks' sum, or the same step's value added to what was not cleared."""
+    same_data = {"step0/grad/fc.weight": MEAN}
+    assert _diagnose(MEAN, MEAN * 2, MEAN * 2, others=same_data) == ""
+    assert _diagnose(MEAN, MEAN * 2, MEAN * 2).startswith("the sum over the ranks")
+
+
+def test_a_refusal_that_never_comes_is_a_check_that_is_lacking() -> None:
+    found = diagnose(NAME, 0, {0: {NAME: Raises()}}, {0: {NAME: None}})
+    assert (found.mistake, found.clause) == ("lacks-check", "nothing was raised")
+
+
+def test_every_mistake_has_a_sentence_and_a_remedy() -> None:
+    names = [rule.name for rule in (*OF_ANOTHER_KIND, *OF_THE_SAME_KIND)]
+    assert len(set(names)) == len(names)
+    assert set(names) < set(MISTAKES)
+    assert all(one.title.endswith(".") and one.remedy.endswith(".") for one in MISTAKES.values())
 
 
 def test_recognises_a_part_that_was_never_written() -> None:
@@ -177,7 +254,7 @@ def test_recognises_a_buffer_that_was_not_broadcast() -> None:
     assert _diagnose(MEAN, MEAN, came, name="step0/seen/running_mean", rank=1) == expected
     assert _diagnose(MEAN, MEAN, came, rank=1) == ""
     local: dict[int, Facts] = {0: {name: MEAN}, 1: {name: MEAN + 1}}
-    assert diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: came}}) == (
+    assert diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: came}}).clause == (
         "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
     )
 
@@ -185,7 +262,7 @@ def test_recognises_a_buffer_that_was_not_broadcast() -> None:
 def test_a_buffer_that_is_near_and_right_on_rank_0_was_not_broadcast_rather_than_rounded() -> None:
     name, near = "step0/buffer/running_mean", MEAN + torch.tensor([[0.0, 2**-9], [0.0, 2**-10]])
     local: dict[int, Facts] = {0: {name: MEAN}, 1: {name: MEAN + 1}}
-    found = diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: near}})
+    found = diagnose(name, 1, local, {0: {name: MEAN}, 1: {name: near}}).clause
     assert found == "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
 
 
@@ -210,13 +287,13 @@ def test_recognises_a_reduction_where_there_must_be_none() -> None:
     for factor, word in ((1, "mean"), (2, "sum")):
         observed: dict[int, Facts] = {0: {NAME: MEAN * factor}, 1: {NAME: MEAN * factor}}
         diagnosis = f"the {word} over the ranks, where every rank must keep its own"
-        assert diagnose(NAME, 1, expected, observed) == diagnosis
+        assert diagnose(NAME, 1, expected, observed).clause == diagnosis
 
 
 def test_recognises_another_ranks_value() -> None:
     expected: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: B}}
     observed: dict[int, Facts] = {0: {NAME: A}, 1: {NAME: A}}
-    assert diagnose(NAME, 1, expected, observed) == "what rank 0 must have: it came to the wrong rank"
+    assert diagnose(NAME, 1, expected, observed).clause == "what rank 0 must have: it came to the wrong rank"
 
 
 @given(

@@ -17,7 +17,7 @@ from rich.console import Console
 from conformance.cli import main
 from conformance.cli.run import failed_in
 from conformance.errors import ReportError
-from conformance.report.blame import failed_requirements
+from conformance.report.causes import causes_of
 from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
@@ -251,16 +251,31 @@ def test_the_replay_command_names_what_is_not_the_default(tmp_path: Path) -> Non
     assert replay_command(scenario_id, "pkg:MyDDP", "nccl", tmp_path) == expected
 
 
-def test_the_requirement_that_fails_most_throughout_comes_first_unless_another_is_graver() -> None:
+def test_the_gravest_cause_comes_first_and_what_looks_alike_is_one() -> None:
     report = run_report(
         *(outcome(f"gradients/GRAD-01/{verdict.value}", verdict) for verdict in (FAIL, PASS)),
         *(outcome(f"buckets/BUCKET-01/{verdict.value}", verdict) for verdict in (FAIL, UNSUPPORTED)),
         *(outcome(f"gradients/GRAD-02/{verdict.value}", verdict) for verdict in (PASS, HANG, FAIL)),
     )  # fmt: skip
-    found = failed_requirements(report)
-    assert [(one.requirement, one.verdict, one.count) for one in found] == [
-        ("GRAD-02", HANG, "2 of 3"), ("BUCKET-01", FAIL, "1 of 1"), ("GRAD-01", FAIL, "1 of 2"),
+    assert [(one.verdict, one.extent) for one in causes_of(report)] == [
+        (HANG, "1 scenario of GRAD-02"), (FAIL, "3 scenarios of BUCKET-01, GRAD-01, GRAD-02"),
     ]  # fmt: skip
+
+
+def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
+    left_out = Finding("facts", FAIL, "a gradient is wrong", mistake="no-sync-left-out")
+    unrefused = Finding("facts", FAIL, "nothing was raised", mistake="lacks-check")
+    missing = Finding("no_exception", FAIL, "every rank raised AttributeError: 'X' object has no attribute 'join'")
+    report = run_report(
+        _failed("gradients/GRAD-02/a", unrefused), _failed("gradients/GRAD-02/b", missing),
+        _failed("gradients/GRAD-01/a", left_out), _failed("buckets/BUCKET-01/a", left_out),
+    )  # fmt: skip
+    assert [(one.kind.name, one.title, one.requirements) for one in causes_of(report)] == [
+        ("BUG", "What backwards under `no_sync` left is never averaged.", ("BUCKET-01", "GRAD-01")),
+        ("LACKS_CHECK", "What must be refused is accepted.", ("GRAD-02",)),
+        ("UNDECLARED", "It declares join and has no method join.", ("GRAD-02",)),
+    ]  # fmt: skip
+    assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
 
 def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] = ()) -> Outcome:
@@ -281,8 +296,8 @@ def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
         _failed("gradients/GRAD-01/a", trace, right), _failed("gradients/GRAD-02/a", wrong, trace),
         _failed("buckets/BUCKET-01/a", trace), _failed("gradients/GRAD-03/a", trace, Finding("facts", UNKNOWN)),
     )  # fmt: skip
-    assert [(one.requirement, one.count) for one in failed_requirements(report)] == [
-        ("COMPAT-12", "3 of 3"), ("GRAD-02", "1 of 1"),
+    assert [(one.title, one.requirements, len(one.outcomes)) for one in causes_of(report)] == [
+        ("A rank's process is not left as it was.", ("COMPAT-12",), 3), ("wrong", ("GRAD-02",), 1),
     ]  # fmt: skip
     assert _verdicts(report) == {
         "GRAD-01": (PASS, 1), "GRAD-02": (FAIL, 1), "GRAD-03": (UNKNOWN, 1), "BUCKET-01": (PASS, 1),
@@ -302,7 +317,7 @@ def test_a_fact_that_speaks_for_one_requirement_fails_no_other() -> None:
         (Finding("facts", FAIL, "anything"), "GRAD-06", set(tested)),
     ):  # fmt: skip
         report = run_report(_failed(scenario, finding, requirements=tested))
-        assert [one.requirement for one in failed_requirements(report)] == [first]
+        assert [one.requirements for one in causes_of(report)] == [(first,)]
         assert {name for name, (verdict, _) in _verdicts(report).items() if verdict is FAIL} == failed
         assert set(_verdicts(report)) == {*tested, *failed}
     # What came of other scenarios' remains is evidence against none of them.
@@ -349,6 +364,9 @@ class WhatPeopleRead(expecttest.TestCase):
         self.assertExpectedInline(
             shown(MIXED),
             """\
+2 failures, 2 causes:
+  1.  it was CRASH
+      Seen in 1 scenario of GRAD-02
 CRASH  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       gradients/GRAD-02/cnn
       subject=ddp_impl backend=gloo world=2 seed=7
@@ -356,7 +374,16 @@ CRASH  GRAD-02  A gradient MUST NOT depend on the bucket cap.
 Let   A = it was CRASH
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
-      and 1 more of GRAD-02 in report/failures
+
+  2.  it was FAIL
+      Seen in 1 scenario of GRAD-02
+FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      gradients/GRAD-02/mlp
+      subject=ddp_impl backend=gloo world=2 seed=7
+      it was FAIL
+Let   A = it was FAIL
+Then  A is not 2.
+Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
 
 chapter    scenarios  ddp_impl              torch's DDP
 gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1 of 3, 1 unsupported
@@ -382,7 +409,7 @@ buckets            1  PASS
 
 2 scenarios in 12.5 s, evidence for 2 requirements
 ddp_impl: 2 PASS
-ddp_impl keeps every requirement that was exercised.""",
+ddp_impl keeps 2 of 2 requirements.""",
         )
 
     def test_what_was_not_judged_is_counted_apart_and_explained(self) -> None:
@@ -413,7 +440,7 @@ UNSUPPORTED, and so not judged:
      1  mine declares no static_graph
      1  for 1 other reason; the page has them
 To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend.
-ddp_impl keeps every requirement that was exercised.""",
+ddp_impl keeps 2 of 2 requirements.""",
         )
 
     def test_passes_that_were_not_expected(self) -> None:
@@ -429,6 +456,9 @@ ddp_impl keeps every requirement that was exercised.""",
         self.assertExpectedInline(
             console.file.getvalue(),
             """\
+3 failures, 2 causes:
+  1.  it was FAIL
+      Seen in 1 scenario of BUCKET-01
 FAIL  BUCKET-01  Ranks MUST reduce the same buckets.
       buckets/BUCKET-01/a
       subject=ddp_impl backend=gloo world=2 seed=7
@@ -437,17 +467,15 @@ Let   A = it was FAIL
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/buckets.BUCKET-01.a.json
 
+  2.  It passed, where a failure was known: An entry of the known failures is stale.
+      Seen in 2 scenarios of GRAD-01, GRAD-02
+      Do: Remove it from them, or narrow it down.
 PASS  GRAD-01  Every rank MUST hold the mean of the gradients.
       gradients/GRAD-01/a
       subject=ddp_impl backend=gloo world=2 seed=7
       it passed, but FAIL was expected (a known defect; https://example.org/1): remove its entry
       from the known failures, or narrow it down
 Replay  ddp-conformance replay report/failures/gradients.GRAD-01.a.json
-
-1 more requirement failed or passed unexpectedly:
-PASS  GRAD-02    1 of 1   it passed, but FAIL was expected (a known defect; https://example.org/1):
-                          remove its entry from the known failures, or narrow it down
-Why: report/failures/*.txt, or run with --verbose.
 
 median warm scenario at world size 2: 12.5 ms, others beside it
 3 scenarios in 12.5 s, evidence for 3 requirements

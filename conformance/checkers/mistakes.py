@@ -1,0 +1,133 @@
+"""Known mistakes of a DDP, by name: what it does wrong, and what to do.
+
+The rules that recognise them need tensors; whoever makes pages of a report needs these sentences alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake in words: `title` says what the DDP does, `remedy` what to do."""
+
+    title: str
+    remedy: str
+
+
+MISTAKES = {
+    "wrong-dtype": Mistake(
+        "A value has the wrong dtype.",
+        "Cast to the dtype that the requirement names.",
+    ),
+    "wrong-shape": Mistake(
+        "A value has the wrong shape.",
+        "Copy what was reduced back with its own shape.",
+    ),
+    "not-finite": Mistake(
+        "Values overflow or become not-a-number.",
+        "Divide before the sum where its range is too small, and initialise every buffer that is reduced.",
+    ),
+    "no-sync-left-out": Mistake(
+        "What backwards under `no_sync` left is never averaged.",
+        "Reduce the accumulated `.grad` after the first backward that synchronises (a hook that runs "
+        "once it has been accumulated), not only the gradient of that backward.",
+    ),
+    "never-reduced": Mistake(
+        "Gradients are never reduced: every rank keeps its own.",
+        "All-reduce every gradient in backward; where some are right, see which parameters have no hook.",
+    ),
+    "reduced-not-used": Mistake(
+        "A reduction runs, and ranks keep values of their own.",
+        "Write what was reduced back to `.grad`, all of it: what had been accumulated before as well.",
+    ),
+    "reduced-local": Mistake(
+        "What every rank must keep for itself is reduced.",
+        "Leave it out of the reduction: ignored parameters, and backwards under `no_sync`.",
+    ),
+    "off-by-rounding": Mistake(
+        "Values are off by rounding only.",
+        "Divide where the requirement says, and once.",
+    ),
+    "zeros": Mistake(
+        "Zeros come where values must.",
+        "Copy what was reduced back, after waiting for it.",
+    ),
+    "wrong-rank": Mistake(
+        "A value comes to the wrong rank.",
+        "See the order of ranks in what is scattered or gathered.",
+    ),
+    "never-divided": Mistake(
+        "Sums are never divided by the world size.",
+        "Divide by the size of the process group, once.",
+    ),
+    "divided-by-users": Mistake(
+        "Some averages are taken over the ranks that used a parameter, not over all.",
+        "Divide by the size of the process group, whoever used the parameter; who did not contributes zeros.",
+    ),
+    "divided-twice": Mistake(
+        "Gradients are divided by the world size once too often.",
+        "Divide by the size of the process group, once.",
+    ),
+    "other-ranks-value": Mistake(
+        "A rank holds another rank's value where it must have its own.",
+        "Leave it out of broadcasts.",
+    ),
+    "stale": Mistake(
+        "A value is an earlier or later step's.",
+        "Copy gradients into the bucket in every backward, and wait for the reduction before they are read.",
+    ),
+    "not-cleared": Mistake(
+        "A value has another step's added.",
+        "Clear or overwrite the bucket in every backward.",
+    ),
+    "transposed": Mistake(
+        "A value is transposed.",
+        "Copy with the strides of the parameter.",
+    ),
+    "not-broadcast": Mistake(
+        "State is not broadcast from rank 0.",
+        "Broadcast parameters and buffers at construction, and buffers before every forward.",
+    ),
+    "mixed-up": Mistake(
+        "Two parameters' values are mixed up.",
+        "Let every bucket keep the order of its parameters, the same on every rank.",
+    ),
+    "reordered": Mistake(
+        "A value's elements are in another order: a wrong offset, or wrong strides.",
+        "Copy into and out of the bucket with the parameter's offset and strides.",
+    ),
+    "scaled": Mistake(
+        "Values are a multiple of what they must be.",
+        "Look for what divides or multiplies.",
+    ),
+    "low-precision": Mistake(
+        "Values are rounded to a dtype of low precision.",
+        "Reduce and keep them in the parameter's dtype.",
+    ),
+    "part": Mistake(
+        "A part of a value is wrong.",
+        "See where that part begins and ends in its bucket.",
+    ),
+    "lacks-check": Mistake(
+        "What must be refused is accepted.",
+        "Check it, and raise what the requirement names.",
+    ),
+    "raises": Mistake(
+        "An exception is raised where there must be none.",
+        "The evidence has its message.",
+    ),
+    "filled-in": Mistake(
+        "An absent gradient is filled in with zeros.",
+        "Leave `.grad` None where no rank used the parameter.",
+    ),
+    "not-none": Mistake(
+        "A value is there where None must be.",
+        "Leave `.grad` as it was where no rank used the parameter.",
+    ),
+    "none": Mistake(
+        "A gradient never arrives: None where a value must be.",
+        "Write what was reduced to `.grad` on every rank.",
+    ),
+}

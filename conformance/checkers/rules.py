@@ -1,0 +1,278 @@
+"""Rules that recognise a known mistake of a DDP from the numbers alone; each is a value.
+
+A rule's clause says what the value is instead, with the numbers of the case, and is empty unless they hold for every
+element. `generality` orders rules where several hold: one that says more has the smaller number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from conformance.checkers.wrong_value import WrongValue, all_alike, is_zero, same, series, total, wide
+from conformance.truth.difference import equal_values
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one of `mistakes.MISTAKES` shows: `clause` says what a wrong value is instead."""
+
+    name: str
+    generality: int
+    clause: Callable[[WrongValue], str]
+
+
+def _wrong_dtype(case: WrongValue) -> str:
+    if case.wanted.shape != case.came.shape:
+        return ""
+    if same(case.wanted, case.came):
+        return "the right values in another dtype"
+    rounded = case.wanted.to(case.came.dtype)
+    return "the expected values rounded to this dtype" if same(rounded, case.came) else ""
+
+
+def _wrong_shape(case: WrongValue) -> str:
+    if case.wanted.numel() == case.came.numel() and same(case.wanted.reshape(-1), case.came.reshape(-1)):
+        return "the right values in another shape"
+    return _transposed(case)
+
+
+def _transposed(case: WrongValue) -> str:
+    return "the expected values transposed" if case.wanted.dim() == 2 and same(case.wanted.t(), case.came) else ""
+
+
+def _not_finite(case: WrongValue) -> str:
+    broken = ~case.came.isfinite() & case.wanted.isfinite()
+    if not bool(broken.any()):
+        return ""
+    if bool((case.came[broken] != case.came[broken]).any()):
+        return f"not-a-number in {int(broken.sum())} place(s) that must be finite"
+    return f"an overflow to infinity in {int(broken.sum())} place(s) that must be finite"
+
+
+def _differ_where_alike(case: WrongValue) -> bool:
+    """Whether all ranks must have the same, and have not."""
+    if case.world_size < 2 or len(case.everywhere) < case.world_size or not all_alike(case.wanted_everywhere):
+        return False
+    return not all_alike(case.everywhere)
+
+
+def _no_sync_left_out(case: WrongValue) -> str:
+    left = case.left_before
+    if not _differ_where_alike(case) or len(left) < case.world_size:
+        return ""
+    last_mean = wide(case.wanted) - total(left) / case.world_size
+    for part, clause in (
+        (last_mean, "what `no_sync` left on this rank, never averaged, plus the mean of the last backward"),
+        (last_mean * case.world_size, "what `no_sync` left on this rank, never averaged, plus the last backward's sum"),
+    ):
+        if all(same(wide(came) - wide(left[rank]), part) for rank, came in case.everywhere.items()):
+            return clause
+    return ""
+
+
+def _never_reduced(case: WrongValue) -> str:
+    if not _differ_where_alike(case) or case.was_reduced:
+        return ""
+    found = total(case.everywhere)
+    if same(found, wide(case.wanted) * case.world_size):
+        return "the rank's own local value, never reduced (the mean over the ranks is what was expected)"
+    if same(found, wide(case.wanted)):
+        return "the rank's own local value divided by the world size, but never reduced"
+    return ""
+
+
+def _reduced_and_not_used(case: WrongValue) -> str:
+    if not _differ_where_alike(case) or not case.was_reduced:
+        return ""
+    if not same(total(case.everywhere), wide(case.wanted) * case.world_size):
+        return ""
+    return "a value of the rank's own, although its backward reduced: the ranks' mean is right, no rank holds it"
+
+
+def _reduced(case: WrongValue) -> str:
+    wanted = case.wanted_everywhere
+    if case.world_size < 2 or len(wanted) < case.world_size or all_alike(wanted):
+        return ""
+    if same(total(wanted), wide(case.came) * case.world_size):
+        return "the mean over the ranks, where every rank must keep its own"
+    return "the sum over the ranks, where every rank must keep its own" if same(total(wanted), wide(case.came)) else ""
+
+
+def _all_zero(case: WrongValue) -> str:
+    return "zeros: no value was ever written" if is_zero(case.came) else ""
+
+
+def _factor(case: WrongValue) -> float | None:
+    """Return by which finite number every element was multiplied; None if by none."""
+    wanted, came = wide(case.wanted).reshape(-1), wide(case.came).reshape(-1)
+    if wanted.numel() == 0 or is_zero(wanted):
+        return None
+    largest = int(wanted.abs().argmax())
+    factor = (came[largest] / wanted[largest]).item()
+    if isinstance(factor, complex):
+        if factor.imag != 0:
+            return None
+        factor = factor.real
+    return factor if math.isfinite(factor) and same(wanted * factor, came) else None
+
+
+def _never_divided(case: WrongValue) -> str:
+    if _factor(case) != case.world_size or case.world_size < 2 or any(case.others_of_its_step):
+        return ""
+    return f"the sum over the ranks (expected * {case.world_size}), never divided by the world size"
+
+
+def _divided_by_users(case: WrongValue) -> str:
+    factor = _factor(case)
+    if not factor or not any(case.others_of_its_step):
+        return ""
+    users = case.world_size / factor
+    if not users.is_integer() or not 1 <= users < case.world_size:
+        return ""
+    others = "other gradients of the step are right"
+    return f"the sum over the ranks divided by {users:g} instead of the world size, {case.world_size}; {others}"
+
+
+def _divided_twice(case: WrongValue) -> str:
+    factor = _factor(case)
+    if factor is None or case.world_size < 2 or factor * case.world_size != 1:
+        return ""
+    return f"expected / {case.world_size}: divided by the world size once too often"
+
+
+def _scaled(case: WrongValue) -> str:
+    factor = _factor(case)
+    if not factor or (case.wanted.numel() == 1 and factor % 1 and (1 / factor) % 1):
+        return ""  # any number is some multiple of another
+    return f"every element is {factor:g} times what was expected"
+
+
+def _misrouted(case: WrongValue) -> str:
+    for rank, wanted in case.wanted_everywhere.items():
+        if rank != case.rank and same(wanted, case.came):
+            return f"what rank {rank} must have: it came to the wrong rank"
+    return ""
+
+
+#: Parts of the names of facts about what rank 0 hands to the others; `seen` are buffers as forward found them.
+_STATE = ("parameter", "buffer", "seen")
+
+
+def _not_broadcast(case: WrongValue) -> str:
+    root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
+    is_state = any(part in _STATE for part in case.name.split("/"))
+    if case.rank == 0 or not is_state or root is None or roots_wanted is None or not same(root, roots_wanted):
+        return ""
+    if same(root, case.wanted):
+        return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
+    return "right on rank 0 and wrong here, as if rank 0's had not been broadcast"
+
+
+def _stale(case: WrongValue) -> str:
+    for name, wanted in case.other_facts.items():
+        if series(name) == series(case.name) and same(wanted, case.came):
+            return f"the expected value of {name}: not this step's"
+    return ""
+
+
+def _not_cleared(case: WrongValue) -> str:
+    for name, wanted in case.other_facts.items():
+        if series(name) == series(case.name) and same(wide(case.wanted) + wide(wanted), wide(case.came)):
+            return f"the expected value with that of {name} added: not cleared in between"
+    return ""
+
+
+def _mixed_up(case: WrongValue) -> str:
+    for name, wanted in case.other_facts.items():
+        if case.came.numel() > 1 and same(wanted, case.came):
+            return f"the expected value of {name}: the two are mixed up"
+    return ""
+
+
+#: So many different values must be there for their order to say something: a flag is one of two everywhere.
+_TELLING = 3
+
+
+def _reordered(case: WrongValue) -> str:
+    wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
+    if came.is_complex() or len(came.unique()) < _TELLING or not same(wanted.sort().values, came.sort().values):
+        return ""
+    return "the expected values in another order: a wrong offset, or wrong strides"
+
+
+def _equals_other_rank(case: WrongValue) -> str:
+    for rank, came in case.everywhere.items():
+        wanted = case.wanted_everywhere.get(rank)
+        if rank != case.rank and same(came, case.came) and wanted is not None and same(wanted, came):
+            return f"rank {rank}'s value, where the rank must have its own"
+    return ""
+
+
+def _partly_wrong(case: WrongValue) -> str:
+    wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
+    places = (~equal_values(wanted, came)).nonzero().reshape(-1)
+    first, last = int(places[0]), int(places[-1])
+    if len(places) == came.numel() or last - first + 1 != len(places):
+        return ""
+    part = f"element(s) {first} to {last} of the flat value"
+    return f"zeros in {part}, the rest is right" if is_zero(came[places]) else f"wrong in {part} only"
+
+
+def _rounded(case: WrongValue) -> str:
+    if not case.came.is_floating_point() and not case.came.is_complex():
+        return ""
+    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
+    return f"off by rounding only: {gap:.2g} of the largest value" if gap <= 4 * precision else ""
+
+
+def _rounded_to_half(case: WrongValue) -> str:
+    if not case.came.is_floating_point() and not case.came.is_complex():
+        return ""
+    gap, precision = _gap(case), torch.finfo(case.came.dtype).eps
+    wrong = case.came[~equal_values(case.wanted, case.came)]
+    parts = torch.view_as_real(wrong) if wrong.is_complex() else wrong
+    for dtype in (torch.float16, torch.bfloat16):
+        if gap <= torch.finfo(dtype).eps > precision and same(parts, parts.to(dtype)):
+            name = str(dtype).removeprefix("torch.")
+            return f"off by {gap:.2g} of the largest value, what rounding to {name} would do"
+    return ""
+
+
+def _gap(case: WrongValue) -> float:
+    """Return the largest difference, as a share of the largest value that was expected."""
+    wanted, came = wide(case.wanted), wide(case.came)
+    return (wanted - came).abs().max().item() / max(wanted.abs().max().item(), torch.finfo(torch.float64).tiny)
+
+
+#: What dtype or shape already tell.
+OF_ANOTHER_KIND = (
+    Rule("wrong-dtype", 1, _wrong_dtype),
+    Rule("wrong-shape", 2, _wrong_shape),
+)
+OF_THE_SAME_KIND = (
+    Rule("not-finite", 0, _not_finite),
+    Rule("no-sync-left-out", 0, _no_sync_left_out),
+    Rule("never-reduced", 1, _never_reduced),
+    Rule("reduced-not-used", 1, _reduced_and_not_used),
+    Rule("reduced-local", 1, _reduced),
+    Rule("off-by-rounding", 2, _rounded),
+    Rule("zeros", 2, _all_zero),
+    Rule("wrong-rank", 2, _misrouted),
+    Rule("never-divided", 3, _never_divided),
+    Rule("divided-by-users", 3, _divided_by_users),
+    Rule("divided-twice", 3, _divided_twice),
+    Rule("other-ranks-value", 3, _equals_other_rank),
+    Rule("stale", 3, _stale),
+    Rule("not-cleared", 3, _not_cleared),
+    Rule("transposed", 3, _transposed),
+    Rule("not-broadcast", 3, _not_broadcast),
+    Rule("mixed-up", 4, _mixed_up),
+    Rule("reordered", 4, _reordered),
+    Rule("scaled", 5, _scaled),
+    Rule("low-precision", 5, _rounded_to_half),
+    Rule("part", 6, _partly_wrong),
+)

@@ -1,0 +1,148 @@
+"""A wrong value and what else is known of its run: what the rules that recognise mistakes look at.
+
+Sums and means are formed in double precision, in which the fixtures' data are exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.observation import Facts
+from conformance.truth.difference import equal_values
+from conformance.truth.expected import exact_value
+
+#: A gradient as programs name it: of a step, of a backward under `no_sync` (`local`), or of a micro-batch of any kind.
+_GRADIENT = re.compile(r"^step(?P<step>\d+)/(?:(?P<part>local|micro)(?P<number>\d+)/)?grad/(?P<parameter>.+)$")
+
+
+@dataclass(frozen=True)
+class WrongValue:
+    """One wrong tensor, and what all ranks had to observe and observed in the same run.
+
+    `reduced` are the steps in whose backward a reduction was recorded; None where nothing was recorded.
+    """
+
+    name: str
+    rank: int
+    wanted: Tensor
+    came: Tensor
+    expected: Mapping[int, Facts]
+    observed: Mapping[int, Facts]
+    reduced: frozenset[int] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of which something is expected."""
+        return len(self.expected)
+
+    @property
+    def same_kind(self) -> bool:
+        """Whether dtype and shape are as they must be."""
+        return self.wanted.dtype == self.came.dtype and self.wanted.shape == self.came.shape
+
+    @property
+    def was_reduced(self) -> bool:
+        """Whether a reduction is known to have run in the backward of this gradient's step."""
+        match = _GRADIENT.match(self.name)
+        return match is not None and self.reduced is not None and int(match["step"]) in self.reduced
+
+    @cached_property
+    def everywhere(self) -> dict[int, Tensor]:
+        """What every rank observed under this name, where that is comparable."""
+        return self._comparable({rank: facts.get(self.name) for rank, facts in self.observed.items()})
+
+    @cached_property
+    def wanted_everywhere(self) -> dict[int, Tensor]:
+        """What every rank must observe under this name."""
+        return self._comparable({rank: exact_value(facts.get(self.name)) for rank, facts in self.expected.items()})
+
+    @cached_property
+    def other_facts(self) -> dict[str, Tensor]:
+        """The other facts of the same kind that are expected of this rank."""
+        facts = {name: exact_value(value) for name, value in self.expected[self.rank].items() if name != self.name}
+        return self._comparable(facts)
+
+    @cached_property
+    def left_before(self) -> dict[int, Tensor]:
+        """What the backward before it in the same step must have left on each rank; empty if there is none."""
+        if (match := _GRADIENT.match(self.name)) is None:
+            return {}
+        step, parameter = match["step"], match["parameter"]
+        if match["part"]:
+            before = f"step{step}/{match['part']}{int(match['number']) - 1}/grad/{parameter}"
+        else:
+            local = re.compile(rf"step{step}/local\d+/grad/{re.escape(parameter)}")
+            before = next((name for name in reversed(self.expected[self.rank]) if local.fullmatch(name)), "")
+        return self._comparable({rank: exact_value(facts.get(before)) for rank, facts in self.expected.items()})
+
+    @property
+    def others_of_its_step(self) -> list[bool]:
+        """Whether each other gradient of the same step on this rank is right; zeros, which any factor gives, left out.
+
+        Empty if this is no gradient.
+        """
+        if (match := _GRADIENT.match(self.name)) is None:
+            return []
+        prefix = self.name.removesuffix(match["parameter"])
+        pairs = [
+            (as_tensor(exact_value(value)), as_tensor(self.observed[self.rank].get(name)))
+            for name, value in self.expected[self.rank].items()
+            if name.startswith(prefix) and name != self.name
+        ]
+        return [
+            same(wanted, came) for wanted, came in pairs if wanted is not None and came is not None and wanted.any()
+        ]
+
+    def _comparable(self, values: Mapping[Any, Any]) -> dict[Any, Tensor]:
+        tensors = {key: as_tensor(value) for key, value in values.items()}
+        return {
+            key: tensor
+            for key, tensor in tensors.items()
+            if tensor is not None and tensor.shape == self.wanted.shape and tensor.dtype == self.wanted.dtype
+        }
+
+
+def as_tensor(value: Any) -> Tensor | None:
+    """Return a dense tensor for a tensor or a float; other facts have no numbers to look at."""
+    if isinstance(value, Tensor):
+        return value.to_dense()
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else None
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in double precision."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether both have one shape and the same values, whatever their dtypes."""
+    return one.shape == other.shape and bool(equal_values(wide(one), wide(other)).all())
+
+
+def all_alike(tensors: Mapping[int, Tensor]) -> bool:
+    """Whether all ranks have the same."""
+    first, *others = tensors.values()
+    return all(same(first, other) for other in others)
+
+
+def total(tensors: Mapping[int, Tensor]) -> Tensor:
+    """Return the sum over the ranks, in double precision."""
+    first, *others = map(wide, tensors.values())
+    return sum(others, first)
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether every element is zero."""
+    return not bool(tensor.to_dense().any())
+
+
+def series(name: str) -> str:
+    """Return the name with its step's number left out: facts of one series differ by the step only."""
+    return re.sub(r"^step\d+", "step", name)

@@ -1,0 +1,155 @@
+"""Causes: the failures of a report grouped by what is wrong, instead of by where it was seen.
+
+A DDP with one bug fails in many scenarios of many requirements. A cause is what they have in common: the mistake that
+the evidence was recognised as, else the checker that found it, the exception, or the kind of fact that is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.mistakes import MISTAKES
+from conformance.report.blame import blamed, gravity
+from conformance.report.failure import lacking
+from conformance.report.words import MISTAKES_BY_CHECKER
+from conformance.run.outcome import Outcome
+from conformance.run.report import Report
+from conformance.verdict import Finding, Verdict
+
+_MOST_NAMES = 5
+_STEP = re.compile(r"(step|local|micro|forward|backward|round)\d+/")
+
+
+class Kind(Enum):
+    """What is to be done about a cause, in the order in which a reader should look at them."""
+
+    OURS = "The harness is at fault"
+    BUG = "A mistake"
+    LACKS_CHECK = "A check that it lacks"
+    UNDECLARED = "It does not have this: leave it out of its capabilities"
+    UNEXPECTED_PASS = "It passed, where a failure was known"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is wrong: `title`, a sentence; `remedy`, what to do, if that is known; and the `outcomes` that it explains.
+
+    The first outcome is the best evidence: of the gravest, that with the fewest ranks and collectives.
+    """
+
+    kind: Kind
+    title: str
+    remedy: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def best(self) -> Outcome:
+        """The outcome to look at first."""
+        return self.outcomes[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest verdict."""
+        return self.best.failed_result.verdict
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The requirements that are to blame in its outcomes, the one that most of them name first."""
+        names = [blamed(outcome) for outcome in self.outcomes]
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
+
+    @property
+    def extent(self) -> str:
+        """Return e.g. `11 scenarios of ACCUM-02 and ACCUM-07`."""
+        names = self.requirements[:_MOST_NAMES]
+        more = f" and {len(self.requirements) - _MOST_NAMES} more" if len(self.requirements) > _MOST_NAMES else ""
+        return f"{counted(len(self.outcomes), 'scenario')} of {', '.join(names)}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """What outcomes of one cause have in common; `known` tells whether it is a mistake that was recognised."""
+
+    kind: Kind
+    key: str
+    title: str
+    remedy: str = ""
+    known: bool = False
+
+
+def causes_of(report: Report) -> tuple[Cause, ...]:
+    """Return why the report is not green, in the order in which a reader should look at it.
+
+    The gravest comes first; of equally grave ones what was recognised, then what explains more failures.
+    """
+    return causes_in(report.failures)
+
+
+def causes_in(failures: Iterable[Outcome]) -> tuple[Cause, ...]:
+    """Return the causes of these failures, as `causes_of` does."""
+    groups: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
+    for outcome in failures:
+        sign = _sign_of(outcome)
+        groups.setdefault((sign.kind, sign.key), []).append((sign, outcome))
+    found = [(_cause(group), group[0][0].known) for group in groups.values()]
+    kinds = list(Kind)
+    found.sort(
+        key=lambda pair: (
+            kinds.index(pair[0].kind), -gravity(pair[0].best), not pair[1], -len(pair[0].outcomes), pair[0].best.id,
+        )
+    )  # fmt: skip
+    return tuple(cause for cause, _ in found)
+
+
+def cause_of(outcome: Outcome) -> Cause:
+    """Return the cause of one failure."""
+    return _cause([(_sign_of(outcome), outcome)])
+
+
+def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
+    ordered = sorted(group, key=lambda pair: (-gravity(pair[1]), pair[1].world_size, _length(pair[1]), pair[1].id))
+    sign = ordered[0][0]
+    return Cause(sign.kind, sign.title, sign.remedy, tuple(outcome for _, outcome in ordered))
+
+
+def _length(outcome: Outcome) -> int:
+    return outcome.failed_result.num_collectives
+
+
+def _sign_of(outcome: Outcome) -> _Sign:
+    result = outcome.failed_result
+    if outcome.is_unexpected_pass:
+        return _Sign(
+            Kind.UNEXPECTED_PASS,
+            "",
+            "An entry of the known failures is stale.",
+            "Remove it from them, or narrow it down.",
+        )
+    findings = result.findings_that_tell
+    told = [one for one in findings if not one.requirements or blamed(outcome) in one.requirements] or findings
+    first = next(iter(told), Finding("runner", result.verdict, "no checker says why"))
+    if result.verdict is Verdict.HARNESS_ERROR:
+        return _Sign(Kind.OURS, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
+    if (found := lacking(result, outcome.replay)) is not None:
+        names = ", ".join(found.names)
+        return _Sign(Kind.UNDECLARED, names, f"It declares {names} and {found.why}.", found.declaration, known=True)
+    if first.checker in MISTAKES_BY_CHECKER:
+        return _Sign(Kind.BUG, first.checker, *MISTAKES_BY_CHECKER[first.checker], known=True)
+    if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):
+        kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
+        known = MISTAKES[mistake]
+        return _Sign(kind, mistake, known.title, known.remedy, known=True)
+    return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
+
+
+def _alike(summary: str) -> str:
+    """Return what is the same in summaries of one cause: the kind of fact, or the error without numbers and names."""
+    words = _STEP.sub("", summary).split(" on rank")[0]
+    name, slash, _ = words.partition("/")
+    if slash and " " not in name:
+        return name
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "#", words)[:80]
