@@ -79,7 +79,7 @@ class WrongValue:
             before = f"step{step}/{match['part']}{int(match['number']) - 1}/grad/{parameter}"
         else:
             local = re.compile(rf"step{step}/local\d+/grad/{re.escape(parameter)}")
-            before = next((name for name in reversed(self.expected[self.rank]) if local.fullmatch(name)), "")
+            before = next((name for name in reversed(list(self.expected[self.rank])) if local.fullmatch(name)), "")
         return self._comparable({rank: exact_value(facts.get(before)) for rank, facts in self.expected.items()})
 
     @property

@@ -95,7 +95,8 @@ Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 
     def test_never_reduced(self) -> None:
         expected: Facts = {"step0/grad/w": MEAN}
-        observed = _with_facts({"step0/grad/w": MEAN - 1}, {"step0/grad/w": MEAN + 1})
+        shared = (collective(0, 16, "broadcast", root=0, phase="construct"),)
+        observed = [returned(rank, shared, {"step0/grad/w": MEAN + 2 * rank - 1}) for rank in range(2)]
         self.assertExpectedInline(
             _explain(observed, {0: expected, 1: expected}),
             """\
