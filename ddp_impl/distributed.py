@@ -302,7 +302,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         """Accumulate gradients locally: forwards run inside are not synchronised, whenever their backward runs.
 
         The next forward and backward outside average everything that was accumulated. Re-entrant; restored when the
-        block raises. Every rank must use it for the same forwards.
+        block raises. Ranks may run different numbers of forwards inside; where forwards synchronise buffers, every rank
+        must use it for the same ones.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
