@@ -20,22 +20,24 @@ from conformance.run.interpreter import check_interpreter, check_working_directo
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-#: Where each subcommand is defined; imported when it is called or its help is shown.
+#: The subcommands, the most used first, and what each does, so that `--help` need not import them.
 COMMANDS = {
-    "run": "conformance.cli.run:command",
-    "list": "conformance.cli.listing:command",
-    "explore": "conformance.cli.explore:command",
-    "replay": "conformance.cli.replay:command",
-    "report": "conformance.cli.report:command",
-    "verify": "conformance.cli.verify:command",
-    "sign": "conformance.cli.sign:command",
-    "doctor": "conformance.cli.doctor:command",
-    "smoke": "conformance.cli.smoke:command",
-    "new": "conformance.cli.new:command",
-    "bench": "conformance.cli.bench:command",
-    "upstream": "conformance.cli.upstream:command",
-    "mutants": "conformance.cli.mutants:command",
+    "run": "Judge a DDP and write the report.",
+    "list": "Print requirements or scenarios.",
+    "explore": "Run composed trainings; shrink a failure to the simplest one.",
+    "replay": "Run the scenario of a file again.",
+    "report": "Pages, merges and diffs of finished reports.",
+    "verify": "Check a certified report.",
+    "sign": "Sign a certified report.",
+    "doctor": "Check what this machine can run.",
+    "smoke": "Check a backend's adapter, from its import to a training step.",
+    "new": "Write a commented package to start your backend, device or DDP from.",
+    "bench": "Compare step times with torch's DDP.",
+    "upstream": "Run torch's own DDP tests on a DDP.",
+    "mutants": "Run DDPs that are wrong on purpose, and say which requirements notice.",
 }
+#: `<name>.py` defines each, but for what Python has a word for.
+_MODULES = {"list": "listing"}
 
 
 #: These write what they find into files, too; their exit codes are verdicts, whatever becomes of their output.
@@ -49,7 +51,7 @@ class UsageError(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """Imports a subcommand when the user calls it, and turns the harness's errors into exit codes."""
+    """Imports a subcommand when the user names it, and turns the harness's errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the subcommands, the most used first."""
@@ -59,8 +61,13 @@ class LazyGroup(click.Group):
         """Import and return a subcommand."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        return instance(getattr(importlib.import_module(module), attribute), click.Command)
+        module = importlib.import_module(f"conformance.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        return instance(module.command, click.Command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each subcommand does."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand, with the current folder in `sys.path` so that `module:Class` can name a module in it."""

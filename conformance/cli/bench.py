@@ -25,7 +25,7 @@ _MAX_FUNCTIONS = 10
 _GROWTH_ROUNDS = 6
 
 
-@click.command("bench", short_help="Compare step times with torch's DDP.")
+@click.command("bench")
 @click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
 @click.option("--backend", default="gloo", show_default=True, help="gloo, nccl, an installed name, or module:attr.")
 @click.option("--world-size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")

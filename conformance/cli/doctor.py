@@ -9,7 +9,7 @@ from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 
 
-@click.command("doctor", short_help="Check what this machine can run.")
+@click.command("doctor")
 def command() -> None:
     """Check everything that a run needs; for each thing that is missing, print what to do.
 

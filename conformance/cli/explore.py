@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_PAIRS_SHOWN = 8
 
 
-@click.command("explore", short_help="Run composed trainings; shrink a failure to the simplest one.")
+@click.command("explore")
 @subject_options
 @click.option("--examples", type=click.IntRange(min=1), default=400, show_default=True, help="Most trainings to run.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Stop after this time.")

@@ -12,7 +12,7 @@ from conformance.cli.options import selection_of, selection_options
 from conformance.spec.catalogue import Requirement, load_catalogue
 
 
-@click.command("list", short_help="Print requirements or scenarios.")
+@click.command("list")
 @selection_options
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(

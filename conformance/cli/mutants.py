@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FILE = NamedPath(dir_okay=False)
 
 
-@click.command("mutants", short_help="Run DDPs that are wrong on purpose, and say which requirements notice.")
+@click.command("mutants")
 @click.argument("names", nargs=-1)
 @click.option("--chapter", default="", metavar="NAME", help="Only mutants that a requirement of this chapter notices.")
 @click.option("--profile", default="", metavar="LEVEL", help="Only kills by requirements of this level.")

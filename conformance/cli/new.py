@@ -9,7 +9,7 @@ import click
 from conformance.starters.starter import KINDS, Starter
 
 
-@click.command("new", short_help="Write a commented package to start your backend, device or DDP from.")
+@click.command("new")
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
 def command(kind: str, name: str) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conformance.workers.zygote_process import ZygoteProcess
 
 
-@click.command("replay", short_help="Run the scenario of a file again.")
+@click.command("replay")
 @click.argument("file", type=NamedPath())
 @subject_options
 @click.option(

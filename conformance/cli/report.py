@@ -21,7 +21,7 @@ _OUT = click.option("--out", "-o", type=_EXISTING, metavar="FILE", help="Write t
 _REPORT = click.argument("report", type=_EXISTING)
 
 
-@click.group("report", short_help="Pages, merges and diffs of finished reports.")
+@click.group("report")
 def command() -> None:
     """Make pages of a finished report, merge or compare reports, and check them.
 

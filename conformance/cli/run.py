@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from conformance.workers.zygote_process import ZygoteProcess
 
 
-@click.command("run", short_help="Judge a DDP and write the report.")
+@click.command("run")
 @selection_options
 @subject_options
 @click.option(

@@ -9,7 +9,7 @@ import click
 from conformance.cli.options import NamedPath
 
 
-@click.command("sign", short_help="Sign a certified report.")
+@click.command("sign")
 @click.argument("report", type=NamedPath())
 @click.option(
     "--key",

@@ -22,7 +22,7 @@ _STYLES = {"ok": "green", "undeclared": "yellow", "absent": "dim", "unclean": "y
 _INDENT = " " * 12
 
 
-@click.command("smoke", short_help="Check a backend's adapter, from its import to a training step.")
+@click.command("smoke")
 @click.option(
     "--backend", default="gloo", show_default=True, help="gloo, nccl, an installed backend's name, or module:attr."
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.upstream.outcome import TestName, TestRun
 
 
-@click.command("upstream", short_help="Run torch's own DDP tests on a DDP.")
+@click.command("upstream")
 @click.option("--ddp", default="ddp_impl", show_default=True, help="DDP under test: ddp_impl, torch, or module:Class.")
 @click.option(
     "-k", "keywords", multiple=True, metavar="TEXT", help="Run tests whose name contains TEXT; repeat it for more."

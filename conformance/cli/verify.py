@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FILE = NamedPath()
 
 
-@click.command("verify", short_help="Check a certified report.")
+@click.command("verify")
 @click.argument("report", type=_FILE)
 @click.option("--key", type=_FILE, metavar="FILE", help="The public key (PEM) that must have signed it.")
 @click.option("--rerun", type=click.IntRange(min=1), metavar="N", help="Run N random scenarios again, and compare.")
