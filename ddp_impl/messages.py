@@ -68,6 +68,11 @@ def aborted(rank: int) -> str:
     )
 
 
+def order(names: Sequence[str]) -> str:
+    """Return what ranks wait for when rank 0 says in which order the gradients of these parameters came."""
+    return f"rank 0's order of the gradients of {enumerate_names(names)}"
+
+
 def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
     """Return the message for a backward that rank 0 ran of another wrapper of the group; both are numbers from 0."""
     return (

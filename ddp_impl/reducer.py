@@ -127,7 +127,8 @@ class Reducer(BucketReduction):
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = _threads if has_threads else nullcontext()
-        self._order_of_rank_0: collectives.Integers | None = None  # on its way, from the end of a backward on
+        self._order_on_its_way: collectives.Integers | None = None
+        self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
         # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
@@ -327,23 +328,33 @@ class Reducer(BucketReduction):
         """
         if self.arrivals.num_to_learn_from == 1:
             told = [self.peers.number, *self.order]
-            self._order_of_rank_0 = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+            with self._awaiting_order():
+                self._order_on_its_way = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+
+    def _receive_order(self) -> None:
+        if self._order_on_its_way is not None:
+            with self._awaiting_order():
+                self._order_of_rank_0 = self._order_on_its_way.result()
+            self._order_on_its_way = None
+
+    def _awaiting_order(self) -> AbstractContextManager[None]:
+        return self.peers.awaiting("backward", messages.order([member.name for member in self.members]))
 
     def rebuild_buckets(self) -> None:
         """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
 
         Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
         """
-        if self._order_of_rank_0 is None or self.state.phase is not Phase.IDLE:
+        if not self._order_of_rank_0 or self.state.phase is not Phase.IDLE:
             return
-        with self.between_backwards("rank 0's order of gradients"):
-            number, *order = self._order_of_rank_0.result()
-            self._order_of_rank_0 = None
-            if number != self.peers.number:
-                error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
-                self.peers.tell(str(error))
-                raise error
-            if self.options.caps.measured:
+        number, *order = self._order_of_rank_0
+        self._order_of_rank_0 = []
+        if number != self.peers.number:
+            error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
+            self.peers.tell(str(error))
+            raise error
+        if self.options.caps.measured:
+            with self.between_backwards("the times of the ranks' all-reduces"):
                 self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
         self.has_rebuilt_buckets = True
@@ -387,7 +398,7 @@ class Reducer(BucketReduction):
         self.arrivals.forget(NUM_PROFILED if measures else 1)
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
-        self._order_of_rank_0 = None
+        self._order_on_its_way, self._order_of_rank_0 = None, []
         self._adopt(plan_for_unknown_order(self.specs))
 
     @property
@@ -720,6 +731,7 @@ class Reducer(BucketReduction):
         self.arrivals.end_iteration()
         with self._awaiting_usage():
             self.usage.end_agreeing()
+        self._receive_order()
         refused = self.usage.num_refusing > 0
         if not refused:
             self._hand_out_averages()

@@ -172,7 +172,8 @@ class CountsItsOwnForwards(Reducer):
 class ExchangesOrdersInForward(Reducer):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    _is_due = False
+    def _receive_order(self) -> None:
+        pass
 
     def _send_order(self) -> None:
         self._is_due = self.arrivals.num_to_learn_from == 1
@@ -181,8 +182,11 @@ class ExchangesOrdersInForward(Reducer):
         if self._is_due and self.state.phase is Phase.IDLE:
             self._is_due = False
             told = [self.peers.number, *self.order]
-            self._order_of_rank_0 = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+            sent = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+            self._order_of_rank_0 = sent.result()
         super().rebuild_buckets()
+
+    _is_due = False
 
 
 @replaces(Ours, "_attach_reducer")
