@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar
@@ -50,9 +51,13 @@ def in_lanes(work: Work[Task, Result], batches: Iterable[Sequence[Task]], jobs: 
 
     A lane gets one batch after the other, in order, and asks for the next one when it has taken the last task of the
     one before. What `work` raises is raised here. Tasks travel to lanes and results back, so both must be picklable;
-    `work` itself is there already. Fork before anything of this process uses several threads to compute.
+    `work` itself is there already. One lane is this process itself. Fork before anything here computes in several
+    threads.
     """
     waiting = iter(batches)
+    if jobs == 1:
+        yield from work(chain.from_iterable(waiting))
+        return
     lanes: dict[Connection, int] = {}
     try:
         for _ in range(jobs):

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from conformance.backends.backend import get_backend
 from conformance.errors import SubjectError
+from conformance.run import runner
 from conformance.run.lanes import LaneError, in_lanes, num_lanes
+from conformance.run.order import LISTED, Order
 from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import Scenario
+from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
+from conformance.surroundings.processes import children_of
+from conformance.verdict import Verdict
 
 
 def waits(tasks: Iterator[int]) -> Generator[tuple[int, int]]:
@@ -45,10 +52,10 @@ def test_what_work_raises_is_raised_here_and_no_lane_is_left() -> None:
                 raise SubjectError("no such DDP")
             yield os.getpid()
 
+    before = children_of(os.getpid()).keys()
     with pytest.raises(SubjectError, match="no such DDP"):
         list(in_lanes(fails, [(1,), (2,), (3,)], 2))
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children_of(os.getpid()).keys() <= before
 
 
 def test_a_lane_that_dies_is_told() -> None:
@@ -58,7 +65,7 @@ def test_a_lane_that_dies_is_told() -> None:
         yield 0
 
     with pytest.raises(LaneError, match="exit code 7"):
-        list(in_lanes(dies, [(7,)], 1))
+        list(in_lanes(dies, [(7,)], 2))
 
 
 def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(tmp_path: Path) -> None:
@@ -100,3 +107,33 @@ def test_a_schedule_says_how_idle_its_lanes_were_and_what_no_lane_shortens() -> 
     assert schedule.idle_share == pytest.approx(0.6)
     assert str(schedule) == "2 lane(s), idle for 60% of 10.0 s; no number of them takes less than the 4.0 s of a."
     assert str(Schedule(3, (), 0.0, 1.0)) == "3 lane(s), no scenario."
+
+
+@pytest.mark.nightly
+def test_lanes_come_to_the_verdicts_of_one() -> None:
+    pairs = [one for one in load_scenarios() if one.world_size == 2 and one.recorded]
+    chosen = [one for one in pairs if one.chapter == "accumulation"][::40]
+    chosen += [one for one in pairs if one.chapter == "gradients"][::150]
+    subject = get_subject("conformance.chapters.accumulation.mutants:ReducesInsideNoSync")
+    found: list[dict[str, Verdict]] = []
+    for jobs, order in ((1, LISTED), (3, LISTED), (2, Order("shuffled", 7))):
+        schedules: list[Schedule] = []
+        report = runner.run(
+            chosen, subject, get_backend("gloo"), native=False, jobs=jobs, order=order, on_schedule=schedules.append
+        )
+        assert report.complete
+        assert len(schedules[0].spans) == len(chosen)
+        assert len(schedules[0].lanes) <= jobs
+        found.append({one.id: one.subject.verdict for one in report.scenarios})
+    assert found == [found[0]] * 3
+    assert {Verdict.PASS, Verdict.FAIL} <= set(found[0].values())
+
+
+def test_lanes_end_at_the_first_failure_and_leave_nothing() -> None:
+    chosen = [one for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2][:20]
+    subject = get_subject("conformance.chapters.gradients.mutants:NoDivision")
+    before = children_of(os.getpid()).keys()
+    report = runner.run(chosen, subject, get_backend("gloo"), native=False, jobs=2, fail_fast=True)
+    assert report.failures
+    assert not report.complete
+    assert children_of(os.getpid()).keys() <= before
