@@ -10,7 +10,7 @@ import click
 
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
-from conformance.cli.options import NamedPath
+from conformance.cli.options import NamedPath, jobs_option
 from conformance.errors import ReportError
 
 if TYPE_CHECKING:
@@ -26,10 +26,17 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--chapter", default="", metavar="NAME", help="Only mutants that a requirement of this chapter notices.")
 @click.option("--profile", default="", metavar="LEVEL", help="Only kills by requirements of this level.")
 @click.option("--all-requirements", is_flag=True, help="Also run every other scenario on every mutant; takes hours.")
+@jobs_option
 @click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
 def command(
-    names: tuple[str, ...], chapter: str, profile: str, all_requirements: bool, out: Path | None, into: Path | None
+    names: tuple[str, ...],
+    chapter: str,
+    profile: str,
+    all_requirements: bool,
+    jobs: int,
+    out: Path | None,
+    into: Path | None,
 ) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
 
@@ -49,6 +56,7 @@ def command(
     from conformance.mutants.catalogue import chosen, deviations_of, load_deviations
     from conformance.mutants.detector import detect_all
     from conformance.mutants.page import detection_page, detection_table, made_by_all
+    from conformance.run.lanes import num_lanes
     from conformance.spec.catalogue import load_catalogue
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios
@@ -73,6 +81,7 @@ def command(
         _say,
         deviations=deviations,
         further=in_profile(profile, further, catalogue) if profile else further,
+        jobs=jobs or num_lanes("cpu"),
     )
     console = make_console()
     console.print(detection_table(found))

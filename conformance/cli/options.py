@@ -13,6 +13,27 @@ from conformance.suite import Selection
 Decorated = Callable[..., Any]
 
 
+class Jobs(click.ParamType[int]):
+    """A number of lanes, or `auto`, which is 0 until the backend is known."""
+
+    name = "N"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; fail if it is none."""
+        if value == "auto":
+            return 0
+        text = str(value)
+        if not text.isdigit() or int(text) < 1:
+            self.fail(f"{value!r} is neither auto nor a number of lanes, from 1 on", param, ctx)
+        return int(text)
+
+
+jobs_option = click.option(
+    "--jobs", type=Jobs(), default="auto", show_default=True, metavar="N",
+    help="Lanes with ranks of their own, side by side; auto: by processors and memory. 1 keeps the order.",
+)  # fmt: skip
+
+
 class NamedPath(click.Path):
     """A path as `pathlib.Path`, which an empty text is not: Python would take it for the working directory."""
 

@@ -19,7 +19,7 @@ from conformance.cli.console import make_console
 from conformance.cli.early_zygote import early_zygote
 from conformance.cli.interrupt import interrupted_once
 from conformance.cli.known_failures import either, excuses_from, shipped_excuses
-from conformance.cli.options import NamedPath, selection_of, selection_options, subject_options
+from conformance.cli.options import NamedPath, jobs_option, selection_of, selection_options, subject_options
 from conformance.errors import ConformanceError, ReportError, ScenarioError
 from conformance.report.certificate import check_folder, write_checksums
 from conformance.report.folder import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from conformance.backends.backend import Backend
     from conformance.bench.ratio import Ratio
+    from conformance.run.schedule import Schedule
     from conformance.subjects.subject import Subject
     from conformance.workers.attached_controller import AttachedController
     from conformance.workers.zygote_process import ZygoteProcess
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     "--attach", is_flag=True, help="Use the processes that torchrun, srun or mpirun has started, also on several hosts."
 )
 @click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
+@jobs_option
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
@@ -115,6 +117,7 @@ def command(
     certified: bool,
     attach: bool,
     bench: bool,
+    jobs: int,
     fail_fast: bool,
     quiet: bool,
     verbose: bool,
@@ -134,6 +137,7 @@ def command(
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
     ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
+    ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
 
@@ -147,9 +151,11 @@ def command(
         refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
+    if jobs > 1 and attach:
+        raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline,
+        quiet, verbose, baseline, jobs,
     )  # fmt: skip
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
@@ -192,6 +198,7 @@ class Request:
     quiet: bool = False
     verbose: bool = False
     baseline: bool = False
+    jobs: int = 1  #: 0 for what the machine has
 
 
 def refuse_to_certify(
@@ -304,6 +311,7 @@ def _judge(
     from conformance.programs.registry import get_program
     from conformance.report.html import html_page
     from conformance.run import runner
+    from conformance.run.lanes import num_lanes
     from conformance.subjects.subject import NO_DDP
     from conformance.workers.finder import find_backend, find_subject
 
@@ -330,6 +338,7 @@ def _judge(
     console = make_console()
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.", highlight=False)
+    schedules: list[Schedule] = []
     with interrupted_once():
         with ProgressBar(console, scenarios) as progress:
 
@@ -348,6 +357,8 @@ def _judge(
                 on_event=on_event,
                 controller=controller,
                 zygote=zygote,
+                jobs=request.jobs or num_lanes(backend.device_type),
+                on_schedule=schedules.append,
                 **how,
             )
         report = replace(report, selection=assignment, certified=request.certified)
@@ -361,6 +372,8 @@ def _judge(
             clear_folder(folder)
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
+        if request.verbose:
+            console.print(*schedules, highlight=False, soft_wrap=True)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +21,7 @@ from conformance.backends.backend import Backend
 from conformance.mutants.catalogue import Kill, Mutant, Trial
 from conformance.observation import Observation
 from conformance.programs.registry import preloads_of
+from conformance.run.lanes import in_lanes
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
@@ -140,16 +142,14 @@ class Detector:
         return [scenario.id for scenario in scenarios if self.tells(mutant, scenario)]
 
     def false_alarms(self, detections: Iterable[Detection]) -> Iterator[str]:
-        """Run the scenarios that killed on the mutants' controls; yield those whose verdict is not that of the base."""
-        killers = {(one.mutant.control, one.scenario_id): one.mutant for one in detections if one.scenario_id}
-        for (control, id_), mutant in killers.items():
-            (scenario,) = scenarios_of(id_)
-            verdict, expected = (
-                tried.result.verdict for tried in (self.tried(control, scenario), self.of_base(mutant, scenario))
-            )
-            if verdict is not expected:
+        """Run the scenarios that killed on the mutants' controls; yield those that do not pass, as the bases did."""
+        for one in detections:
+            (scenario,) = scenarios_of(one.scenario_id)
+            control = one.mutant.control
+            verdict = self.tried(control, scenario).result.verdict
+            if verdict is not Verdict.PASS:
                 name = f"{control.subject.name} on {control.backend.name}"
-                yield f"{id_} gives {name} the verdict {verdict.value}, and what it is made from {expected.value}"
+                yield f"{scenario.id} gives {name} the verdict {verdict.value}, and what it is made from PASS"
 
     def of_base(self, mutant: Mutant, scenario: Scenario) -> Tried:
         """Return how the mutant's base fares in `scenario`."""
@@ -223,21 +223,41 @@ def detect_all(
     deviations: Mutant | None = None,
     further: Sequence[Scenario] = (),
     work_dir: Path | None = None,
+    jobs: int = 1,
 ) -> Found:
     """Run every expected kill, torch's `deviations` too if given, the controls, and the `further` scenarios.
 
-    `on_detection` is told how many of how many are done, and the last.
+    `on_detection` is told how many of how many are done, and the last. The mutants, then the controls, are shared by
+    so many lanes as there are `jobs`.
     """
     mutants = tuple(mutants)
     judged = [*mutants, *([deviations] if deviations is not None else [])]
     todo = [(mutant, kill) for mutant in judged for kill in mutant.kills]
     needed = {one.id: one for _, kill in todo for one in scenarios_of(kill.where)}
-    found: list[Detection] = []
-    with Detector(preloads_of([*needed.values(), *further]), work_dir) as detector:
-        for mutant, kill in todo:
-            found.append(detector.detect(mutant, kill))
-            on_detection(len(found), len(todo), found[-1])
-        killers = {mutant.name: tuple(detector.killers(mutant, further)) for mutant in mutants} if further else {}
-        own = tuple(one for one in found if one.mutant is not deviations)
-        false_alarms = tuple(detector.false_alarms(own))
-    return Found(own, tuple(one for one in found if one.mutant is deviations), killers, false_alarms)
+    preload = preloads_of([*needed.values(), *further])
+
+    def detect(numbers: Iterator[int]) -> Generator[tuple[int, Detection]]:
+        with Detector(preload, work_dir) as detector:
+            for number in numbers:
+                yield number, detector.detect(*todo[number])
+
+    def kill_more(some: Iterator[Mutant]) -> Generator[tuple[str, tuple[str, ...]]]:
+        with Detector(preload, work_dir) as detector:
+            for mutant in some:
+                yield mutant.name, tuple(detector.killers(mutant, further))
+
+    def try_controls(some: Iterator[Detection]) -> Generator[str]:
+        with Detector(preload, work_dir) as detector:
+            yield from detector.false_alarms(some)
+
+    found: dict[int, Detection] = {}
+    of_one = groupby(range(len(todo)), lambda number: todo[number][0].name)
+    for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
+        found[number] = detection
+        on_detection(len(found), len(todo), detection)
+    killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
+    detections = [found[number] for number in sorted(found)]
+    own = tuple(one for one in detections if one.mutant != deviations)
+    killing = {(one.mutant.control, one.scenario_id): one for one in own if one.scenario_id}
+    false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
+    return Found(own, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)

@@ -6,10 +6,14 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
@@ -21,11 +25,13 @@ from conformance.recorder.flight_record import IMPORT
 from conformance.run.attempt import Ranks
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses
+from conformance.run.lanes import in_lanes
 from conformance.run.order import LISTED, Order
 from conformance.run.outcome import Outcome, Progress
 from conformance.run.patience import nothing_but_hangs
 from conformance.run.report import JudgedSubject, Report
 from conformance.run.scenario_runner import ScenarioRunner
+from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
@@ -34,7 +40,6 @@ from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess
 
 OnEvent = Callable[[Progress], None]
-_Waiting = tuple[int, Pending[Outcome]]
 
 #: While one scenario is judged, the next one runs. When no rank of a column has made progress for so long, the one
 #: after that begins, too: ranks that hang, until their deadline or another one's timeout, leave the processors idle.
@@ -57,13 +62,17 @@ def run(
     controller: Ranks | None = None,
     zygote: ZygoteProcess | None = None,
     one_at_a_time: bool = False,
+    jobs: int = 1,
+    on_schedule: Callable[[Schedule], None] = lambda schedule: None,
 ) -> Report:
     """Run `scenarios` on `subject` and, with `native`, on torch's own DDP, and return what was found.
 
     Ctrl-C ends the run early with a report of what is known so far. `excuses` says which failures were known
     beforehand. With `most_hangs` the run ends when so many scenarios have run and every one hung. A passed `controller`
     stays open; without one, ranks come from `zygote`, which stays open, too, or else from a new one. While some ranks
-    wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order.
+    wait, others run further scenarios, unless `one_at_a_time`; outcomes are in order. With more than one of `jobs`
+    there are so many lanes, processes with ranks of their own; a passed `controller` has one. `on_schedule` is told in
+    the end when what ran.
 
     Raises, before anything starts:
         ScenarioError: there is no scenario, or one names a program or model that does not exist.
@@ -74,9 +83,27 @@ def run(
     chosen = order.apply(scenarios)
     check(chosen, backend)
     preload = preloads_of(chosen)
-    with nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote) as ranks:
-        runner = ScenarioRunner(subject, backend, ranks, native=native, excuses=excuses)
-        return _run(chosen, runner, ranks, fail_fast, most_hangs, on_event, one_at_a_time=one_at_a_time)
+    judging = _Judging(chosen, subject, backend, native, excuses, one_at_a_time)
+    ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
+    if controller is not None or jobs == 1:
+        with ranks as own:
+            return _run(
+                judging,
+                lambda batches, begin: judging.outcomes(map(begin, itertools.chain(*batches)), own),
+                own, fail_fast, most_hangs, on_event, on_schedule, jobs=1,
+            )  # fmt: skip
+
+    def lane(places: Iterator[int]) -> Generator[_Judged]:
+        for channel in zygote.sources if zygote else ():
+            channel.close()  # the parent's: the zygote is to notice when that is gone
+        with Controller(backend, preload=preload) as own:
+            yield from judging.outcomes(places, own)
+
+    def in_them(batches: list[tuple[int, ...]], begin: Callable[[int], int]) -> Generator[_Judged]:
+        return in_lanes(lane, (tuple(map(begin, batch)) for batch in batches), min(jobs, len(batches)))
+
+    with ranks as probed:
+        return _run(judging, in_them, probed, fail_fast, most_hangs, on_event, on_schedule, jobs=jobs)
 
 
 def check(scenarios: Iterable[Scenario], backend: Backend) -> None:
@@ -155,63 +182,114 @@ def _died_in_constructor(observation: Observation) -> bool:
     return observation.phase in (IMPORT, "construct") and observation.fate.kind != "returned"
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The outcome of the scenario at a place, and when it ran in which process."""
+
+    place: int
+    outcome: Outcome
+    span: Span
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What it takes to judge some scenarios on any ranks."""
+
+    scenarios: tuple[Scenario, ...]
+    subject: Subject
+    backend: Backend
+    native: bool
+    excuses: Excuses
+    one_at_a_time: bool
+
+    def outcomes(self, places: Iterable[int], ranks: Ranks) -> Generator[_Judged]:
+        """Run the scenarios at `places`, in this order, and yield their outcomes in that in which they come."""
+        runner = ScenarioRunner(self.subject, self.backend, ranks, native=self.native, excuses=self.excuses)
+        waiting: list[_Waiting] = []
+        for number, place in enumerate(places):
+            started_s = time.monotonic()
+            waiting.append(_Waiting(number, place, started_s, runner.start(self.scenarios[place])))
+            for one in tuple(waiting):
+                outcome = one.pending.within(self._patience_with(one, number))
+                if outcome is not None:
+                    waiting.remove(one)
+                    yield self._judged(one, outcome)
+            if len(waiting) > _MOST_WAITING:
+                oldest = waiting.pop(0)
+                yield self._judged(oldest, oldest.pending.wait())
+        for one in waiting:
+            yield self._judged(one, one.pending.wait())
+
+    def _patience_with(self, one: _Waiting, newest: int) -> float:
+        # What has a longer deadline than most compiles: without progress, and with every processor that there is.
+        if self.one_at_a_time or self.scenarios[one.place].deadline_s > DEFAULT_DEADLINE_S:
+            return math.inf
+        return _PATIENCE_S if one.number == newest - 1 else 0.0
+
+    def _judged(self, one: _Waiting, outcome: Outcome) -> _Judged:
+        return _Judged(one.place, outcome, Span(os.getpid(), outcome.id, one.started_s, time.monotonic()))
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A scenario that has been started as the `number`-th of its lane."""
+
+    number: int
+    place: int
+    started_s: float
+    pending: Pending[Outcome]
+
+
+#: Takes the places of scenarios in batches, and what is to be called when one begins; yields outcomes.
+_Judge = Callable[[list[tuple[int, ...]], Callable[[int], int]], Generator[_Judged]]
+
+
 def _run(
-    scenarios: tuple[Scenario, ...],
-    runner: ScenarioRunner,
+    judging: _Judging,
+    judge: _Judge,
     ranks: Ranks,
     fail_fast: bool,
     most_hangs: int | None,
     on_event: OnEvent,
+    on_schedule: Callable[[Schedule], None],
     *,
-    one_at_a_time: bool,
+    jobs: int,
 ) -> Report:
     started = time.monotonic()
-    subject, backend = runner.subject, runner.backend
-    outcomes: dict[int, Outcome] = {}  # by the scenario's place
-    waiting: list[_Waiting] = []
+    scenarios, subject, backend = judging.scenarios, judging.subject, judging.backend
+    judged: dict[int, _Judged] = {}  # by the scenario's place
     interrupted = False
 
-    def has_ended(place: int, pending: Pending[Outcome], silence_s: float) -> bool:
-        outcome = pending.within(silence_s)
-        if outcome is not None:
-            outcomes[place] = outcome
-            on_event(Progress(scenarios[place], len(outcomes), len(scenarios), outcome))
-        return outcome is not None
-
-    def patience_with(place: int, newest: int) -> float:
-        # What has a longer deadline than most compiles: without progress, and with every processor that there is.
-        if one_at_a_time or scenarios[place].deadline_s > DEFAULT_DEADLINE_S:
-            return math.inf
-        return _PATIENCE_S if place == newest - 1 else 0.0
+    def begin(place: int) -> int:
+        on_event(Progress(scenarios[place], len(judged), len(scenarios)))
+        return place
 
     def goes_on() -> bool:
-        if fail_fast and any(one.is_failure for one in outcomes.values()):
+        outcomes = [one.outcome for one in judged.values()]
+        if fail_fast and any(one.is_failure for one in outcomes):
             return False
-        return most_hangs is None or nothing_but_hangs(outcomes.values()) < most_hangs
+        return most_hangs is None or nothing_but_hangs(outcomes) < most_hangs
 
     try:
         if subject != NO_DDP:
             probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
-        for place, scenario in enumerate(scenarios):
-            on_event(Progress(scenario, len(outcomes), len(scenarios)))
-            waiting.append((place, runner.start(scenario)))
-            waiting = [one for one in waiting if not has_ended(*one, patience_with(one[0], place))]
-            if len(waiting) > _MOST_WAITING:
-                has_ended(*waiting.pop(0), math.inf)
-            if not goes_on():
-                break
-        for one in waiting:
-            if goes_on():
-                has_ended(*one, math.inf)
+        with contextlib.closing(judge(batches_of(scenarios), begin)) as outcomes:
+            for one in outcomes:
+                judged[one.place] = one
+                on_event(Progress(scenarios[one.place], len(judged), len(scenarios), one.outcome))
+                if not goes_on():
+                    break
     except KeyboardInterrupt:
         interrupted = True  # what is known so far is worth a report
+    ended = time.monotonic()
+    on_schedule(Schedule(jobs, tuple(one.span for one in judged.values()), started, ended))
     return Report.of(
-        [outcomes[place] for place in sorted(outcomes)],
+        [judged[place].outcome for place in sorted(judged)],
         load_catalogue(),
         subject=JudgedSubject(subject.name, subject.target, subject.source),
         backend=backend.source or backend.name,  # by which it is found again
         num_selected=len(scenarios),
         interrupted=interrupted,
         environment={**capture_environment(), "device_type": backend.device_type},
-        duration_s=time.monotonic() - started,
+        duration_s=ended - started,
     )

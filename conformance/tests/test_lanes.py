@@ -1,0 +1,139 @@
+"""Lanes: what they work on side by side comes back whole, in fewer seconds, and whatever ends them ends them all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from conformance.backends.backend import get_backend
+from conformance.errors import SubjectError
+from conformance.run import runner
+from conformance.run.lanes import LaneError, in_lanes, num_lanes
+from conformance.run.order import LISTED, Order
+from conformance.run.schedule import Schedule, Span, batches_of
+from conformance.scenario import Scenario
+from conformance.subjects.subject import get_subject
+from conformance.suite import load_scenarios
+from conformance.surroundings.processes import children_of
+from conformance.verdict import Verdict
+
+
+def waits(tasks: Iterator[int]) -> Generator[tuple[int, int]]:
+    """Wait a moment for each task, as for ranks that mostly wait."""
+    for task in tasks:
+        time.sleep(0.1)
+        yield task, os.getpid()
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4, 8])
+def test_what_mostly_waits_takes_a_share_of_the_time_for_each_lane(jobs: int) -> None:
+    batches = [(number, number + 1) for number in range(0, 64, 2)]
+    started = time.monotonic()
+    found = list(in_lanes(waits, batches, jobs))
+    wall_s = time.monotonic() - started
+    assert sorted(task for task, _ in found) == list(range(64))
+    assert len({pid for _, pid in found}) == jobs
+    assert 6.4 / jobs <= wall_s < 6.4 / jobs + 3.2 * (jobs > 1) + 1.6  # a busy machine starts lanes late
+
+
+def test_one_lane_keeps_the_order() -> None:
+    assert [task for task, _ in in_lanes(waits, [(3, 1), (2,)], 1)] == [3, 1, 2]
+
+
+def test_what_work_raises_is_raised_here_and_no_lane_is_left() -> None:
+    def fails(tasks: Iterator[int]) -> Generator[int]:
+        for task in tasks:
+            if task == 2:
+                raise SubjectError("no such DDP")
+            yield os.getpid()
+
+    before = children_of(os.getpid()).keys()
+    with pytest.raises(SubjectError, match="no such DDP"):
+        list(in_lanes(fails, [(1,), (2,), (3,)], 2))
+    assert children_of(os.getpid()).keys() <= before
+
+
+def test_a_lane_that_dies_is_told() -> None:
+    def dies(tasks: Iterator[int]) -> Generator[int]:
+        for task in tasks:
+            os._exit(task)
+        yield 0
+
+    with pytest.raises(LaneError, match="exit code 7"):
+        list(in_lanes(dies, [(7,)], 2))
+
+
+def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(tmp_path: Path) -> None:
+    def goes_on(tasks: Iterator[int]) -> Generator[int]:
+        try:
+            yield from tasks
+            time.sleep(60)
+        finally:
+            (tmp_path / str(os.getpid())).touch()
+
+    started = time.monotonic()
+    with closing(in_lanes(goes_on, [(1,), (2,)], 2)) as found:
+        next(found), next(found)
+    assert time.monotonic() - started < 30
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_ranks_that_share_a_device_have_one_lane() -> None:
+    assert num_lanes("cuda") == 1
+    assert num_lanes("cpu") >= 1
+
+
+def scenario(name: str, requirement: str = "GRAD-01", world_size: int = 2) -> Scenario:
+    return Scenario(f"gradients/{requirement}/{name}", (requirement,), "train", world_size=world_size)
+
+
+def test_neighbours_of_one_requirement_and_kind_of_ranks_go_to_one_lane_eight_at_a_time() -> None:
+    chosen = (
+        *(scenario(f"a{number}") for number in range(10)),
+        scenario("b", "GRAD-02"),
+        scenario("c", "GRAD-02", 3),
+    )
+    assert batches_of(chosen) == [tuple(range(8)), (8, 9), (10,), (11,)]
+
+
+def test_a_schedule_says_how_idle_its_lanes_were_and_what_no_lane_shortens() -> None:
+    spans = (Span(1, "a", 0.0, 4.0), Span(1, "b", 3.0, 5.0), Span(2, "c", 0.0, 3.0))
+    schedule = Schedule(2, spans, 0.0, 10.0)
+    assert schedule.idle_share == pytest.approx(0.6)
+    assert str(schedule) == "2 lane(s), idle for 60% of 10.0 s; no number of them takes less than the 4.0 s of a."
+    assert str(Schedule(3, (), 0.0, 1.0)) == "3 lane(s), no scenario."
+
+
+@pytest.mark.nightly
+def test_lanes_come_to_the_verdicts_of_one() -> None:
+    pairs = [one for one in load_scenarios() if one.world_size == 2 and one.recorded]
+    chosen = [one for one in pairs if one.chapter == "accumulation"][::40]
+    chosen += [one for one in pairs if one.chapter == "gradients"][::150]
+    subject = get_subject("conformance.chapters.accumulation.mutants:ReducesInsideNoSync")
+    found: list[dict[str, Verdict]] = []
+    for jobs, order in ((1, LISTED), (3, LISTED), (2, Order("shuffled", 7))):
+        schedules: list[Schedule] = []
+        report = runner.run(
+            chosen, subject, get_backend("gloo"), native=False, jobs=jobs, order=order, on_schedule=schedules.append
+        )
+        assert report.complete
+        assert len(schedules[0].spans) == len(chosen)
+        assert len(schedules[0].lanes) <= jobs
+        found.append({one.id: one.subject.verdict for one in report.scenarios})
+    assert found == [found[0]] * 3
+    assert {Verdict.PASS, Verdict.FAIL} <= set(found[0].values())
+
+
+def test_lanes_end_at_the_first_failure_and_leave_nothing() -> None:
+    chosen = [one for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2][:20]
+    subject = get_subject("conformance.chapters.gradients.mutants:NoDivision")
+    before = children_of(os.getpid()).keys()
+    report = runner.run(chosen, subject, get_backend("gloo"), native=False, jobs=2, fail_fast=True)
+    assert report.failures
+    assert not report.complete
+    assert children_of(os.getpid()).keys() <= before
