@@ -32,8 +32,8 @@ def test_every_step_shows_its_collectives_and_its_wrong_facts() -> None:
         "  backward    rank 0: all_reduce #7 (32 x float32, sum)   <- differs",
         "              rank 1: all_reduce #7 (24 x float32, sum)   <- differs",
         "  facts       0 of 1 right",
-        "              wrong: step1/grad/w on rank 1: differs in 2 of 2 element(s), first at [0]: expected 1.0, got 2.0;"
-        " largest difference 2",
+        "              wrong: step1/grad/w on rank 1: differs in 2 of 2 element(s), first at [0]: expected 1.0, got"
+        " 2.0; largest difference 2",
     ]
 
 
