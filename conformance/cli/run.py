@@ -373,7 +373,7 @@ def _judge(
         path = write_report(report, catalogue, folder)
         print_report(console, report, catalogue, folder, verbose=request.verbose, quiet=request.quiet)
         if request.verbose:
-            console.print(*schedules, highlight=False, soft_wrap=True)
+            console.print(*map(str, schedules), highlight=False, soft_wrap=True)
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)

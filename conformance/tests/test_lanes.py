@@ -9,8 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.backends.backend import get_backend
+from conformance.cli import main
 from conformance.errors import SubjectError
 from conformance.run import runner
 from conformance.run.lanes import LaneError, in_lanes, num_lanes
@@ -137,3 +139,16 @@ def test_lanes_end_at_the_first_failure_and_leave_nothing() -> None:
     assert report.failures
     assert not report.complete
     assert children_of(os.getpid()).keys() <= before
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", ""])
+def test_what_is_no_number_of_lanes_is_refused(jobs: str) -> None:
+    result = CliRunner().invoke(main, ["run", "--jobs", jobs])
+    assert result.exit_code == 2
+    assert "neither auto nor a number of lanes" in result.stderr
+
+
+def test_lanes_do_not_go_with_ranks_of_a_launcher() -> None:
+    result = CliRunner().invoke(main, ["run", "--jobs", "2", "--attach"])
+    assert result.exit_code == 2
+    assert "cannot go with --attach" in result.stderr
