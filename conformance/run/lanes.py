@@ -30,6 +30,8 @@ Work = Callable[[Iterator[Task]], Generator[Result]]
 _PROCESSORS_OF_A_LANE = 2
 #: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
 _BYTES_OF_A_LANE = 2 * 2**30
+#: A lane imports torch for itself, which takes as long as this many scenarios.
+_FEWEST_IN_A_LANE = 100
 #: How long lanes may take to end their ranks once they are told to stop.
 _END_TIMEOUT_S = 20.0
 
@@ -38,10 +40,15 @@ class LaneError(ConformanceError):
     """A lane has ended before its work was done."""
 
 
-def num_lanes(device_type: str) -> int:
-    """Return for how many lanes this machine has the processors and the memory; one where ranks share a device."""
+def num_lanes(device_type: str, num_scenarios: int | None = None) -> int:
+    """Return for how many lanes this machine has the processors and the memory; one where ranks share a device.
+
+    With so few scenarios that a lane would not be worth its start, fewer.
+    """
     if device_type != "cpu":
         return 1
+    if num_scenarios is not None:
+        return min(num_lanes(device_type), max(1, num_scenarios // _FEWEST_IN_A_LANE))
     processors = len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_LANE
     return max(1, min(processors, _available_bytes() // _BYTES_OF_A_LANE))
 

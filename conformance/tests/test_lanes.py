@@ -88,6 +88,7 @@ def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_
 def test_ranks_that_share_a_device_have_one_lane() -> None:
     assert num_lanes("cuda") == 1
     assert num_lanes("cpu") >= 1
+    assert num_lanes("cpu", num_scenarios=120) == 1
 
 
 def scenario(name: str, requirement: str = "GRAD-01", world_size: int = 2) -> Scenario:
