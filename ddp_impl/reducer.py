@@ -127,7 +127,7 @@ class Reducer(BucketReduction):
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
         self._lock: AbstractContextManager[Any] = _threads if has_threads else nullcontext()
-        self._order_on_its_way: collectives.Integers | None = None
+        self._order_is_due = False
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -326,16 +326,12 @@ class Reducer(BucketReduction):
         There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
         stages of a pipeline do, and they may run forwards of several wrappers in different orders.
         """
-        if self.arrivals.num_to_learn_from == 1:
+        if self._order_is_due:
+            self._order_is_due = False
             told = [self.peers.number, *self.order]
             with self._awaiting_order():
-                self._order_on_its_way = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
-
-    def _receive_order(self) -> None:
-        if self._order_on_its_way is not None:
-            with self._awaiting_order():
-                self._order_of_rank_0 = self._order_on_its_way.result()
-            self._order_on_its_way = None
+                sent = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
+                self._order_of_rank_0 = sent.result()
 
     def _awaiting_order(self) -> AbstractContextManager[None]:
         return self.peers.awaiting("backward", messages.order([member.name for member in self.members]))
@@ -398,7 +394,7 @@ class Reducer(BucketReduction):
         self.arrivals.forget(NUM_PROFILED if measures else 1)
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
-        self._order_on_its_way, self._order_of_rank_0 = None, []
+        self._order_is_due, self._order_of_rank_0 = False, []
         self._adopt(plan_for_unknown_order(self.specs))
 
     @property
@@ -429,7 +425,7 @@ class Reducer(BucketReduction):
                     self._launch_full_buckets()
                 case Action.ASK:
                     self._ask_usage()
-                    self._send_order()
+                    self._order_is_due = self.arrivals.num_to_learn_from == 1
                 case Action.SETTLE:
                     self._settle_missing()
                 case Action.CONTRIBUTE_ZEROS:
@@ -565,6 +561,7 @@ class Reducer(BucketReduction):
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
         while self.iteration.to_step:
             self._step(self.iteration.to_step.pop())
+        self._send_order()  # behind what comm hooks communicate when a future of theirs is done
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -731,7 +728,6 @@ class Reducer(BucketReduction):
         self.arrivals.end_iteration()
         with self._awaiting_usage():
             self.usage.end_agreeing()
-        self._receive_order()
         refused = self.usage.num_refusing > 0
         if not refused:
             self._hand_out_averages()

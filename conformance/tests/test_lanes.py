@@ -70,6 +70,7 @@ def test_a_lane_that_dies_is_told() -> None:
         list(in_lanes(dies, [(7,)], 2))
 
 
+@pytest.mark.nightly
 def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(tmp_path: Path) -> None:
     def goes_on(tasks: Iterator[int]) -> Generator[int]:
         try:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import backwards, collectives
+from ddp_impl import backwards
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.reducer import Reducer
@@ -172,21 +172,13 @@ class CountsItsOwnForwards(Reducer):
 class ExchangesOrdersInForward(Reducer):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def _receive_order(self) -> None:
+    def _send_order(self) -> None:
         pass
 
-    def _send_order(self) -> None:
-        self._is_due = self.arrivals.num_to_learn_from == 1
-
     def rebuild_buckets(self) -> None:
-        if self._is_due and self.state.phase is Phase.IDLE:
-            self._is_due = False
-            told = [self.peers.number, *self.order]
-            sent = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
-            self._order_of_rank_0 = sent.result()
+        if self.state.phase is Phase.IDLE:
+            super()._send_order()
         super().rebuild_buckets()
-
-    _is_due = False
 
 
 @replaces(Ours, "_attach_reducer")
