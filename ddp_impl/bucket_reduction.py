@@ -86,7 +86,7 @@ class BucketReduction:
 
         Collective with `skip_all_reduce_unused_params`.
         """
-        if self.options.skip_all_reduce_unused_params and self._will_exchange_usage:
+        if self.options.skip_all_reduce_unused_params and self.ranks_may_differ:
             self._forget_dropped(self.usage.unused)
             with self._awaiting_usage():
                 self._skip_unused(self.usage.used_anywhere(self.group, self.device))
@@ -112,7 +112,7 @@ class BucketReduction:
         home = self._home_of(bucket)
         frozen = frozen_in(bucket) - self.usage.used_locally
         self.usage.unused.update(frozen)
-        left_out = set() if self._will_exchange_usage else frozen
+        left_out = set() if self.ranks_may_differ else frozen
         if bucket.sparse:
             member = bucket.members[0]
             missing = [0] if left_out or home.get(member.parameter) is None else []
@@ -152,7 +152,7 @@ class BucketReduction:
     def _contribute_zeros(self) -> None:
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
-        if self._will_exchange_usage:
+        if self.ranks_may_differ:
             with self._awaiting_usage():
                 sure = Forecast(None, len(self.members), self.group, self.device).result()
             self._hold_back(sure)
@@ -191,7 +191,7 @@ class BucketReduction:
 
         They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
         """
-        if not self._will_exchange_usage:
+        if not self.ranks_may_differ:
             raise error
         if self.iteration.refusal is None:
             self.iteration.refusal = error
@@ -236,7 +236,7 @@ class BucketReduction:
         ranks may still refuse to average, or know better what is unused, or another wrapper awaits the same gradient,
         everything waits for the end of the backward.
         """
-        if self._will_exchange_usage:
+        if self.ranks_may_differ:
             return
         for bucket in self._in_flight()[:-1]:
             indices = {member.index for member in bucket.members}
@@ -309,8 +309,8 @@ class BucketReduction:
         return not self.members[index].parameter.requires_grad
 
     @property
-    def _will_exchange_usage(self) -> bool:
-        """Whether this iteration ends with every rank knowing what the others used."""
+    def ranks_may_differ(self) -> bool:
+        """Whether ranks tell each other what they use, before an iteration's gradients come and after."""
         return self.options.find_unused_parameters and not self.options.static_graph
 
     def _home_of(self, bucket: Bucket) -> GradientHome:

@@ -165,25 +165,10 @@ def time_all_reduces(
 
 def broadcast_integers(values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
     """Return rank 0's `values` (int32, not negative, at most `length` of them) on every rank."""
-    return Integers(values, length, group, device).result()
-
-
-class Integers:
-    """Rank 0's integers on their way to every rank: int32, not negative, at most `length` of them.
-
-    Every rank of the group begins it between the same two collectives; it holds up nobody until its `result` is asked.
-    """
-
-    def __init__(self, values: Sequence[int], length: int, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Begin to send, or to receive."""
-        padded = list(values) + [-1] * (length - len(values))
-        self._tensor = torch.tensor(padded, dtype=torch.int32, device=device)
-        self._work = dist.broadcast(self._tensor, group=group, group_src=0, async_op=True)
-
-    def result(self) -> list[int]:
-        """Wait; return what rank 0 has sent."""
-        finished(_started(self._work, "broadcast"), "broadcast", [self._tensor])
-        return [value for value in self._tensor.tolist() if value >= 0]
+    padded = list(values) + [-1] * (length - len(values))
+    tensor = torch.tensor(padded, dtype=torch.int32, device=device)
+    broadcast_from(tensor, group, 0)
+    return [value for value in tensor.tolist() if value >= 0]
 
 
 def stack_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

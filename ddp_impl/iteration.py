@@ -25,11 +25,10 @@ class Iteration:
     `num_forwards`: how many its gradients come from. `context_id`: the torch.distributed.autograd context of forward.
     `is_announced`: the backward will report when it comes to an output. `outputs`: the nodes of what the last forward
     returned; known only where a forward under `no_sync` came before, whose backward must not be taken for this one.
-    `forecast`: the exchange of what is sure to
-    come, while it is on its way; `has_forecast`: the ranks have made it, or are about to. `in_flight`: for each bucket
-    that has left the tensor that it left with and the Work or future. `skipped`: the buckets that no rank will use.
-    `refusal`: why this rank cannot average what came, told when ranks exchange. `to_step`: the buckets whose averages
-    were handed out when the backward ended.
+    `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
+    are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
+    `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
+    exchange. `to_step`: the buckets whose averages were handed out when the backward ended.
     """
 
     num_forwards: int = 0

@@ -82,8 +82,9 @@ from ddp_impl.unused_parameters import GraphSearch
 
 _Arguments = ParamSpec("_Arguments")
 
-#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer.
-_threads = threading.RLock()
+#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
+#: the same, because one has another send.
+_thread_in_reducers = threading.RLock()
 
 #: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
 _DROPPED_WITHIN_S = 10.0
@@ -126,8 +127,7 @@ class Reducer(BucketReduction):
         on_one_accelerator = device.type != "cpu" and not has_threads
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
-        self._lock: AbstractContextManager[Any] = _threads if has_threads else nullcontext()
-        self._order_is_due = False
+        self._lock: AbstractContextManager[Any] = _thread_in_reducers if has_threads else nullcontext()
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -320,21 +320,18 @@ class Reducer(BucketReduction):
 
     # -- buckets ------------------------------------------------------------------------------------------------------
 
-    def _send_order(self) -> None:
-        """Begin to send rank 0's order of gradients, at the end of the last iteration that it is learnt from.
+    def _exchange_order(self) -> None:
+        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
 
         There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
         stages of a pipeline do, and they may run forwards of several wrappers in different orders.
         """
-        if self._order_is_due:
-            self._order_is_due = False
-            told = [self.peers.number, *self.order]
-            with self._awaiting_order():
-                sent = collectives.Integers(told, 1 + len(self.members), self.group, self.device)
-                self._order_of_rank_0 = sent.result()
-
-    def _awaiting_order(self) -> AbstractContextManager[None]:
-        return self.peers.awaiting("backward", messages.order([member.name for member in self.members]))
+        is_known = self.has_rebuilt_buckets or self._order_of_rank_0
+        if self._learns_order or is_known or self.state.phase is not Phase.IDLE:
+            return
+        told = [self.peers.number, *self.order]
+        with self.peers.awaiting("backward", messages.order([member.name for member in self.members])):
+            self._order_of_rank_0 = collectives.broadcast_integers(told, 1 + len(self.members), self.group, self.device)
 
     def rebuild_buckets(self) -> None:
         """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
@@ -344,7 +341,6 @@ class Reducer(BucketReduction):
         if not self._order_of_rank_0 or self.state.phase is not Phase.IDLE:
             return
         number, *order = self._order_of_rank_0
-        self._order_of_rank_0 = []
         if number != self.peers.number:
             error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
             self.peers.tell(str(error))
@@ -353,6 +349,7 @@ class Reducer(BucketReduction):
             with self.between_backwards("the times of the ranks' all-reduces"):
                 self.caps = self._choose_caps()
         self._adopt(plan_for_order(self.specs, order, self.caps))
+        self._order_of_rank_0.clear()
         self.has_rebuilt_buckets = True
         self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
 
@@ -394,7 +391,7 @@ class Reducer(BucketReduction):
         self.arrivals.forget(NUM_PROFILED if measures else 1)
         self.caps = self.options.caps
         self.has_rebuilt_buckets = False
-        self._order_is_due, self._order_of_rank_0 = False, []
+        self._order_of_rank_0.clear()
         self._adopt(plan_for_unknown_order(self.specs))
 
     @property
@@ -425,7 +422,6 @@ class Reducer(BucketReduction):
                     self._launch_full_buckets()
                 case Action.ASK:
                     self._ask_usage()
-                    self._order_is_due = self.arrivals.num_to_learn_from == 1
                 case Action.SETTLE:
                     self._settle_missing()
                 case Action.CONTRIBUTE_ZEROS:
@@ -454,17 +450,10 @@ class Reducer(BucketReduction):
         """
         awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats):
-            return False
-        if self.iteration.context_id is not None:
+        if not (awaits or repeats) or self.iteration.context_id is not None:
             return False
         nodes = self.iteration.outputs if self.usage.follows_local else self.search.nodes
         return any(brought_by_backward(nodes)) or self._anchor.is_coming()
-
-    @property
-    def ranks_may_differ(self) -> bool:
-        """Whether ranks tell each other which parameters they use."""
-        return self._will_exchange_usage
 
     @_one_thread_at_a_time
     def send_what_waits(self) -> None:
@@ -561,7 +550,7 @@ class Reducer(BucketReduction):
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
         while self.iteration.to_step:
             self._step(self.iteration.to_step.pop())
-        self._send_order()  # behind what comm hooks communicate when a future of theirs is done
+        self._exchange_order()  # behind what comm hooks communicate when a future of theirs is done
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -578,7 +567,7 @@ class Reducer(BucketReduction):
     @property
     def _waits_for_outputs(self) -> bool:
         """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
-        return self._will_exchange_usage and self.iteration.is_announced
+        return self.ranks_may_differ and self.iteration.is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -672,7 +661,7 @@ class Reducer(BucketReduction):
 
     def _read_forecast(self) -> None:
         """Wait until it is known which buckets leave within the backward, if that is not known."""
-        if not self._will_exchange_usage:
+        if not self.ranks_may_differ:
             return
         if not self.iteration.has_forecast:
             self._tell_others(self.search.coming())

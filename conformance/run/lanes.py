@@ -47,10 +47,10 @@ def num_lanes(device_type: str, num_scenarios: int | None = None) -> int:
     """
     if device_type != "cpu":
         return 1
+    lanes = min(len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_LANE, _available_bytes() // _BYTES_OF_A_LANE)
     if num_scenarios is not None:
-        return min(num_lanes(device_type), max(1, num_scenarios // _FEWEST_IN_A_LANE))
-    processors = len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_LANE
-    return max(1, min(processors, _available_bytes() // _BYTES_OF_A_LANE))
+        lanes = min(lanes, num_scenarios // _FEWEST_IN_A_LANE)
+    return max(1, lanes)
 
 
 def in_lanes(work: Work[Task, Result], batches: Iterable[Sequence[Task]], jobs: int) -> Generator[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -70,10 +71,12 @@ def test_a_lane_that_dies_is_told() -> None:
         list(in_lanes(dies, [(7,)], 2))
 
 
-@pytest.mark.nightly
 def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_up(tmp_path: Path) -> None:
+    both_have_begun = multiprocessing.get_context("fork").Barrier(2)  # else the first lane might do the work alone
+
     def goes_on(tasks: Iterator[int]) -> Generator[int]:
         try:
+            both_have_begun.wait(timeout=25)
             yield from tasks
             time.sleep(60)
         finally:

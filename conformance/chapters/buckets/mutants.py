@@ -85,8 +85,9 @@ def NeverRebuilds(reducer: Reducer, rebuild_buckets: Call) -> None:
 
 @replaces(Reducer, "rebuild_buckets")
 def RebuildsEveryStep(reducer: Reducer, rebuild_buckets: Call) -> None:
-    """BUG: buckets are planned anew, and agreed on, in every iteration."""
+    """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
     reducer.has_rebuilt_buckets = False
+    reducer._exchange_order()
     rebuild_buckets()
 
 

@@ -67,7 +67,7 @@ def LetsLocalForwardsPass(ddp: Ours, pre_forward: Call, /, *inputs: Any, **kwarg
 @replaces(Reducer, "_expect")
 def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks tell what they expect when a bucket is full; if one raises before, the others wait for it."""
-    if not reducer._will_exchange_usage:
+    if not reducer.ranks_may_differ:
         expect()
 
 
@@ -158,7 +158,7 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
 @replaces(Reducer, "_expect")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-    if reducer._will_exchange_usage and not reducer.iteration.has_forecast:
+    if reducer.ranks_may_differ and not reducer.iteration.has_forecast:
         reducer._tell_others(reducer.search.coming())
     expect()
 

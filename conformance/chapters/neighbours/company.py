@@ -204,7 +204,7 @@ class _Training:
         plan = self._plan
         with contextlib.ExitStack() as local:
             for tower, wrapper in enumerate(self._wrappers):
-                if self._plan.is_local(turn.step, tower) and hasattr(wrapper, "no_sync"):
+                if plan.is_local(turn.step, tower) and hasattr(wrapper, "no_sync"):
                     local.enter_context(self._ctx.no_sync(wrapper))
             if plan.collective == STAGGERED and turn.rank:
                 self._user.reduce()
@@ -212,8 +212,8 @@ class _Training:
             if plan.collective == STAGGERED and not turn.rank:
                 self._user.reduce()
             self._user.before_backward()
-            for loss in losses if self._plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
-                if self._plan.backward == "twice":
+            for loss in losses if plan.layout == "separate" else [sum(losses[1:], start=losses[0])]:
+                if plan.backward == "twice":
                     turn.backward(loss, retain_graph=True)
                 turn.backward(loss)
             with self._ctx.phase("after backward", turn.step):
@@ -251,15 +251,13 @@ class _Training:
 
     def _penalty(self, uses: Sequence[Uses]) -> Tensor:
         """Return what weights of unused branches cost: autograd comes to them before it comes to a wrapper's output."""
-        unused = [
+        sums = [
             branch.get_parameter("weight").sum()
             for tower, used_of in zip(self._towers, uses, strict=True)
             for branch, is_used in zip(tower.branches, used_of, strict=True)
             if not is_used
         ]
-        return (
-            UNIT * torch.stack([torch.zeros((), device=self._ctx.device), *(weight.sum() for weight in unused)]).sum()
-        )
+        return sum((UNIT * each for each in sums), start=torch.zeros((), device=self._ctx.device))
 
     def _loss(self, turn: RankStep, output: Tensor, micro: int) -> Tensor:
         """Return a loss whose gradients can be averaged: twice where they are kept, or are two wrappers' at once."""

@@ -172,12 +172,11 @@ class CountsItsOwnForwards(Reducer):
 class ExchangesOrdersInForward(Reducer):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def _send_order(self) -> None:
+    def _exchange_order(self) -> None:
         pass
 
     def rebuild_buckets(self) -> None:
-        if self.state.phase is Phase.IDLE:
-            super()._send_order()
+        super()._exchange_order()
         super().rebuild_buckets()
 
 
