@@ -22,9 +22,10 @@ a bucket is full            without that option, and of a static graph: what eac
                                                                                     wrappers that were built later, too
                                                                                     (`backwards.may_send`)
 the backward is over        nothing else will come                                  the late buckets, in index order,
-                                                                                    what was used, once rank 0's order;
-                                                                                    wrappers in the order of their
-                                                                                    construction
+                                                                                    and what was used; wrappers in the
+                                                                                    order of their construction
+all have handed out         this iteration is over on every rank that goes on       once rank 0's order, wrappers in
+                                                                                    the order of their construction
 ==========================  ======================================================  =================================
 
 A rank decides by itself when it waits, and what for: nothing is sent because a wait ended. The averages are handed out
