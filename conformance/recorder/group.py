@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -50,6 +51,16 @@ class _Installation:
 _installed: _Installation | None = None
 
 
+@cache
+def prepare() -> None:
+    """Put the functions in place through which torch makes and names groups; they do nothing until one is initialised.
+
+    Ranks inherit them from the process that forks them, so that none looks at all functions anew (`relied_functions`).
+    """
+    _answer_honestly()
+    _take_the_real_name()
+
+
 def init_process_group(
     backend: Backend,
     recorder: Recorder | None,
@@ -68,8 +79,7 @@ def init_process_group(
     global _installed
     if _installed is None:
         dist.Backend.register_backend(REGISTERED_NAME, _create, devices=[backend.device_type])
-        _answer_honestly()
-        _take_the_real_name()
+        prepare()
     _installed = _Installation(backend, recorder)
     dist.init_process_group(REGISTERED_NAME, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return present(dist.group.WORLD)

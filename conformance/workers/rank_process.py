@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from conformance.recorder import group as recorder_group
 from conformance.surroundings.hygiene import surroundings
 from conformance.surroundings.relied_functions import inherited, settle
 from conformance.workers.channel import Channel
@@ -44,6 +45,7 @@ def preload(modules: Sequence[str]) -> None:
         if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
     settle()
+    recorder_group.prepare()
     inherited()
     surroundings()  # finds out, once for all ranks, which flags this torch has
     gc.collect()
