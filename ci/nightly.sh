@@ -14,6 +14,8 @@
 #                                        # slow ranks
 #
 # The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
+#     RESULTS=folder bash ci/nightly.sh  # also stores the report there, for `ddp-conformance report site` and the site
+#
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
 # regressed since last night, or when the suite misses a mutant.
 
@@ -32,6 +34,11 @@ ddp-conformance run --backend "$BACKEND" --quiet --report "$NIGHT" --order shuff
 for kind in badge:badge.svg junit:junit.xml markdown:summary.md; do
     ddp-conformance report "${kind%%:*}" "$NIGHT" --out "$NIGHT/${kind#*:}"
 done
+if [ -n "${RESULTS:-}" ]; then
+    stored="$RESULTS/$BACKEND/$(date -u +%F)"
+    mkdir -p "$stored"
+    cp "$NIGHT/report.json" "$stored/report.json"
+fi
 if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
     ddp-conformance report diff "$LAST" "$NIGHT" | tee "$NIGHT/diff.txt" || status=1
 else

@@ -12,6 +12,7 @@ from workshop.gpu_table import command as gpu
 from workshop.make_scoreboard import command as scoreboard
 from workshop.renew import command as renew
 from workshop.run_clients import command as clients
+from workshop.site.build import command as site
 
 
 class Workshop(click.Group):
@@ -34,10 +35,11 @@ def main() -> None:
     python -m workshop clients        run real training scripts on torch's DDP and on ddp_impl
     python -m workshop scoreboard     make one table of several DDPs' reports
     python -m workshop gpu            make the page about the runs of ci/gpu.sh
+    python -m workshop site FOLDER    write the pages of the site, for mkdocs: bash ci/site.sh
     """
 
 
-for one in (renew, clients, scoreboard, gpu):
+for one in (renew, clients, scoreboard, gpu, site):
     main.add_command(one)
 
 if __name__ == "__main__":

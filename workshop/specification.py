@@ -46,11 +46,12 @@ def _entry(requirement: Requirement, num_scenarios: int, world_sizes: Sequence[i
     if num_scenarios:
         sizes = ", ".join(map(str, world_sizes))
         shown = f"{num_scenarios} scenario{'s' * (num_scenarios > 1)} at world size {sizes}"
-    facts = [f"level {requirement.level}", f"since {requirement.since}", shown, *map(_source, requirement.source)]
+    facts = [f"level {requirement.level}", f"since {requirement.since}", shown, *map(source_link, requirement.source)]
     note = f"\n{requirement.note}\n" if requirement.note else ""
     return f"## {requirement.id}\n\n{requirement.statement}\n{note}\n{'; '.join(facts)}\n"
 
 
-def _source(source: str) -> str:
+def source_link(source: str) -> str:
+    """Return the source of a requirement in Markdown, an issue as a link to it."""
     repository, _, number = source.partition("#")
     return f"[{source}](https://github.com/{repository}/issues/{number})" if number.isdigit() else source

@@ -36,6 +36,7 @@ def command() -> None:
     ddp-conformance report plain report | jq .scenarios    for programs: JSON in which nothing is shared
     ddp-conformance report merge a/report.json b/report.json -o report.json
     ddp-conformance report diff last-night report
+    ddp-conformance report site results -o pages           a page per DDP and backend, with their history
     """
 
 
@@ -143,6 +144,28 @@ def merge(reports: tuple[Path, ...], out: Path | None) -> None:
         selected = merged.report.totals.selected
         click.echo(f"{len(merged.missing)} of {counted(selected, 'scenario')} are in none of the reports.", err=True)
         click.get_current_context().exit(EXIT_FAILED)
+
+
+@command.command()
+@click.argument("folders", type=_EXISTING, nargs=-1, required=True)
+@click.option("--out", "-o", type=_EXISTING, required=True, metavar="FOLDER", help="Where the pages are written.")
+def site(folders: tuple[Path, ...], out: Path) -> None:
+    """Make pages of the results in FOLDERS over time: Markdown, and a badge per DDP and backend.
+
+    Every report.json at any depth is read. Its date is that of its run; of an older report, which has none, that in its
+    path, such as results/2026-11-21/report.json.
+    """
+    from conformance.report.results import results_pages, stored_reports
+
+    pages = results_pages(stored_reports(folders))
+    try:
+        for name, text in pages.items():
+            file = out / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"cannot write pages to {out}: {error.strerror}") from error
+    click.echo(f"{counted(len(pages), 'file')} in {out}.")
 
 
 @command.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -18,8 +19,9 @@ _ABSENT = "absent"
 
 
 def capture_environment() -> dict[str, Any]:
-    """Return versions, platform, cores and the environment variables that change what a run does."""
+    """Return the date (UTC), versions, platform, cores and the environment variables that change what a run does."""
     return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),

@@ -1,0 +1,134 @@
+"""Results over time: stored reports as pages, one for each DDP on a backend, and a badge for each."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.errors import ReportError
+from conformance.report.headline import badge_svg, headline
+from conformance.report.markdown import as_code, as_text
+from conformance.report.read import read_report
+from conformance.run.report import Report
+from conformance.verdict import Verdict
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOST_COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A report and the day of its run."""
+
+    date: datetime.date
+    report: Report
+
+    @property
+    def name(self) -> str:
+        """The DDP and the backend, as a file's name."""
+        return re.sub(r"[^\w.-]+", "_", f"{self.report.subject.name}-{self.report.backend}")
+
+    @property
+    def column(self) -> str:
+        """The day, the profile and the version of torch."""
+        profile = self.report.selection.profile or "a selection"
+        return f"{self.date.isoformat()} {profile}, torch {self.report.package_version('torch')}"
+
+
+def stored_reports(folders: Iterable[Path]) -> tuple[Stored, ...]:
+    """Return the reports below `folders`, the oldest first; raises `ReportError` for none, and for one without date."""
+    files = sorted({file for folder in folders for file in folder.rglob("report.json")})
+    if not files:
+        raise ReportError("there is no report.json below the given folders: `ddp-conformance run --report FOLDER`")
+    stored = [Stored(_date_of(report, file), report) for file in files for report in [read_report(file)]]
+    return tuple(sorted(stored, key=lambda one: (one.date, one.name, one.column)))
+
+
+def _date_of(report: Report, file: Path) -> datetime.date:
+    told = _DATE.findall(str(report.environment.get("date", ""))) or _DATE.findall(file.as_posix())
+    try:
+        return datetime.date.fromisoformat(told[-1])
+    except (IndexError, ValueError) as error:
+        raise ReportError(f"{file} has no date: store it in a folder that is called by it, as 2026-11-21") from error
+
+
+def results_pages(stored: Sequence[Stored]) -> Mapping[str, str]:
+    """Return the pages in Markdown and the badges in SVG by path; `stored` is ordered by date."""
+    by_name: dict[str, list[Stored]] = {}
+    for one in stored:
+        by_name.setdefault(one.name, []).append(one)
+    pages = {"index.md": _index(by_name)}
+    for name, history in by_name.items():
+        pages[f"{name}.md"] = _page(name, history, stored)
+        pages[f"{name}.svg"] = badge_svg(history[-1].report)
+    return pages
+
+
+def _index(by_name: Mapping[str, Sequence[Stored]]) -> str:
+    lines = ["# Results", "", "| DDP | backend | last run | result | runs |", "|---|---|---|---|--:|"]
+    for name, history in by_name.items():
+        last = history[-1]
+        lines.append(
+            f"| [{as_text(last.report.subject.name)}]({name}.md) | {as_text(last.report.backend)} |"
+            f" {as_text(last.column)} | {as_text(headline(last.report))} | {len(history)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _page(name: str, history: Sequence[Stored], everything: Sequence[Stored]) -> str:
+    last = history[-1].report
+    lines = [
+        f"# {as_text(last.subject.name)} on {as_text(last.backend)}",
+        "",
+        f"![{as_text(headline(last))}]({name}.svg)",
+        "",
+        "## Runs",
+        "",
+        "| run | ddp-conformance | result |",
+        "|---|---|---|",
+        *(
+            f"| {as_text(one.column)} | {as_text(one.report.package_version('ddp-conformance'))} |"
+            f" {as_text(headline(one.report))} |"
+            for one in reversed(history)
+        ),
+        "",
+        "## What only it fails",
+        "",
+        *_alone(history[-1], everything),
+        "",
+        "## Requirements over time",
+        "",
+        *_over_time(history[-_MOST_COLUMNS:]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _alone(last: Stored, everything: Sequence[Stored]) -> list[str]:
+    """Return the requirements that this subject breaks, and every other one that was asked keeps, in its last run."""
+    latest = {one.name: one for one in everything if one.name != last.name}
+    kept: dict[str, bool] = {}
+    for other in latest.values():
+        for each in other.report.requirements:
+            kept[each.id] = kept.get(each.id, True) and each.subject is Verdict.PASS
+    found = [one for one in last.report.requirements if one.subject.is_failure and kept.get(one.id, False)]
+    if not found:
+        return ["Nothing: whatever it breaks, another DDP or backend of these results breaks too, or none was asked."]
+    return [f"- {_linked(one.id)}: {as_text(one.statement)}" for one in found]
+
+
+def _over_time(history: Sequence[Stored]) -> list[str]:
+    columns = [{one.id: one.subject for one in each.report.requirements} for each in history]
+    head = [f"| requirement | {' | '.join(as_text(one.column) for one in history)} |", "|---|" + "---|" * len(history)]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [
+        f"| {_linked(name)} | {' | '.join(c[name].value if name in c else '-' for c in columns)} |" for name in names
+    ]
+    return [*head, *rows]
+
+
+def _linked(requirement: str) -> str:
+    """Return a link to the page of a requirement, as the site has it."""
+    return f"[{as_text(requirement)}](../requirements/{requirement}.md)" if requirement.isascii() else as_code("?")

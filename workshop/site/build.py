@@ -1,0 +1,118 @@
+"""`python -m workshop site FOLDER`: the site's pages as Markdown, for mkdocs; written pages, and those made here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+import workshop
+from conformance.cli.options import NamedPath
+
+#: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+RESULTS = "results"
+
+
+@click.command("site", short_help="Write the pages of the site, for mkdocs.")
+@click.argument("out", type=NamedPath())
+@click.option(
+    "--results", type=NamedPath(), help="Stored reports.  [default: results/ of this checkout, if it is there]"
+)
+def command(out: Path, results: Path | None) -> None:
+    """Write every page of the site to OUT, which is emptied first."""
+    stored = results or workshop.ROOT / RESULTS
+    if out.exists():
+        shutil.rmtree(out)
+    shutil.copytree(workshop.ROOT / "docs", out)
+    (out / "README.md").unlink(missing_ok=True)  # of the folder, on a forge; the site begins with index.md
+    for name, text in _generated(stored if stored.is_dir() else None).items():
+        file = out / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    shown = _show_sources(out)
+    click.echo(f"{len(list(out.rglob('*.md')))} pages in {out}, {shown} of them show a file of the repository.")
+
+
+def _generated(stored: Path | None) -> Mapping[str, str]:
+    from conformance.cli import main
+    from conformance.mutants.catalogue import load_deviations, load_mutants
+    from conformance.mutants.printed import found_on
+    from conformance.report.results import results_pages, stored_reports
+    from conformance.report.schema import report_schema
+    from conformance.run.baseline import FOLDER, read_baseline
+    from conformance.spec.catalogue import load_catalogue
+    from conformance.suite import load_scenarios
+    from workshop.site.command_pages import command_pages
+    from workshop.site.requirement_pages import Evidence, requirement_pages
+
+    reports = stored_reports([stored]) if stored is not None else ()
+    detection = (workshop.ROOT / "docs/detection.md").read_text(encoding="utf-8")
+    evidence = Evidence(
+        found_on(detection, load_mutants(), load_deviations()),
+        tuple(read_baseline(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))),
+        tuple(one.report for one in reports),
+    )
+    results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
+    return {
+        **requirement_pages(load_catalogue(), load_scenarios(), evidence),
+        **command_pages(main),
+        **{f"{RESULTS}/{name}": text for name, text in results.items()},
+        "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
+        "definition.md": _definition(),
+        "decisions/index.md": _decisions(),
+        **({} if (workshop.ROOT / "docs/glossary.md").exists() else {"glossary.md": _glossary()}),
+    }
+
+
+def _definition() -> str:
+    text = (workshop.ROOT / "conformance/truth/plain_ddp.py").read_text(encoding="utf-8")
+    return (
+        f"# The definition of DDP\n\nThe plainest DDP: what every other one is compared with.\n\n```python\n{text}```\n"
+    )
+
+
+def _decisions() -> str:
+    rows = []
+    for file in sorted((workshop.ROOT / "docs/decisions").glob("*.md")):
+        title = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        rows.append(f"- [{title}]({file.name})")
+    return "\n".join(["# Decisions", "", *rows]) + "\n"
+
+
+def _glossary() -> str:
+    readme = (workshop.ROOT / "README.md").read_text(encoding="utf-8")
+    return "# Glossary\n" + readme.partition("## Glossary\n")[2].partition("\n## ")[0]
+
+
+def _show_sources(out: Path) -> int:
+    """Point links to files outside of docs/ to pages that show these files; returns how many there are."""
+    shown: dict[str, str] = {}
+    for page in sorted(out.rglob("*.md")):
+        folder = (workshop.ROOT / "docs" / page.relative_to(out)).parent
+
+        def pointed(link: re.Match[str], page: Path = page, folder: Path = folder) -> str:
+            target = (folder / link["path"]).resolve()
+            inside = target.is_relative_to(workshop.ROOT) and not target.is_relative_to(workshop.ROOT / "docs")
+            if not inside or not target.is_file():
+                return link[0]
+            name = f"source/{target.relative_to(workshop.ROOT).as_posix()}.md"
+            shown[name] = _shown(target)
+            up = "../" * (len(page.relative_to(out).parts) - 1)
+            return f"]({up}{name})"
+
+        page.write_text(_LINK.sub(pointed, page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, text in shown.items():
+        file = out / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return len(shown)
+
+
+def _shown(file: Path) -> str:
+    text, name = file.read_text(encoding="utf-8"), file.relative_to(workshop.ROOT).as_posix()
+    return f"# {name}\n\n````{file.suffix.removeprefix('.') or 'text'}\n{text}\n````\n"
