@@ -16,7 +16,7 @@ REPORTS="$OWN/reports"
 install() {
     "$OWN/bin/python" -m pip install --quiet --disable-pip-version-check --constraint ci/constraints.txt "$@"
 }
-install setuptools --editable .
+install setuptools --editable ".[suite]"
 install --no-build-isolation --editable ".[scoreboard]"  # DeepSpeed's build imports the installed torch
 
 boards=()
