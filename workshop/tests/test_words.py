@@ -15,8 +15,8 @@ from workshop.sentences import num_words, sentences
 
 MOST_WORDS = 48
 #: Sentences of requirements that are longer than 25 words, or have a second MUST. Both numbers only fall.
-MOST_WORDS_OF_A_REQUIREMENT = 79
-WORDS_OF_A_REQUIREMENT, MOST_LONG_SENTENCES, MOST_WITH_SECOND_MUST = 25, 162, 108
+MOST_WORDS_OF_A_REQUIREMENT = 48
+WORDS_OF_A_REQUIREMENT, MOST_LONG_SENTENCES, MOST_WITH_SECOND_MUST = 25, 159, 106
 #: Made by commands: their rows hold errors of torch and of backends as they came.
 MADE = {
     "behaviours.md",
@@ -42,7 +42,8 @@ def test_no_sentence_is_too_long(page: Path) -> None:
 
 
 def test_sentences_are_counted_without_code_and_cell_by_cell() -> None:
-    page = "# Head\n\nOne two. Three [four](x.md#y)\nfive `six seven`!\n\n    code of its own\n\n| a b | c |\n|---|---|\n- d e\n"
+    prose = "# Head\n\nOne two. Three [four](x.md#y)\nfive `six seven`!\n\n    code of its own\n\n"
+    page = f"{prose}| a b | c |\n|---|---|\n- d e\n"
     assert [num_words(one) for one in sentences(page)] == [2, 2, 4, 2, 1, 1, 1, 3]
     (long,) = sentences("word " * 49)
     assert num_words(long) > MOST_WORDS
@@ -55,8 +56,8 @@ def test_long_requirements_become_fewer() -> None:
     longest = max(map(num_words, parts))
     assert longest <= MOST_WORDS_OF_A_REQUIREMENT, f"a sentence of a requirement has {longest} words"
     assert (len(long), len(second)) == (MOST_LONG_SENTENCES, MOST_WITH_SECOND_MUST), (
-        f"{len(long)} sentences of requirements have more than {WORDS_OF_A_REQUIREMENT} words, {len(second)} a second MUST:"
-        " split or shorten what is new; where there are fewer now, lower the numbers of this file"
+        f"{len(long)} sentences of requirements have more than {WORDS_OF_A_REQUIREMENT} words, {len(second)} a second"
+        " MUST: split or shorten what is new; where there are fewer now, lower the numbers of this file"
     )
 
 
