@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the same scenarios on several projects' DDPs and writes the table into a page, README.md by default. Takes half an
+# Runs the same scenarios on several projects' DDPs and writes the table into a page, docs/scoreboard.md by default. Takes half an
 # hour or more. Installs their libraries into a separate environment, because nothing else in the project needs them.
 #
 #     bash ci/scoreboard.sh              # the core profile at world size 2
@@ -16,7 +16,7 @@ REPORTS="$OWN/reports"
 install() {
     "$OWN/bin/python" -m pip install --quiet --disable-pip-version-check --constraint ci/constraints.txt "$@"
 }
-install setuptools --editable .
+install setuptools --editable ".[suite]"
 install --no-build-isolation --editable ".[scoreboard]"  # DeepSpeed's build imports the installed torch
 
 boards=()
@@ -29,4 +29,4 @@ for subject in ddp_impl torch REPLICATE FSDP2_REPLICATE TORCHFT TORCHFT_PURE FAI
     "$OWN/bin/python" -m conformance run "$@" --ddp "$ddp" --no-native --quiet --report "$REPORTS/$subject" || [ $? -eq 1 ]
     boards+=("$REPORTS/$subject")
 done
-python -m workshop scoreboard "${boards[@]}" --into "${PAGE:-README.md}"
+python -m workshop scoreboard "${boards[@]}" --into "${PAGE:-docs/scoreboard.md}"

@@ -1,5 +1,34 @@
-"""`python -m conformance` is `ddp-conformance`, for launchers that start Python modules."""
+"""`python -m conformance` is `ddp-conformance`, for launchers that start Python modules.
 
-from conformance.cli import main
+The distribution installs `ddp_impl` with torch alone; the suite's own dependencies are its extra `suite`. Who types the
+command without them is told so.
+"""
 
-main(prog_name="ddp-conformance")
+import importlib.util
+import sys
+
+#: One module of each dependency that the command imports before it can say anything.
+NEEDED = ("click", "msgspec", "rich")
+
+
+def start() -> None:
+    """Run the command; exit with 2 where the extra `suite` is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(_told(missing))
+    from conformance.cli import main
+
+    main(prog_name="ddp-conformance")
+
+
+def _told(missing: list[str]) -> int:
+    print(
+        f"ddp-conformance: the suite needs packages that are not installed: {', '.join(missing)}.\n"
+        "Install them with: pip install 'ddp-conformance[suite]'",
+        file=sys.stderr,
+    )
+    return 2
+
+
+if __name__ == "__main__":
+    start()

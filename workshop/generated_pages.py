@@ -32,7 +32,7 @@ _DIAGRAM = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
 #: What is generated and not renewed here, with the reason and the command.
 ELSEWHERE = {
-    "README.md, its scoreboard": "needs other projects' DDPs: bash ci/scoreboard.sh",
+    "docs/scoreboard.md": "needs other projects' DDPs: bash ci/scoreboard.sh",
     "docs/clients.md": "needs the libraries of training scripts: bash ci/clients.sh",
     "docs/smoke.md": "EXPECTTEST_ACCEPT=1 pytest --nightly conformance/tests/test_smoke_sentences.py",
     "the texts that tests pin": "EXPECTTEST_ACCEPT=1 pytest ...",

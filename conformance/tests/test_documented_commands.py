@@ -76,7 +76,6 @@ NARROWED = {
     r"^ddp-conformance upstream": "-k test_ddp_zero_output_features",
     r"action\.sh": "",
     r"^pytest .*one-per-requirement": "-k GRAD-01",
-    r"^pytest .*buckets": "--one-per-requirement",
     r"^pytest .*gradients": "--one-per-requirement --ddp-profile core",
     r"^pytest": "-k GRAD-01/mlp-world2",
 }

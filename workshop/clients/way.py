@@ -1,4 +1,4 @@
-"""The ways in which a DDP takes the place of torch's in a client, as docs/drop_in.md describes them."""
+"""The ways in which a DDP takes the place of torch's in a client, as docs/migration.md describes them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""Pages are read: sentences are short, requirements have one MUST, links lead somewhere, the README is one screen."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conformance.spec.catalogue import load_catalogue
+from workshop import ROOT
+from workshop.sentences import num_words, sentences
+
+MOST_WORDS = 48
+#: Sentences of requirements that are longer than 25 words, or have a second MUST. Both numbers only fall.
+MOST_WORDS_OF_A_REQUIREMENT = 48
+WORDS_OF_A_REQUIREMENT, MOST_LONG_SENTENCES, MOST_WITH_SECOND_MUST = 25, 159, 106
+#: Made by commands: their rows hold errors of torch and of backends as they came.
+MADE = {
+    "behaviours.md",
+    "clients.md",
+    "detection.md",
+    "devices.md",
+    "explored_torch.md",
+    "gpu.md",
+    "pairs.md",
+    "smoke.md",
+}
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in MADE),
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_too_long(page: Path) -> None:
+    long = [one for one in sentences(page.read_text(encoding="utf-8")) if num_words(one) > MOST_WORDS]
+    assert not long, "\n".join(f"{num_words(one)} words, at most {MOST_WORDS}: {one}" for one in long)
+
+
+def test_sentences_are_counted_without_code_and_cell_by_cell() -> None:
+    prose = "# Head\n\nOne two. Three [four](x.md#y)\nfive `six seven`!\n\n    code of its own\n\n"
+    page = f"{prose}| a b | c |\n|---|---|\n- d e\n"
+    assert [num_words(one) for one in sentences(page)] == [2, 2, 4, 2, 1, 1, 1, 3]
+    (long,) = sentences("word " * 49)
+    assert num_words(long) > MOST_WORDS
+
+
+def test_long_requirements_become_fewer() -> None:
+    parts = [part for one in load_catalogue() for part in sentences(one.statement)]
+    long = [one for one in parts if num_words(one) > WORDS_OF_A_REQUIREMENT]
+    second = [one for one in parts if len(re.findall(r"\bMUST\b", one)) > 1]
+    longest = max(map(num_words, parts))
+    assert longest <= MOST_WORDS_OF_A_REQUIREMENT, f"a sentence of a requirement has {longest} words"
+    assert (len(long), len(second)) == (MOST_LONG_SENTENCES, MOST_WITH_SECOND_MUST), (
+        f"{len(long)} sentences of requirements have more than {WORDS_OF_A_REQUIREMENT} words, {len(second)} a second"
+        " MUST: split or shorten what is new; where there are fewer now, lower the numbers of this file"
+    )
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            dead.append(target)
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:docs|ci|workshop)/[\w/.-]+\.(?:md|sh|py|toml))`", page.read_text(encoding="utf-8"))
+    assert [one for one in named if not (ROOT / one).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 80
+    for command in ("bash ci/conformance.sh", "bash ci/test.sh"):
+        assert f"    {command} " in readme
+
+
+def test_one_version_is_released() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    release = ["bash", str(ROOT / "ci" / "release.sh")]
+    done = subprocess.run([*release, f"v{version}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^### (.+)$", done.stdout, re.MULTILINE) == ["Added", "Changed", "Fixed", "Verdicts that change"]
+    wrong = subprocess.run([*release, "v99.0"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, f"tag v{version}, or change the version" in wrong.stderr) == (1, True)
