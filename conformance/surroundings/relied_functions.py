@@ -54,6 +54,13 @@ def inherited() -> ReliedFunctions:
     return ReliedFunctions()
 
 
+def inherited_now() -> ReliedFunctions:
+    """Return the functions as they are now, for whoever has imported something that may have replaced some."""
+    if inherited().changes():
+        inherited.cache_clear()
+    return inherited()
+
+
 class ReliedFunctions:
     """The functions as this process has them when this is made; `changes` compares."""
 
@@ -69,7 +76,12 @@ class ReliedFunctions:
         now = self._look()
         if now == self._before:
             return ()
-        changed = [f"function replaced: {space.name}.{name}" for space in self._spaces for name in space.changed()]
+        *what, sizes = now
+        *before, old_sizes = self._before
+        spaces = self._spaces
+        if what == before:  # new names only, such as the registry of a module that has warned
+            spaces = tuple(space for space, *size in zip(spaces, sizes, old_sizes, strict=True) if len(set(size)) > 1)
+        changed = [f"function replaced: {space.name}.{name}" for space in spaces for name in space.changed()]
         if not changed:  # torch.compile has wrapped some
             self._before = now
         return tuple(changed)

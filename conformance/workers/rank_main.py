@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
 from conformance.surroundings.hygiene import seed_everything, surroundings, traces
 from conformance.surroundings.interference import Interference
-from conformance.surroundings.relied_functions import ReliedFunctions, inherited
+from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
 from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
@@ -76,6 +77,7 @@ class Rank:
 
     def __init__(self, seat: Seat, flight: FlightRecord) -> None:
         """Connect the default group. All ranks must call it."""
+        self._num_modules = len(sys.modules)  # until the backend's and the subject's are imported
         self._seat = seat
         self._scattered = _scatter(seat.rank)
         self._flight = flight
@@ -117,7 +119,8 @@ class Rank:
                 load(job.subject)
             self._flight.entered("start", -1, True)
             if self._relied is None:  # what the subject's module does at import, such as to start a thread, stays
-                before, self._relied = surroundings(), _relied_functions()
+                before = surroundings()
+                self._relied = inherited() if len(sys.modules) == self._num_modules else inherited_now()
             scenario = Scenario.from_json(job.scenario)
             self._faults = FaultInjector(
                 [fault for fault in scenario.faults if fault.rank == self._seat.rank], self._flight.fault_fires
@@ -206,11 +209,6 @@ def _meeting_place(seat: Seat) -> Store:
         return FileStore(f"{seat.directory}/rendezvous", seat.world_size)
     host, port, prefix = seat.meeting
     return PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
-
-
-def _relied_functions() -> ReliedFunctions:
-    """Return the functions as they are now: the zygote's, unless the subject's module has replaced some at import."""
-    return ReliedFunctions() if inherited().changes() else inherited()
 
 
 def _scatter(rank: int) -> list[object]:

@@ -21,14 +21,14 @@ import msgspec
 
 from conformance.recorder import group as recorder_group
 from conformance.surroundings.hygiene import surroundings
-from conformance.surroundings.relied_functions import inherited, settle
+from conformance.surroundings.relied_functions import inherited_now, settle
 from conformance.workers.channel import Channel
 from conformance.workers.forked import end_process
 from conformance.workers.messages import Job, Seat
 from conformance.workers.rank_main import rank_main
 
 #: What every rank needs: torch's DDP constructor would import torch._dynamo for more than a second, once per rank.
-PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy")
+PRELOAD = ("torch._dynamo", "torch.nn.parallel", "ddp_impl", "numpy", "conformance.backends.gloo")
 
 _PR_SET_NAME = 15
 
@@ -46,7 +46,7 @@ def preload(modules: Sequence[str]) -> None:
             raise RuntimeError(f"importing {name} started {num_threads - 1} thread(s), which a forked rank would lack")
     settle()
     recorder_group.prepare()
-    inherited()
+    inherited_now()  # also where ranks have been forked before, and further modules are imported
     surroundings()  # finds out, once for all ranks, which flags this torch has
     gc.collect()
     gc.freeze()  # ranks run gc after every scenario; without this, each run would walk, and copy, all of torch
