@@ -1,0 +1,66 @@
+"""A function on which verdicts rest is told when somebody has replaced it, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
+
+
+@pytest.fixture
+def relied() -> ReliedFunctions:
+    """Return the functions as they are before the test."""
+    return ReliedFunctions()
+
+
+@pytest.fixture
+def nothing_inherited() -> Iterator[None]:
+    """Forget what was looked at, before the test and after it."""
+    inherited.cache_clear()
+    yield
+    inherited.cache_clear()
+
+
+def other(*args: object, **kwargs: object) -> torch.Tensor:
+    """Stand in for what is replaced."""
+    return torch.zeros(())
+
+
+def test_a_function_that_was_replaced(relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "linear", other)
+    assert relied.changes() == ("function replaced: torch.nn.functional.linear",)
+    assert relied.changes() != ()  # still, until somebody puts it back
+
+
+def test_a_method_that_a_class_did_not_have(relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "__call__", other, raising=False)
+    assert relied.changes() == ("function replaced: torch.nn.modules.linear.Linear.__call__",)
+
+
+def test_code_that_was_replaced_inside_a_function(relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear.forward, "__code__", nn.Identity.forward.__code__)
+    assert relied.changes() == ("function replaced: torch.nn.modules.linear.Linear.forward",)
+
+
+def test_a_new_name_that_hides_nothing_is_none_of_them(
+    relied: ReliedFunctions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(F, "a_name_of_nobody", 3, raising=False)
+    assert relied.changes() == ()
+    monkeypatch.setattr(nn.Linear, "forward", other)
+    assert relied.changes() == ("function replaced: torch.nn.modules.linear.Linear.forward",)
+
+
+@pytest.mark.usefixtures("nothing_inherited")
+def test_what_an_import_has_replaced_is_where_a_rank_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = inherited()
+    assert inherited_now() is before
+    monkeypatch.setattr(F, "linear", other)
+    assert inherited().changes() != ()
+    assert inherited_now().changes() == ()
+    assert inherited() is not before
