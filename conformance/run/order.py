@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
+from conformance.suite import one_per_requirement
 
 ORDERS = ("listed", "reversed", "shuffled")
 
@@ -29,16 +30,18 @@ class Order:
     def apply(self, scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
         """Return `scenarios` in this order; those that share a pool of ranks stay together, so that it starts once.
 
-        Listed pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
+        Listed are the cheapest of each requirement, then all others: what is broken is red early, whatever it is. In
+        both parts pools come by ascending world size, unrecorded ones last; shuffled ones in any order.
         """
-        arranged = sorted(scenarios, key=_pool)
-        if self.name == "reversed":
-            arranged.reverse()
-        elif self.name == "shuffled":
+        scenarios = tuple(scenarios)
+        if self.name == "shuffled":
+            arranged = sorted(scenarios, key=_pool)
             random.Random(self.seed).shuffle(arranged)
             pools = list(dict.fromkeys(map(_pool, arranged)))
-            arranged.sort(key=lambda scenario: pools.index(_pool(scenario)))
-        return tuple(arranged)
+            return tuple(sorted(arranged, key=lambda scenario: pools.index(_pool(scenario))))
+        first = frozenset(scenario.id for scenario in one_per_requirement(scenarios))
+        listed = sorted(scenarios, key=lambda scenario: (scenario.id not in first, _pool(scenario)))
+        return tuple(reversed(listed) if self.name == "reversed" else listed)
 
 
 LISTED = Order()
