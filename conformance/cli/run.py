@@ -67,7 +67,11 @@ if TYPE_CHECKING:
     help="Folder for report.json and one scenario file per failure.",
 )
 @click.option(
-    "--order", type=click.Choice(ORDERS), default="listed", show_default=True, help="The order in which scenarios run."
+    "--order",
+    type=click.Choice(ORDERS),
+    default="listed",
+    show_default=True,
+    help="The order in which scenarios run; listed begins with the cheapest of each requirement.",
 )
 @click.option("--seed", type=int, metavar="N", help="How --order shuffled shuffles.  [default: random, printed]")
 @click.option(
