@@ -17,9 +17,9 @@ mkdir -p .cache
 types=$!
 
 # Of the scenarios the cheapest of each requirement, judged by the truth alone: ci/conformance.sh runs them all, with
-# torch's own DDP beside ddp_impl. Three workers for two cores: many tests wait for ranks that hang, die or start.
+# torch's own DDP beside ddp_impl. Four workers for two cores: many tests wait for ranks that hang, die or start.
 status=0
-step pytest -n 3 --ddp-no-native --one-per-requirement "$@" || status=$?
+step pytest -n 4 --ddp-no-native --one-per-requirement "$@" || status=$?
 
 echo "== mypy"
 wait "$types" || status=1
