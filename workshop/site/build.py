@@ -12,6 +12,7 @@ import click
 
 import workshop
 from conformance.cli.options import NamedPath
+from workshop.site.terminal import draw_terminals
 
 #: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -29,6 +30,7 @@ def command(out: Path, results: Path | None) -> None:
     if out.exists():
         shutil.rmtree(out)
     shutil.copytree(workshop.ROOT / "docs", out)
+    draw_terminals(out)
     (out / "README.md").unlink(missing_ok=True)  # of the folder, on a forge; the site begins with index.md
     for name, text in _generated(stored if stored.is_dir() else None).items():
         file = out / name
