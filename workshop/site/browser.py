@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED, UsageError
 from conformance.cli.options import NamedPath
 
@@ -139,9 +140,8 @@ def main(site: Path, pictures: Path | None, without_browser: bool) -> None:
         pictures.mkdir(parents=True, exist_ok=True)
     pages = chosen_pages(site)
     wrong = list(complaints(site, pages, program, pictures))
-    click.echo(
-        "\n".join([*wrong, f"{len(pages)} pages opened in Chromium at {len(_WIDTHS)} widths, {len(wrong)} wrong."])
-    )
+    opened = f"{len(pages)} pages opened in Chromium at {len(_WIDTHS)} widths"
+    click.echo("\n".join([*wrong, f"{opened}, {counted(len(wrong), 'complaint')}."]))
     if wrong:
         click.get_current_context().exit(EXIT_FAILED)
 

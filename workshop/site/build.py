@@ -48,6 +48,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.report.schema import report_schema
     from conformance.run.baseline import FOLDER, read_baseline
     from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
     from workshop.site.command_pages import command_pages
     from workshop.site.requirement_pages import Evidence, requirement_pages
@@ -58,6 +59,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
         found_on(detection, load_mutants(), load_deviations()),
         tuple(read_baseline(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))),
         tuple(one.report for one in reports),
+        tuple(map(load_version, known_versions())),
     )
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {

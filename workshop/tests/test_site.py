@@ -36,9 +36,7 @@ def test_no_stored_report_is_an_error(tmp_path: Path) -> None:
         stored_reports([tmp_path])
 
 
-def test_without_chromium_the_check_fails_unless_it_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_chromium_the_check_fails_unless_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     refused = CliRunner().invoke(browser.main, [str(tmp_path)])
     assert (refused.exit_code, "no Chromium here" in refused.output) == (2, True)
