@@ -111,8 +111,10 @@ def _search(tab: Page, address: str, pictures: Path | None) -> Iterator[str]:
 
     tab.goto(address, wait_until="networkidle")
     try:
-        tab.locator("input.md-search__input").click()
-        tab.locator("input.md-search__input").press_sequentially(SOUGHT)
+        field = tab.locator("input.md-search__input")
+        field.click()
+        field.fill(SOUGHT)  # at once: what is typed letter by letter has results before it is complete
+        field.press("End")
         first = tab.locator(".md-search-result__link").first
         first.wait_for(timeout=_PATIENCE_MS)
         if FOUND_AT not in (found := first.get_attribute("href") or ""):

@@ -23,7 +23,7 @@ _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of requirements: mutants as the page of detection has them, baselines of torch, reports, versions."""
+    """What is known of requirements: mutants as the page of detection has them, baselines, reports, versions."""
 
     found: Found
     baselines: Sequence[Baseline] = ()
