@@ -8,6 +8,6 @@ cd "$ROOT"
 python -m pip install --quiet --disable-pip-version-check --constraint ci/constraints.txt \
     mkdocs mkdocs-material mkdocstrings-python playwright
 python -m workshop site build/pages
-mkdocs build --strict --quiet
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 python -m workshop.site.links build/site
 python -m workshop.site.browser build/site --pictures build/pictures "$@"
