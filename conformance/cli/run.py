@@ -42,6 +42,7 @@ from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
+from conformance.spec.version import load_version
 from conformance.suite import Selection, load_scenarios
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ if TYPE_CHECKING:
     metavar="LEVEL",
     help="Only scenarios of this level; full includes core. Profile backend has no DDP.",
 )
+@click.option(
+    "--spec", default="", metavar="VERSION", help="Only scenarios of this version of the specification, such as 1.0."
+)
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
@@ -114,6 +118,7 @@ def command(
     order: str,
     seed: int | None,
     profile: str,
+    spec: str,
     last_failed: bool,
     shard: str,
     known_failures: Path | None,
@@ -140,6 +145,7 @@ def command(
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
+    ddp-conformance run --spec 1.0 --profile core        what a frozen version of the specification asks
     ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
@@ -159,7 +165,7 @@ def command(
         raise ReportError("--jobs begins ranks on this machine; it cannot go with --attach")
     request = Request(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
-        quiet, verbose, baseline, jobs,
+        quiet, verbose, baseline, jobs, spec,
     )  # fmt: skip
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
     click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
@@ -203,6 +209,7 @@ class Request:
     verbose: bool = False
     baseline: bool = False
     jobs: int = 1  #: 0 for what the machine has
+    spec: str = ""  #: the version of the specification; empty for that of the release
 
 
 def refuse_to_certify(
@@ -278,6 +285,8 @@ def selected_by(request: Request) -> tuple[Scenario, ...]:
         everything = in_profile(request.profile, everything, catalogue)
     elif request.selection == Selection():
         everything = about_ddps(everything, catalogue)
+    if request.spec:
+        everything = load_version(request.spec).scenarios(everything)
     return request.selection.apply(everything, catalogue)
 
 
@@ -365,7 +374,7 @@ def _judge(
                 on_schedule=schedules.append,
                 **how,
             )
-        report = replace(report, selection=assignment, certified=request.certified)
+        report = replace(report, selection=assignment, certified=request.certified, specification=request.spec)
         if request.certified:
             if sources != sources_of(subject):
                 raise ReportError("files of the suite or of the DDP under test were changed during the run")

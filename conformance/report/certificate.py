@@ -21,6 +21,7 @@ from conformance.run.environment import package_version
 from conformance.run.report import Report, counts, summarise
 from conformance.run.sources import hash_of_suite
 from conformance.scenario import Scenario
+from conformance.spec.version import known_versions, load_version
 from conformance.verdict import Verdict
 
 _LINE = re.compile(r"^(?P<sum>[0-9a-f]{64})  (?P<name>[^\0\n]+)$")
@@ -142,7 +143,13 @@ def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]
     if report.selection.profile not in profiles:
         yield f"profile {report.selection.profile!r} does not exist"
         return
-    wanted = {scenario.id: scenario.digest for scenario in profiles[report.selection.profile]}
+    if report.specification and report.specification not in known_versions():
+        yield f"version {report.specification!r} of the specification does not exist"
+        return
+    scenarios = profiles[report.selection.profile]
+    if report.specification:
+        scenarios = load_version(report.specification).scenarios(scenarios)
+    wanted = {scenario.id: scenario.digest for scenario in scenarios}
     ran = {scenario.id: scenario.sha256 for scenario in report.scenarios}
     if repeated := [id_ for id_, count in Counter(one.id for one in report.scenarios).items() if count > 1]:
         yield f"{len(repeated)} scenario(s) are listed twice: {_some(repeated)}"

@@ -139,6 +139,7 @@ def _circumstances(before: Report, after: Report) -> tuple[str, ...]:
         ("subject", before.subject.name, after.subject.name),
         ("backend", before.backend, after.backend),
         *((name, before.package_version(name), after.package_version(name)) for name in packages),
+        ("specification", before.specification, after.specification),
         ("order", before.selection.arranged, after.selection.arranged),
         ("complete", str(before.is_complete), str(after.is_complete)),
     ]

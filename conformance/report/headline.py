@@ -42,18 +42,23 @@ def headline(report: Report) -> str:
         return "nothing passed"
     known = f", {counted(report.num_excused, 'known failure')}" if report.num_excused else ""
     if report.certified:
-        return f"conformant at {report.selection.profile}, {counted(total, 'scenario')}"
+        return f"conformant at {report.selection.profile}{_version(report)}, {counted(total, 'scenario')}"
     return f"{kept(report)}{known}"
 
 
 def kept(report: Report) -> str:
     """Return how much was asked and kept, such as `keeps 31 of 83 requirements, 52 need capabilities not declared`."""
-    said = [f"keeps {_number(report, Verdict.PASS)} of {counted(len(report.requirements), 'requirement')}"]
+    asked = counted(len(report.requirements), "requirement")
+    said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
         said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities not declared")
     if unknown := _number(report, Verdict.UNKNOWN):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)
+
+
+def _version(report: Report) -> str:
+    return f" (specification {report.specification})" if report.specification else ""
 
 
 def _number(report: Report, verdict: Verdict) -> int:

@@ -62,7 +62,9 @@ def merge(reports: Sequence[Report]) -> Merged:
         selection=_whole([report.selection for report in reports]),
         performance=tuple(ratio for report in reports for ratio in report.performance),
     )
-    return Merged(dataclasses.replace(merged, median_warm_scenario_ms={}), missing)  # machines differ in speed
+    # Machines differ in speed: there is no median of all.
+    merged = dataclasses.replace(merged, specification=first.specification, median_warm_scenario_ms={})
+    return Merged(merged, missing)
 
 
 def _whole(parts: Sequence[Assignment]) -> Assignment:
@@ -79,6 +81,7 @@ def _check_alike(first: Report, other: Report, number: int) -> None:
         ("torch", first.package_version("torch"), other.package_version("torch")),
         ("ddp-conformance", first.package_version("ddp-conformance"), other.package_version("ddp-conformance")),
         ("profile", first.selection.profile, other.selection.profile),
+        ("specification", first.specification, other.specification),
     ):
         if left != right:
             raise ReportError(f"reports 1 and {number} differ in {name}: {left or 'none'} and {right or 'none'}")

@@ -83,7 +83,8 @@ class Report:
     """A whole run, or several shards of one: what was judged, where, and what every scenario came to.
 
     A `certified` run took a whole profile, with nothing left out and nothing excused. `performance` are step times
-    beside torch's DDP, empty where they were not measured.
+    beside torch's DDP, empty where they were not measured. `specification` is the version of the specification that the
+    run was limited to, empty for the requirements of the release.
     """
 
     schema_version: int
@@ -102,6 +103,7 @@ class Report:
     requirements: tuple[RequirementSummary, ...]
     scenarios: tuple[Outcome, ...]
     performance: tuple[Ratio, ...] = ()
+    specification: str = ""
 
     @staticmethod
     def of(

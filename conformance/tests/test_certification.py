@@ -19,6 +19,7 @@ from conformance.run.known_failures import Excuse
 from conformance.run.report import Assignment, Report
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
+from conformance.spec.version import Version
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import (
     CATALOGUE,
@@ -55,6 +56,13 @@ def test_a_certificate_is_accepted(tmp_path: Path) -> None:
     report = certificate(tmp_path)
     assert verify(tmp_path, PROFILES) == verify(tmp_path / "report.json", PROFILES) == report
     assert report.is_green
+
+
+def test_a_certificate_of_a_version_holds_its_scenarios_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = dataclasses.replace(certificate(tmp_path), specification="1.0")
+    assert objections(report, PROFILES) == ()
+    monkeypatch.setattr(certification, "load_version", lambda name: Version(name, "", {"GRAD-01": ""}))
+    assert "1 scenario(s) are not in profile core: buckets/BUCKET-01/a" in "; ".join(objections(report, PROFILES))
 
 
 def test_a_failing_certificate_is_valid_and_not_green(tmp_path: Path) -> None:
@@ -153,6 +161,10 @@ def with_an_excuse(report: Report) -> Report:
         (
             lambda report: dataclasses.replace(report, selection=dataclasses.replace(report.selection, profile="gold")),
             "profile 'gold' does not exist",
+        ),
+        (
+            lambda report: dataclasses.replace(report, specification="7.1"),
+            "version '7.1' of the specification does not exist",
         ),
         (
             lambda report: dataclasses.replace(report, selection=dataclasses.replace(report.selection, shard="1/2")),

@@ -63,6 +63,7 @@ def refused(*arguments: str | Path) -> str:
         (["--chapter", "gradient"], "unknown chapter 'gradient'; did you mean gradients?"),
         (["--world-size", "0"], "world size must be >= 1, got 0"),
         (["--world-size", "77"], "no scenario matches --world-size 77"),
+        (["--spec", "3.9"], "unknown version '3.9' of the specification; known: 1.0"),
         (["-k", "zeppelin"], "no scenario matches -k zeppelin"),
         (["--ddp", "ddp_imp"], "unknown DDP 'ddp_imp'; did you mean ddp_impl?"),
         (["--ddp", "nowhere_to_be_found:DDP"], "cannot import nowhere_to_be_found: ModuleNotFoundError"),

@@ -104,6 +104,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     rest = stored(tmp_path, *MIXED[4:], selected=IDS)
     for change, message in (
         ({"backend": "nccl"}, "differ in backend: gloo and nccl"),
+        ({"specification": "1.0"}, "differ in specification: none and 1.0"),
         ({"environment": {"packages": {"torch": "2.11.0"}}}, "differ in torch: 2.13.0"),
         ({"selection": dataclasses.replace(rest.selection, ids=IDS[1:])}, "are not shards of one run"),
         ({"subject": dataclasses.replace(rest.subject, target="a:B")}, "differ in subject"),

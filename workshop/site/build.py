@@ -12,6 +12,7 @@ import click
 
 import workshop
 from conformance.cli.options import NamedPath
+from workshop.site.terminal import draw_terminals
 
 #: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -29,6 +30,7 @@ def command(out: Path, results: Path | None) -> None:
     if out.exists():
         shutil.rmtree(out)
     shutil.copytree(workshop.ROOT / "docs", out)
+    draw_terminals(out)
     (out / "README.md").unlink(missing_ok=True)  # of the folder, on a forge; the site begins with index.md
     for name, text in _generated(stored if stored.is_dir() else None).items():
         file = out / name
@@ -46,6 +48,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.report.schema import report_schema
     from conformance.run.baseline import FOLDER, read_baseline
     from conformance.spec.catalogue import load_catalogue
+    from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
     from workshop.site.command_pages import command_pages
     from workshop.site.requirement_pages import Evidence, requirement_pages
@@ -56,6 +59,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
         found_on(detection, load_mutants(), load_deviations()),
         tuple(read_baseline(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))),
         tuple(one.report for one in reports),
+        tuple(map(load_version, known_versions())),
     )
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {

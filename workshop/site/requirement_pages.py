@@ -14,6 +14,7 @@ from conformance.run.baseline import Baseline
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
+from conformance.spec.version import Version
 from conformance.verdict import Verdict
 from workshop.specification import source_link
 
@@ -22,11 +23,12 @@ _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of requirements: the mutants as the page of detection has them, torch's baselines, reports."""
+    """What is known of requirements: mutants as the page of detection has them, baselines, reports, versions."""
 
     found: Found
     baselines: Sequence[Baseline] = ()
     reports: Sequence[Report] = ()
+    versions: Sequence[Version] = ()
 
 
 def requirement_pages(catalogue: Catalogue, scenarios: Iterable[Scenario], evidence: Evidence) -> Mapping[str, str]:
@@ -57,6 +59,7 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         *note,
         "",
         f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`, since {one.since}.",
+        *_versions(one, evidence.versions),
         "",
         "## Where it comes from",
         "",
@@ -79,6 +82,11 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         *_remedies(one, evidence.reports),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _versions(one: Requirement, versions: Sequence[Version]) -> list[str]:
+    names = [version.name + " (draft)" * (not version.released) for version in versions if one.id in version.digests]
+    return [f"Versions of the specification that hold it: {', '.join(names) or 'none yet'}."] if versions else []
 
 
 def _scenarios(one: Requirement, scenarios: Sequence[Scenario]) -> list[str]:

@@ -1,14 +1,19 @@
-"""The site's own checks: a link that leads nowhere is found, and stored reports become pages with their dates."""
+"""The site's own checks and pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.request import urlopen
+from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.errors import ReportError
 from conformance.report.results import stored_reports
+from workshop.site import browser
 from workshop.site.links import dead_links, main
+from workshop.site.terminal import draw_terminals, terminal_picture
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
@@ -29,3 +34,41 @@ def test_a_site_without_pages_is_an_error(tmp_path: Path) -> None:
 def test_no_stored_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"no report\.json"):
         stored_reports([tmp_path])
+
+
+def test_without_chromium_the_check_fails_unless_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    refused = CliRunner().invoke(browser.main, [str(tmp_path)])
+    assert (refused.exit_code, "no Chromium here" in refused.output) == (2, True)
+    left_out = CliRunner().invoke(browser.main, [str(tmp_path), "--without-browser"])
+    assert (left_out.exit_code, left_out.output) == (0, "The site was not opened in a browser.\n")
+
+
+def test_the_same_pages_are_opened_each_time(tmp_path: Path) -> None:
+    for name in ("", *browser.ALWAYS, *(f"other/{number}" for number in range(30))):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "index.html").touch()
+    pages = browser.chosen_pages(tmp_path)
+    assert pages == browser.chosen_pages(tmp_path)
+    assert pages[: len(browser.ALWAYS)] == browser.ALWAYS
+    assert len(set(pages)) == len(pages) == len(browser.ALWAYS) + 10
+
+
+def test_a_site_is_served_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "page.txt").write_text("here")
+    with browser.served(tmp_path) as address, urlopen(f"{address}page.txt") as answer:
+        assert answer.read() == b"here"
+
+
+def test_what_a_command_printed_becomes_a_picture(tmp_path: Path) -> None:
+    file = tmp_path / "start" / "ddp.txt"
+    file.parent.mkdir()
+    file.write_text("$ run <it>\nFAIL  GRAD-01\n")
+    assert draw_terminals(tmp_path) == (file.with_suffix(".svg"),)
+    assert not file.exists()
+    drawn = file.with_suffix(".svg").read_text()
+    shown = "".join(ElementTree.fromstring(drawn).itertext()).replace("\xa0", " ")
+    assert "$ run <it>" in shown
+    assert "FAIL  GRAD-01" in shown
+    assert "@font-face" not in drawn
+    assert drawn == terminal_picture("$ run <it>\nFAIL  GRAD-01\n", "ddp")
