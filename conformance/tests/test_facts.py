@@ -205,6 +205,15 @@ def test_two_rules_that_explain_as_well_are_both_kept_silent() -> None:
     assert _diagnose(MEAN, MEAN * 2, MEAN * 2).startswith("the sum over the ranks")
 
 
+def test_the_evidence_shown_is_of_the_fact_that_was_recognised() -> None:
+    wanted = torch.tensor([3.0, 5.0, 7.0])
+    expected = {rank: {"num_collectives": 1, NAME: wanted} for rank in range(2)}
+    found = _check(expected, *({"num_collectives": 4, NAME: wanted * 2} for _ in range(2)))
+    assert found.mistake == "never-divided"
+    assert found.summary.startswith(NAME)
+    assert "Also wrong: num_collectives." in found.explanation
+
+
 def test_a_refusal_that_never_comes_is_a_check_that_is_lacking() -> None:
     found = diagnose(NAME, 0, {0: {NAME: Raises()}}, {0: {NAME: None}})
     assert (found.mistake, found.clause) == ("lacks-check", "nothing was raised")
