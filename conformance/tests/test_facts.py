@@ -207,7 +207,7 @@ def test_two_rules_that_explain_as_well_are_both_kept_silent() -> None:
 
 def test_the_evidence_shown_is_of_the_fact_that_was_recognised() -> None:
     wanted = torch.tensor([3.0, 5.0, 7.0])
-    expected = {rank: {"num_collectives": 1, NAME: wanted} for rank in range(2)}
+    expected: dict[int, Facts] = {rank: {"num_collectives": 1, NAME: wanted} for rank in range(2)}
     found = _check(expected, *({"num_collectives": 4, NAME: wanted * 2} for _ in range(2)))
     assert found.mistake == "never-divided"
     assert found.summary.startswith(NAME)
