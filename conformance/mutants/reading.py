@@ -14,7 +14,7 @@ from rich.table import Table
 
 from conformance.mutants.kept import Kept
 from conformance.report.blame import blamed
-from conformance.report.causes import causes_in
+from conformance.report.causes import Kind, causes_in
 from conformance.spec.catalogue import load_catalogue
 
 PATH = Path(__file__).with_name("words.toml")
@@ -64,7 +64,7 @@ def readings(kept: Iterable[Kept]) -> list[Reading]:
     for mutant, own in by_mutant.items():
         first = next(iter(causes_in(outcome for one in own if (outcome := one.outcome()).is_failure)), None)
         cause = "" if first is None else f"{first.title} {first.best.why}"
-        broken = "" if first is None else blamed(first.best)
+        broken = "" if first is None or first.kind is Kind.OURS else blamed(first.best)
         statement = catalogue.requirement(broken).statement if broken in catalogue else ""
         found.append(Reading(mutant, cause, statement, words[mutant]))
     return found

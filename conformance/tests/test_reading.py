@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,14 @@ import torch
 from conformance.errors import ReportError
 from conformance.history import Collective
 from conformance.mutants.catalogue import load_mutants
-from conformance.mutants.kept import keep, kept_in
+from conformance.mutants.kept import Kept, keep, kept_in
 from conformance.mutants.reading import Reading, headline, load_words, readings
 from conformance.observation import Ending, Observation
+from conformance.pending import Pending
+from conformance.run.watched_ranks import WatchedRanks
+from conformance.subjects.subject import NO_DDP, get_subject
 from conformance.suite import load_scenarios
+from conformance.truth.carried import packed
 from conformance.truth.expected import at_least
 
 
@@ -37,6 +42,24 @@ def test_what_is_kept_is_judged_again_and_read(tmp_path: Path) -> None:
     (found,) = readings([kept])
     assert "step0/grad/w on ranks 0 and 1: the sum over the ranks" in found.cause
     assert found.cause_names_the_bug
+
+
+def test_what_runs_without_a_ddp_is_watched_whoever_is_tried() -> None:
+    """Scenarios about a backend wrap nothing: their ranks run `NO_DDP`."""
+    scenario = next(one for one in load_scenarios() if "OP-04" in one.requirements)
+    seen = {0: Observation(0, Ending("returned"), {}, history=())}
+    ranks = WatchedRanks(SimpleNamespace(start=lambda *_, **__: Pending.of(seen)), get_subject("ddp_impl"))
+    for subject, kept in ((get_subject("torch"), {}), (NO_DDP, seen)):
+        ranks.start(scenario, subject).wait()
+        assert ranks.observations == kept
+
+
+def test_a_failure_of_the_harness_names_no_bug() -> None:
+    scenario = next(one for one in load_scenarios() if "OP-04" in one.requirements)
+    expected = packed({rank: {"answer": 42} for rank in range(2)})
+    (found,) = readings([Kept("forgets_to_divide", "OP-04", scenario.to_json(), {}, expected)])
+    assert "facts are expected of ranks 0 and 1, but no rank ran" in found.cause
+    assert found.requirement == ""
 
 
 def test_a_word_that_is_missing_is_told() -> None:
