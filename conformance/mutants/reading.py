@@ -56,17 +56,17 @@ def load_words(path: Path = PATH) -> dict[str, tuple[str, ...]]:
 
 def readings(kept: Iterable[Kept]) -> list[Reading]:
     """Return what is read first of each mutant of which something was `kept`, judged anew."""
-    words, catalogue = load_words(), load_catalogue()
+    words, statements = load_words(), {one.id: one.statement for one in load_catalogue()}
     by_mutant: dict[str, list[Kept]] = {}
     for one in kept:
         by_mutant.setdefault(one.mutant, []).append(one)
     found = []
     for mutant, own in by_mutant.items():
-        first = next(iter(causes_in(outcome for one in own if (outcome := one.outcome()).is_failure)), None)
+        failures = (outcome for one in own if (outcome := one.outcome()).is_failure)
+        first = next(iter(causes_in(failures, statements)), None)
         cause = "" if first is None else f"{first.title} {first.best.why}"
         broken = "" if first is None or first.kind is Kind.OURS else blamed(first.best)
-        statement = catalogue.requirement(broken).statement if broken in catalogue else ""
-        found.append(Reading(mutant, cause, statement, words[mutant]))
+        found.append(Reading(mutant, cause, statements.get(broken, ""), words[mutant]))
     return found
 
 

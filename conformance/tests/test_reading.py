@@ -58,7 +58,7 @@ def test_a_failure_of_the_harness_names_no_bug() -> None:
     scenario = next(one for one in load_scenarios() if "OP-04" in one.requirements)
     expected = packed({rank: {"answer": 42} for rank in range(2)})
     (found,) = readings([Kept("forgets_to_divide", "OP-04", scenario.to_json(), {}, expected)])
-    assert "facts are expected of ranks 0 and 1, but no rank ran" in found.cause
+    assert "no observation of ranks 0 and 1" in found.cause
     assert found.requirement == ""
 
 
