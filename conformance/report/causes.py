@@ -14,8 +14,8 @@ from enum import Enum
 from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.mistakes import MISTAKES
 from conformance.report.blame import blamed, gravity
-from conformance.report.failure import lacking
 from conformance.report.words import MISTAKES_BY_CHECKER
+from conformance.run.lacking import lacking
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Finding, Verdict
