@@ -39,7 +39,7 @@ MISTAKES = {
         "once it has been accumulated), not only the gradient of that backward.",
     ),
     "never-reduced": Mistake(
-        "Gradients are never reduced: every rank keeps its own.",
+        "A value is never reduced: every rank keeps its own.",
         "All-reduce every gradient in backward; where some are right, see which parameters have no hook.",
     ),
     "left-out": Mistake(
