@@ -104,7 +104,8 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
         backend = scenario_runner.backend.source or scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         # The first line is what pytest's summary shows: which requirement is broken, and how.
-        first = f"{blamed(outcome)}: {cause_of(outcome).title}"
+        statements = {one.id: one.statement for one in load_catalogue()}
+        first = f"{blamed(outcome)}: {cause_of(outcome, statements).title}"
         pytest.fail(f"{first}\n{failure_text(outcome, backend, load_catalogue(), replay)}", pytrace=False)
     if outcome.contaminated_by:
         pytest.fail(outcome.subject.findings[0].summary, pytrace=False)

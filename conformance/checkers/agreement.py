@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conformance.checkers.checker import Evidence, checker, failed, passed, unknown
-from conformance.checkers.facts import explain_facts, mistake_of, reduced_steps, summarise, wrong_facts
+from conformance.checkers.facts import explain_facts, mistake_of, reduced_steps, summarise, telling_first, wrong_facts
 from conformance.observation import Raised
 from conformance.truth.expected import Raises
 from conformance.verdict import Finding
@@ -27,7 +27,7 @@ def agrees_with_native(evidence: Evidence) -> Finding | None:
         for rank, facts in evidence.native_facts.items()
     }
     observed = {rank: observation.facts for rank, observation in evidence.observations.items()}
-    wrong = wrong_facts(native, observed, reduced_steps(evidence))
+    wrong = telling_first(wrong_facts(native, observed, reduced_steps(evidence)))
     if not wrong:
         return passed("agrees_with_native", f"{sum(map(len, native.values()))} fact(s) as torch's DDP has them")
     summary = f"unlike torch's own DDP: {summarise(wrong)}"

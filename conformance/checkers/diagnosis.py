@@ -6,15 +6,22 @@ and no other rule that says as much holds as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from conformance.checkers.rules import OF_ANOTHER_KIND, OF_THE_SAME_KIND, Rule
 from conformance.checkers.wrong_value import WrongValue, as_tensor, is_zero, same
 from conformance.observation import Facts, Raised
-from conformance.truth.expected import Raises, exact_value, is_open
+from conformance.truth.expected import AnyOf, Raises, Satisfies, exact_value, is_open, mismatch
+
+#: What a demand for an exception or a warning has in its name.
+_TELLS = re.compile("Error|[Ee]xception|[Ww]arning")
+_DTYPES = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +44,23 @@ def diagnose(
     `expected` and `observed` hold all ranks' facts; the fact must have been observed on `rank`. `reduced` are the steps
     in whose backward a reduction was recorded; None where nothing was recorded.
     """
-    came = observed[rank][name]
-    if isinstance(expected[rank][name], Raises) and not isinstance(came, Raised):
+    came, demand = observed[rank][name], expected[rank][name]
+    if not isinstance(came, Raised) and all(isinstance(one, Raises) for one in _choices(demand)):
         return Diagnosis("lacks-check", "nothing was raised")
-    if is_open(expected[rank][name]):
+    if isinstance(demand, Satisfies) and came in (None, []) and _TELLS.search(demand.name):
+        return Diagnosis("says-nothing", f"nothing was said, expected {demand.name}")
+    if isinstance(demand, AnyOf):
+        expected = {
+            one: {**facts, name: _narrowed(facts.get(name), one, name, observed)} for one, facts in expected.items()
+        }
+        demand = expected[rank][name]
+    if is_open(demand):
         return Diagnosis()
-    wanted = exact_value(expected[rank][name])
+    wanted = exact_value(demand)
+    if (parts := _parts(wanted, came)) is not None:
+        return _inside(parts, name, rank, expected, observed, reduced)
+    if isinstance(wanted, str) and isinstance(came, str) and {*wanted.split(), *came.split()} <= _DTYPES:
+        return Diagnosis("wrong-dtype", f"{came}, where {wanted} must be")
     if isinstance(came, Raised):
         return Diagnosis(
             "raises",
@@ -59,8 +77,54 @@ def diagnose(
         return Diagnosis()
     case = WrongValue(name, rank, wanted_tensor, came_tensor, expected, observed, reduced)
     if case.same_kind and same(case.wanted, case.came):
-        return Diagnosis()  # it is the layout that differs, and nothing to be said about values
+        return Diagnosis("wrong-layout", f"the right values, {_layout(came)} where they must be {_layout(wanted)}")
     return _most_telling(case, OF_THE_SAME_KIND if case.same_kind else OF_ANOTHER_KIND)
+
+
+def _choices(demand: Any) -> tuple[Any, ...]:
+    return demand.choices if isinstance(demand, AnyOf) else (demand,)
+
+
+def _narrowed(demand: Any, rank: int, name: str, observed: Mapping[int, Facts]) -> Any:
+    """Return the choice that is of the kind of what came; the demand as it is if there is none or several."""
+    alike = demand.alike(observed.get(rank, {}).get(name)) if isinstance(demand, AnyOf) else None
+    return demand if alike is None else alike
+
+
+def _parts(wanted: Any, came: Any) -> dict[str, Any] | None:
+    """Return what a mapping, or a sequence as long as what came, must hold, by name; None if it is none."""
+    if isinstance(wanted, Mapping) and isinstance(came, Mapping):
+        return {str(key): value for key, value in wanted.items()}
+    if isinstance(wanted, list | tuple) and isinstance(came, list | tuple) and len(wanted) == len(came):
+        return {f"position {number}": value for number, value in enumerate(wanted)}
+    return None
+
+
+def _inside(
+    parts: Mapping[str, Any],
+    name: str,
+    rank: int,
+    expected: Mapping[int, Facts],
+    observed: Mapping[int, Facts],
+    reduced: frozenset[int] | None,
+) -> Diagnosis:
+    """Return what the first part of fact `name` looks like that is recognised."""
+    wanted, came = {}, {}
+    for one, facts in observed.items():
+        value = facts.get(name)
+        of_rank = _parts(exact_value(expected.get(one, {}).get(name)), value)
+        wanted[one] = of_rank or {}
+        came[one] = (_parts(value, value) or {}) if of_rank else {}
+    for part in parts:
+        if part in came[rank] and mismatch(parts[part], came[rank][part]):
+            found = diagnose(part, rank, wanted, came, reduced)
+            if found.mistake:
+                return Diagnosis(found.mistake, f"at {part!r} {found.clause}")
+    return Diagnosis()
+
+
+def _layout(value: Any) -> str:
+    return str(value.layout).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
 
 
 def _most_telling(case: WrongValue, rules: tuple[Rule, ...]) -> Diagnosis:

@@ -79,8 +79,10 @@ def counted(number: int, noun: str, ending: str = "s") -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return `rank 1`, `ranks 0 and 2` or `ranks 0, 1 and 3`."""
+    """Return `no rank`, `rank 1`, `ranks 0 and 2` or `ranks 0, 1 and 3`."""
     names = [str(number) for number in sorted(numbers)]
+    if not names:
+        return "no rank"
     if len(names) == 1:
         return f"rank {names[0]}"
     return f"ranks {', '.join(names[:-1])} and {names[-1]}"

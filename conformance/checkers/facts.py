@@ -105,8 +105,15 @@ def facts(evidence: Evidence) -> Finding | None:
         return unknown("facts", unmeasured)
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")
+    wrong = telling_first(wrong)
     found = failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
     return replace(found, mistake=mistake_of(wrong))
+
+
+def telling_first(wrong: list[WrongFact]) -> list[WrongFact]:
+    """Return the wrong facts with that one in front which was recognised first: the evidence of `mistake_of`."""
+    name = next((fact.name for fact in wrong if fact.found.mistake), "")
+    return sorted(wrong, key=lambda fact: fact.name != name)
 
 
 def mistake_of(wrong: list[WrongFact]) -> str:

@@ -21,6 +21,10 @@ MISTAKES = {
         "A value has the wrong dtype.",
         "Cast to the dtype that the requirement names.",
     ),
+    "wrong-layout": Mistake(
+        "A value has the wrong layout.",
+        "Keep the layout, dense or sparse, of what the module's own backward gives.",
+    ),
     "wrong-shape": Mistake(
         "A value has the wrong shape.",
         "Copy what was reduced back with its own shape.",
@@ -35,8 +39,16 @@ MISTAKES = {
         "once it has been accumulated), not only the gradient of that backward.",
     ),
     "never-reduced": Mistake(
-        "Gradients are never reduced: every rank keeps its own.",
+        "A value is never reduced: every rank keeps its own.",
         "All-reduce every gradient in backward; where some are right, see which parameters have no hook.",
+    ),
+    "left-out": Mistake(
+        "Some gradients, or parts of them, are never reduced: every rank keeps its own, while others are averaged.",
+        "See which parameters have no hook, or are in no bucket, and whether a bucket is sent whole.",
+    ),
+    "broadcast-unasked": Mistake(
+        "A value is broadcast that every rank must keep for itself.",
+        "Leave out of the broadcast what is ignored, and broadcast nothing where that is switched off.",
     ),
     "reduced-not-used": Mistake(
         "A reduction runs, and ranks keep values of their own.",
@@ -59,8 +71,8 @@ MISTAKES = {
         "See the order of ranks in what is scattered or gathered.",
     ),
     "never-divided": Mistake(
-        "Sums are never divided by the world size.",
-        "Divide by the size of the process group, once.",
+        "Sums are never divided by the world size, or at 2 ranks something is counted twice.",
+        "Divide by the size of the process group, once. If gradients of 3 ranks are right, see what is added twice.",
     ),
     "divided-by-users": Mistake(
         "Some averages are taken over the ranks that used a parameter, not over all.",
@@ -83,11 +95,11 @@ MISTAKES = {
         "Clear or overwrite the bucket in every backward.",
     ),
     "transposed": Mistake(
-        "A value is transposed.",
+        "A value is transposed: copied with other strides.",
         "Copy with the strides of the parameter.",
     ),
     "not-broadcast": Mistake(
-        "State is not broadcast from rank 0.",
+        "A value is not broadcast from rank 0.",
         "Broadcast parameters and buffers at construction, and buffers before every forward.",
     ),
     "mixed-up": Mistake(
@@ -114,6 +126,10 @@ MISTAKES = {
         "What must be refused is accepted.",
         "Check it, and raise what the requirement names.",
     ),
+    "says-nothing": Mistake(
+        "Nothing is said where a user must be told.",
+        "Raise or warn as the requirement says, with what it names.",
+    ),
     "raises": Mistake(
         "An exception is raised where there must be none.",
         "The evidence has its message.",
@@ -124,7 +140,7 @@ MISTAKES = {
     ),
     "not-none": Mistake(
         "A value is there where None must be.",
-        "Leave `.grad` as it was where no rank used the parameter.",
+        "Leave `.grad` None where no rank used the parameter, and where an optimizer or the user has cleared it.",
     ),
     "none": Mistake(
         "A gradient never arrives: None where a value must be.",

@@ -7,6 +7,7 @@ element. `generality` orders rules where several hold: one that says more has th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,17 +32,23 @@ def _wrong_dtype(case: WrongValue) -> str:
     if same(case.wanted, case.came):
         return "the right values in another dtype"
     rounded = case.wanted.to(case.came.dtype)
-    return "the expected values rounded to this dtype" if same(rounded, case.came) else ""
+    return "the expected values rounded to this dtype" if same(rounded, case.came) else "other values in another dtype"
 
 
 def _wrong_shape(case: WrongValue) -> str:
     if case.wanted.numel() == case.came.numel() and same(case.wanted.reshape(-1), case.came.reshape(-1)):
         return "the right values in another shape"
-    return _transposed(case)
+    if case.wanted.shape == case.came.shape:
+        return ""
+    return _transposed(case) or f"of shape {tuple(case.came.shape)}, where {tuple(case.wanted.shape)} must be"
 
 
 def _transposed(case: WrongValue) -> str:
-    return "the expected values transposed" if case.wanted.dim() == 2 and same(case.wanted.t(), case.came) else ""
+    return (
+        "the expected values transposed: wrong strides"
+        if case.wanted.dim() == 2 and same(case.wanted.t(), case.came)
+        else ""
+    )
 
 
 def _not_finite(case: WrongValue) -> str:
@@ -88,9 +95,28 @@ def _never_reduced(case: WrongValue) -> str:
 def _reduced_and_not_used(case: WrongValue) -> str:
     if not _differ_where_alike(case) or not case.was_reduced:
         return ""
+    if any(case.others_of_its_step) or not same(total(case.everywhere), wide(case.wanted) * case.world_size):
+        return ""
+    part = _part_of_its_own(case)
+    where = f" in {part}" if part else ""
+    return f"the rank's own{where}, although its backward reduced: the ranks' mean is right, no rank holds it"
+
+
+def _left_out(case: WrongValue) -> str:
+    if not _differ_where_alike(case) or not case.was_reduced or not any(case.others_of_its_step):
+        return ""
     if not same(total(case.everywhere), wide(case.wanted) * case.world_size):
         return ""
-    return "a value of the rank's own, although its backward reduced: the ranks' mean is right, no rank holds it"
+    if part := _part_of_its_own(case):
+        return f"the rank's own, never reduced, in {part}; the rest is right"
+    return "the rank's own local value, never reduced; other gradients of the step are right"
+
+
+def _part_of_its_own(case: WrongValue) -> str:
+    """Return in which elements some rank has a value of its own; empty if that is so in all of them."""
+    own = torch.stack([~equal_values(wide(case.wanted), wide(came)) for came in case.everywhere.values()]).any(0)
+    places = own.reshape(-1).nonzero().reshape(-1)
+    return "" if len(places) == own.numel() else f"element(s) {int(places[0])} to {int(places[-1])} of the flat value"
 
 
 def _reduced(case: WrongValue) -> str:
@@ -108,22 +134,23 @@ def _all_zero(case: WrongValue) -> str:
 
 def _factor(case: WrongValue) -> float | None:
     """Return by which finite number every element was multiplied; None if by none."""
-    wanted, came = wide(case.wanted).reshape(-1), wide(case.came).reshape(-1)
-    if wanted.numel() == 0 or is_zero(wanted):
+    if case.wanted.numel() == 0 or is_zero(case.wanted):
         return None
-    largest = int(wanted.abs().argmax())
-    factor = (came[largest] / wanted[largest]).item()
-    if isinstance(factor, complex):
-        if factor.imag != 0:
-            return None
-        factor = factor.real
+    wanted, came = (torch.view_as_real(one) if one.is_complex() else one for one in map(wide, (case.wanted, case.came)))
+    largest = wanted.abs().argmax()
+    factor = (came.reshape(-1)[largest] / wanted.reshape(-1)[largest]).item()
     return factor if math.isfinite(factor) and same(wanted * factor, came) else None
+
+
+#: In so many ranks a sum that is not divided, and what is counted twice, come to the same.
+_AMBIGUOUS = 2
 
 
 def _never_divided(case: WrongValue) -> str:
     if _factor(case) != case.world_size or case.world_size < 2 or any(case.others_of_its_step):
         return ""
-    return f"the sum over the ranks (expected * {case.world_size}), never divided by the world size"
+    twice = ", or counted twice: 2 ranks do not tell" if case.world_size == _AMBIGUOUS else ""
+    return f"the sum over the ranks (expected * {case.world_size}), never divided by the world size{twice}"
 
 
 def _divided_by_users(case: WrongValue) -> str:
@@ -158,14 +185,30 @@ def _misrouted(case: WrongValue) -> str:
     return ""
 
 
+def _broadcast_unasked(case: WrongValue) -> str:
+    wanted, root = case.wanted_everywhere.get(0), case.everywhere.get(0)
+    if not _is_state(case.name) or case.rank == 0 or wanted is None or root is None or same(wanted, case.wanted):
+        return ""
+    return "rank 0's, where the rank must keep its own" if same(root, wanted) and same(root, case.came) else ""
+
+
 #: Parts of the names of facts about what rank 0 hands to the others; `seen` are buffers as forward found them.
 _STATE = ("parameter", "buffer", "seen")
 
 
+def _is_state(name: str) -> bool:
+    return any(part in _STATE for part in re.split("[/ ]", name))
+
+
 def _not_broadcast(case: WrongValue) -> str:
     root, roots_wanted = case.everywhere.get(0), case.wanted_everywhere.get(0)
-    is_state = any(part in _STATE for part in case.name.split("/"))
-    if case.rank == 0 or not is_state or root is None or roots_wanted is None or not same(root, roots_wanted):
+    if (
+        case.rank == 0
+        or not _is_state(case.name)
+        or root is None
+        or roots_wanted is None
+        or not same(root, roots_wanted)
+    ):
         return ""
     if same(root, case.wanted):
         return "the rank's own value: rank 0 has the expected one, and it was not broadcast"
@@ -218,6 +261,8 @@ def _partly_wrong(case: WrongValue) -> str:
     first, last = int(places[0]), int(places[-1])
     if len(places) == came.numel() or last - first + 1 != len(places):
         return ""
+    if len(places) == 1 and 0 < last < came.numel() - 1:
+        return ""  # one element in the middle is no part
     part = f"element(s) {first} to {last} of the flat value"
     return f"zeros in {part}, the rest is right" if is_zero(came[places]) else f"wrong in {part} only"
 
@@ -257,6 +302,8 @@ OF_THE_SAME_KIND = (
     Rule("not-finite", 0, _not_finite),
     Rule("no-sync-left-out", 0, _no_sync_left_out),
     Rule("never-reduced", 1, _never_reduced),
+    Rule("left-out", 1, _left_out),
+    Rule("broadcast-unasked", 1, _broadcast_unasked),
     Rule("reduced-not-used", 1, _reduced_and_not_used),
     Rule("reduced-local", 1, _reduced),
     Rule("off-by-rounding", 2, _rounded),

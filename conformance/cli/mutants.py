@@ -28,6 +28,8 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--all-requirements", is_flag=True, help="Also run every other scenario on every mutant; takes hours.")
 @jobs_option
 @click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
+@click.option("--keep", type=NamedPath(file_okay=False), metavar="FOLDER", help="Keep there what ranks saw in kills.")
+@click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
 def command(
     names: tuple[str, ...],
@@ -37,6 +39,8 @@ def command(
     jobs: int,
     out: Path | None,
     into: Path | None,
+    keep: Path | None,
+    read: Path | None,
 ) -> None:
     """Show what the suite detects: run each mutant beside what it was made from.
 
@@ -49,6 +53,8 @@ def command(
     ddp-conformance mutants --out docs/detection.md
     ddp-conformance mutants NoDivision --into docs/detection.md
     ddp-conformance mutants --chapter join --into docs/detection.md
+    ddp-conformance mutants --keep kept            also keep what ranks saw where a mutant was killed
+    ddp-conformance mutants --read kept            what a user reads first of each, and whether it names the bug
 
     Exits with 1 when a requirement no longer tells a mutant that breaks it from what it was made from, when it kills
     one that was known to survive, and when a scenario that killed also fails a subclass without a bug.
@@ -61,6 +67,9 @@ def command(
     from conformance.spec.profile import in_profile
     from conformance.suite import load_scenarios
 
+    if read is not None:
+        _print_readings(read, names)
+        return
     catalogue = load_catalogue()
     if out is not None and (names or profile or chapter):
         raise ReportError(
@@ -71,6 +80,8 @@ def command(
             "--into renews all that a page says of some mutants; name them or a --chapter, and no --profile"
         )
     before = "" if into is None else _read(into)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
     mutants = chosen(names, profile, catalogue, chapter)
     deviations = load_deviations() if out is not None else None
     if into is not None and chapter:
@@ -82,6 +93,7 @@ def command(
         deviations=deviations,
         further=in_profile(profile, further, catalogue) if profile else further,
         jobs=jobs or num_lanes("cpu"),
+        kept=keep,
     )
     console = make_console()
     console.print(detection_table(found))
@@ -97,6 +109,19 @@ def command(
         _write(_renewed(before, found, catalogue), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
         click.get_current_context().exit(EXIT_FAILED)
+
+
+def _print_readings(folder: Path, names: tuple[str, ...]) -> None:
+    """Print what is read first of each mutant (of those called `names`, if there are any) that `folder` keeps."""
+    from conformance.mutants.kept import kept_in
+    from conformance.mutants.reading import headline, reading_table, readings
+
+    found = readings(one for one in kept_in(folder) if not names or one.mutant in names)
+    if not found:
+        raise ReportError(f"{folder} keeps nothing of {', '.join(names)}")
+    console = make_console()
+    console.print(reading_table(found))
+    console.print(f"{headline(found)}.", highlight=False, soft_wrap=True)
 
 
 def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from conformance.smoke.breakage import Breakage
     from conformance.smoke.ladder import Footing
 
-_STYLES = {"ok": "green", "undeclared": "yellow", "absent": "dim", "unclean": "yellow", "BROKEN": "bold red"}
+_STYLES = {
+    "ok": "green",
+    "undeclared": "yellow",
+    "absent": "dim",
+    "unclean": "yellow",
+    "lacking": "yellow",
+    "BROKEN": "bold red",
+}
 _INDENT = " " * 12
 
 
@@ -54,25 +61,40 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
     Each rung checks one thing: the import, the rendezvous, one collective, one training step. Its data encode which
     rank sent each value to which rank. For a broken rung, the command prints the rank, the expected and the received
     values, and what to look at. It also tries capabilities that the backend does not declare and reports whether they
-    work; these cannot break the ladder. Exits with 1 when a rung breaks.
+    work; these cannot break the ladder. Of a DDP that is named by its class it tries every capability, and ends with
+    the declaration that leaves out what it lacks. Exits with 1 when a rung breaks.
     """
     click.echo(f"Checking {backend} with {ddp} ...", err=True)  # at once: torch is imported next
 
     from conformance.smoke.ladder import Status, climb
 
-    console = make_console()
+    console, lacking = make_console(), list[str]()
     with interrupted_once():
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s):
             _print_footing(console, footing)
+            if footing.status is Status.LACKING:
+                lacking.append(footing.rung)
     if footing.status is Status.BROKEN:
         _print_breakage(console, footing.asks, present(footing.breakage))
         click.get_current_context().exit(EXIT_FAILED)
     options = _options(backend, ddp)
+    if lacking:
+        console.print(_declaration(ddp, lacking), highlight=False, markup=False, soft_wrap=True)
     console.print(
-        "Every rung holds. Next, in half a minute: ddp-conformance run GRAD-01 --world-size 2" + options
-        + "\nand, in some minutes, every basic requirement: ddp-conformance run --profile core" + options,
+        f"Every rung holds. Next, up to the first mistake: ddp-conformance run --profile core --fail-fast{options}"
+        "\nWithout --fail-fast it goes on, and tells all failures by cause.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+
+
+def _declaration(ddp: str, lacking: list[str]) -> str:
+    """Return what to paste, and to name after --ddp, for a class that lacks these capabilities."""
+    left_out = ", ".join(f'"{name}"' for name in lacking)
+    return (
+        "\nA class counts as having every capability. Declare what it lacks, and give --ddp this in its place:\n\n"
+        "    from conformance.subjects.subject import CAPABILITIES, Subject\n\n"
+        f'    SUBJECT = Subject("{ddp.rpartition(":")[2]}", "{ddp}", CAPABILITIES - {{{left_out}}})\n'
+    )
 
 
 def _options(backend: str, ddp: str) -> str:

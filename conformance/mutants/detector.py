@@ -19,7 +19,8 @@ from types import TracebackType
 
 from conformance.backends.backend import Backend
 from conformance.mutants.catalogue import Kill, Mutant, Trial
-from conformance.observation import Observation
+from conformance.mutants.kept import keep
+from conformance.observation import Facts, Observation
 from conformance.programs.registry import preloads_of
 from conformance.run.lanes import in_lanes
 from conformance.run.scenario_runner import ScenarioRunner
@@ -74,7 +75,13 @@ class Tried:
     """How one DDP fared in one scenario: the verdict, and what its ranks saw."""
 
     result: ScenarioResult
-    seen: tuple[object, ...]
+    observations: Mapping[int, Observation]
+    expected: Mapping[int, Facts] | None
+
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """What ranks saw, to be compared with what those of another DDP did."""
+        return tuple(map(_seen_by, self.observations.values()))
 
     @property
     def passed(self) -> bool:
@@ -92,8 +99,9 @@ class Tried:
 class Detector:
     """Ranks for mutants and for their bases. A context manager; what a base does in a scenario is asked once."""
 
-    def __init__(self, preload: tuple[str, ...] = (), work_dir: Path | None = None) -> None:
-        """Start a zygote that imports the modules `preload`; see `Controller`."""
+    def __init__(self, preload: tuple[str, ...] = (), work_dir: Path | None = None, kept: Path | None = None) -> None:
+        """Start a zygote that imports the modules `preload`; see `Controller`. Kills go into the folder `kept`."""
+        self._kept = kept
         self._zygote = ZygoteProcess(work_dir, preload)
         self._controllers: dict[str, Controller] = {}
         self._of_bases: dict[tuple[str, str], Tried] = {}
@@ -118,6 +126,8 @@ class Detector:
             caught = any(kill.evidence in finding.summary + finding.explanation for finding in tried.findings)
             base = self.of_base(mutant, scenario) if caught or not active else None
             if caught and base is not None and base.passed:
+                if self._kept is not None:
+                    keep(self._kept, mutant.name, kill.requirement, scenario, tried.observations, tried.expected)
                 return Detection(mutant, kill, Fate.KILLED, scenario.id)
             active = active or (base is not None and base.seen != tried.seen)
         return Detection(mutant, kill, Fate.SURVIVED if active else Fate.INACTIVE)
@@ -171,7 +181,7 @@ class Detector:
         backend = trial.backend
         ranks = WatchedRanks(self._controller_of(backend), trial.subject)
         outcome = ScenarioRunner(trial.subject, backend, ranks, native=False).run(scenario)
-        return Tried(outcome.subject, tuple(map(_seen_by, ranks.observations.values())))
+        return Tried(outcome.subject, ranks.observations, ranks.expected)
 
 
 def _seen_by(rank: Observation) -> object:
@@ -224,11 +234,12 @@ def detect_all(
     further: Sequence[Scenario] = (),
     work_dir: Path | None = None,
     jobs: int = 1,
+    kept: Path | None = None,
 ) -> Found:
     """Run every expected kill, torch's `deviations` too if given, the controls, and the `further` scenarios.
 
     `on_detection` is told how many of how many are done, and the last. The mutants, then the controls, are shared by
-    so many lanes as there are `jobs`.
+    so many lanes as there are `jobs`. What kills goes into the folder `kept`, if one is given.
     """
     mutants = tuple(mutants)
     judged = [*mutants, *([deviations] if deviations is not None else [])]
@@ -237,7 +248,7 @@ def detect_all(
     preload = preloads_of([*needed.values(), *further])
 
     def detect(numbers: Iterator[int]) -> Generator[tuple[int, Detection]]:
-        with Detector(preload, work_dir) as detector:
+        with Detector(preload, work_dir, kept) as detector:
             for number in numbers:
                 yield number, detector.detect(*todo[number])
 

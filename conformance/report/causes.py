@@ -7,15 +7,15 @@ the evidence was recognised as, else the checker that found it, the exception, o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from conformance.checkers.explanation import counted, shorten
 from conformance.checkers.mistakes import MISTAKES
 from conformance.report.blame import blamed, gravity
-from conformance.report.failure import lacking
 from conformance.report.words import MISTAKES_BY_CHECKER
+from conformance.run.lacking import lacking
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Finding, Verdict
@@ -86,14 +86,14 @@ def causes_of(report: Report) -> tuple[Cause, ...]:
 
     The gravest comes first; of equally grave ones what was recognised, then what explains more failures.
     """
-    return causes_in(report.failures)
+    return causes_in(report.failures, statements_of(report))
 
 
-def causes_in(failures: Iterable[Outcome]) -> tuple[Cause, ...]:
-    """Return the causes of these failures, as `causes_of` does."""
+def causes_in(failures: Iterable[Outcome], statements: Mapping[str, str]) -> tuple[Cause, ...]:
+    """Return the causes of these failures, as `causes_of` does; `statements` are the requirements' by their ids."""
     groups: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
     for outcome in failures:
-        sign = _sign_of(outcome)
+        sign = _sign_of(outcome, statements)
         groups.setdefault((sign.kind, sign.key), []).append((sign, outcome))
     found = [(_cause(group), group[0][0].known) for group in groups.values()]
     kinds = list(Kind)
@@ -105,9 +105,14 @@ def causes_in(failures: Iterable[Outcome]) -> tuple[Cause, ...]:
     return tuple(cause for cause, _ in found)
 
 
-def cause_of(outcome: Outcome) -> Cause:
-    """Return the cause of one failure."""
-    return _cause([(_sign_of(outcome), outcome)])
+def cause_of(outcome: Outcome, statements: Mapping[str, str]) -> Cause:
+    """Return the cause of one failure; `statements` as in `causes_in`."""
+    return _cause([(_sign_of(outcome, statements), outcome)])
+
+
+def statements_of(report: Report) -> Mapping[str, str]:
+    """Return the sentences of a report's requirements by their ids."""
+    return {one.id: one.statement for one in report.requirements}
 
 
 def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
@@ -120,7 +125,7 @@ def _length(outcome: Outcome) -> int:
     return outcome.failed_result.num_collectives
 
 
-def _sign_of(outcome: Outcome) -> _Sign:
+def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
     result = outcome.failed_result
     if outcome.is_unexpected_pass:
         return _Sign(
@@ -142,8 +147,39 @@ def _sign_of(outcome: Outcome) -> _Sign:
     if mistake := next((one.mistake for one in told if one.mistake in MISTAKES), ""):
         kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
         known = MISTAKES[mistake]
-        return _Sign(kind, mistake, known.title, known.remedy, known=True)
-    return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", shorten(first.summary))
+        seen = next(one.summary for one in told if one.mistake == mistake)
+        return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True)
+    title = shorten(first.summary)
+    if first.checker in _COMPARE:
+        title = _short(statements.get(blamed(outcome), "")) or title
+    return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
+
+
+#: Checkers whose evidence is a fact, which means something only beside the requirement's sentence.
+_COMPARE = ("facts", "agrees_with_native")
+_WIDTH = 200
+
+
+def _short(statement: str) -> str:
+    """Return a requirement's sentence without what it has in brackets, up to its first colon or semicolon."""
+    whole = re.sub(r" \([^()]*\)", "", statement)
+    first = re.split("[:;] ", whole)[0]
+    return shorten(first if first == whole else f"{first}.", _WIDTH)
+
+
+#: What a value is, by a part of the name of its fact; `seen` are buffers as forward found them.
+_VALUES = {
+    "grad": "gradient", "buffer": "buffer", "seen": "buffer", "parameter": "parameter", "output": "output",
+    "loss": "loss", "input_grad": "gradient of an input",
+}  # fmt: skip
+
+
+def _about(title: str, summary: str) -> str:
+    """Return a mistake's title with `value` said more exactly, as the fact's name in the evidence allows."""
+    names = " ".join([summary.split(" on rank")[0], *re.findall(r" at '([^']*)'", summary)])
+    found = next((_VALUES[part] for part in re.split("[/ ]", names) if part in _VALUES), "value")
+    article = "An" if found[0] in "aeiou" else "A"
+    return re.sub("^A value ", f"{article} {found} ", title)
 
 
 def _alike(summary: str) -> str:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conformance.checkers.explanation import explain
 from conformance.own_mistake import certain
 from conformance.report.blame import blamed
+from conformance.run.lacking import lacking
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
-from conformance.subjects.subject import CAPABILITIES, METHODS, capabilities_of
 from conformance.verdict import Finding, ScenarioResult, telling
-
-_MISSING = re.compile(r"AttributeError: (?!'NoneType').* has no attribute '(\w+)'")
 
 #: What the name of a file cannot hold. Reports of strangers have ids that no scenario of the suite has.
 _NO_FILE_NAME = {ord("/"): ".", 0: "."}
-
-#: What a constructor raises for an option that it does not have.
-_REFUSALS = ("TypeError", "ValueError")
 
 
 def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
@@ -58,33 +52,6 @@ def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogu
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
-    """The capabilities that a subject declares and does not have, and how that shows: a clause."""
-
-    names: tuple[str, ...]
-    why: str
-
-    @property
-    def declaration(self) -> str:
-        """The declaration without them, to be pasted."""
-        names = ", ".join(f'"{name}"' for name in self.names)
-        return f"Subject(..., capabilities=CAPABILITIES - {{{names}}})"
-
-
-def lacking(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> Lacking | None:
-    """Return what the subject lacks or refuses though it declares it; None where nothing shows that.
-
-    `scenario` is what `result` is about, as an outcome keeps it of failures.
-    """
-    found = (_MISSING.search(f"{one.summary}\n{one.explanation}") for one in result.findings_that_tell)
-    method = next((match[1] for match in found if match and match[1] in METHODS), "")
-    if method:
-        return Lacking((METHODS[method],), f"has no method {method}")
-    refused = _refused(result, _asked_of(scenario or {}))
-    return Lacking(tuple(refused), "refuses it") if refused else None
-
-
 def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -> str:
     """Return how to leave out of the declaration what the subject lacks or refuses; empty where nothing shows that."""
     if (found := lacking(result, scenario)) is None:
@@ -93,24 +60,6 @@ def advice_on(result: ScenarioResult, scenario: Mapping[str, Any] | None = None)
         f"{result.subject} declares {', '.join(found.names)} and {found.why}: leave it out of its capabilities,"
         f"\n      {found.declaration}"
     )
-
-
-def _asked_of(scenario: Mapping[str, Any]) -> frozenset[str]:
-    """Return the capabilities that a scenario asks of a DDP."""
-    sparse = {"sparse_gradients"} if "sparse" in f"{scenario.get('model')} {scenario.get('arguments')}" else set()
-    return capabilities_of(scenario.get("options", {})) | CAPABILITIES & {*scenario.get("needs", ()), *sparse}
-
-
-def _refused(result: ScenarioResult, asked: frozenset[str]) -> list[str]:
-    """Return those capabilities that a rank's error says are missing: by its type, or a constructor's by its words."""
-    for rank in result.ranks:
-        kind, _, message = rank.fate.partition(": ")
-        named = sorted(name for name in asked if name.removesuffix("_gradients") in message)
-        if kind == "NotImplementedError":
-            return named or sorted(asked)
-        if named and ((rank.phase == "construct" and kind in _REFUSALS) or named == ["sparse_gradients"]):
-            return named
-    return []
 
 
 def failure_path(folder: Path, scenario_id: str) -> Path:

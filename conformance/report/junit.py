@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from xml.etree import ElementTree
 
-from conformance.report.causes import cause_of
+from conformance.report.causes import cause_of, statements_of
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import ScenarioResult, Verdict
@@ -21,12 +22,12 @@ def junit_xml(report: Report) -> str:
     UNSUPPORTED, UNKNOWN and failures that were expected are skipped cases with the reason as their message. A report
     that is not complete gets an error of its own, because a CI system that only counts failures would show it as green.
     """
-    root = ElementTree.Element("testsuites", name="ddp-conformance")
+    root, statements = ElementTree.Element("testsuites", name="ddp-conformance"), statements_of(report)
     for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
         suite = ElementTree.SubElement(root, "testsuite", name=_legal(chapter))
         for scenario in report.scenarios:
             if scenario.chapter == chapter:
-                _add_case(suite, scenario)
+                _add_case(suite, scenario, statements)
     if not report.is_complete:
         suite = ElementTree.SubElement(root, "testsuite", name="run")
         case = ElementTree.SubElement(suite, "testcase", classname="run", name="complete", time="0")
@@ -39,7 +40,7 @@ def junit_xml(report: Report) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, scenario: Outcome) -> None:
+def _add_case(suite: ElementTree.Element, scenario: Outcome, statements: Mapping[str, str]) -> None:
     result = scenario.failed_result
     case = ElementTree.SubElement(
         suite,
@@ -53,7 +54,7 @@ def _add_case(suite: ElementTree.Element, scenario: Outcome) -> None:
         known = scenario.expectation
         message = f"{known.status}: {known.describe(scenario.subject.verdict)}. {message}".rstrip()
     if scenario.is_failure:
-        cause = cause_of(scenario)
+        cause = cause_of(scenario, statements)
         if not scenario.is_unexpected_pass and cause.title not in message:
             message = f"{cause.title} {message}"
         kind = "error" if result.verdict is Verdict.HARNESS_ERROR else "failure"

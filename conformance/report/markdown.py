@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
 from conformance.checkers.explanation import counted, shorten
-from conformance.report.causes import Cause, causes_in
+from conformance.report.causes import Cause, causes_in, statements_of
 from conformance.report.diff import ReportDiff, compare, difference_lines
 from conformance.report.failure import run_command
 from conformance.report.headline import headline
@@ -54,8 +54,9 @@ def markdown(report: Report, last: Report | None = None) -> str:
 def _causes(report: Report, difference: ReportDiff | None) -> tuple[tuple[Cause, ...], list[str]]:
     """Return the causes of the failures, what regressed before the others, and the lines about the worst of them."""
     regressed = {change.id for change in difference.regressed} if difference is not None else set()
-    recent = causes_in(one for one in report.failures if one.id in regressed)
-    older = causes_in(one for one in report.failures if one.id not in regressed)
+    statements = statements_of(report)
+    recent = causes_in((one for one in report.failures if one.id in regressed), statements)
+    older = causes_in((one for one in report.failures if one.id not in regressed), statements)
     causes = (*recent, *older)
     if not causes:
         return (), []

@@ -8,14 +8,17 @@ from conformance.observation import Facts, Observation
 from conformance.pending import Pending
 from conformance.run.attempt import Ranks
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject
+from conformance.subjects.subject import NO_DDP, Subject
 
 
 class WatchedRanks:
-    """Runs scenarios on other ranks and keeps the last observations of one subject, and the last expected facts."""
+    """Runs scenarios on other ranks and keeps the last observations of one subject, and the last expected facts.
+
+    What ran without any DDP, as scenarios about a backend do, is kept as well: it is every subject's.
+    """
 
     def __init__(self, ranks: Ranks, subject: Subject) -> None:
-        """Watch `ranks` while they run `subject`; other subjects run unwatched."""
+        """Watch `ranks` while they run `subject`; other DDPs run unwatched."""
         self.observations: Mapping[int, Observation] = {}
         self.expected: Mapping[int, Facts] | None = None
         self._ranks = ranks
@@ -25,7 +28,7 @@ class WatchedRanks:
         """Start, and keep what comes of it, as `Ranks.start`."""
 
         def keep(observations: Mapping[int, Observation]) -> Mapping[int, Observation]:
-            if subject == self._subject:
+            if subject in (self._subject, NO_DDP):
                 self.observations = observations
             return observations
 

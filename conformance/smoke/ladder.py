@@ -11,14 +11,16 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
 from conformance.pending import Pending
+from conformance.run.lacking import lacking
 from conformance.run.needs import needs_of
 from conformance.run.scenario_runner import ScenarioRunner
+from conformance.scenario import Scenario
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
-from conformance.verdict import Verdict
+from conformance.verdict import ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend, find_subject
 from conformance.workers.zygote_process import ZygoteProcess
@@ -60,6 +62,7 @@ class Status(Enum):
     UNDECLARED = "undeclared"  # it works, but no scenario will use it because the backend does not declare it
     ABSENT = "absent"  # not declared, and raises an error
     UNCLEAN = "unclean"  # not declared, and gives a wrong result, a hang or a crash instead of an error
+    LACKING = "lacking"  # a DDP has not got it, and its author has declared nothing
     BROKEN = "BROKEN"
 
 
@@ -118,6 +121,9 @@ def climb(
                 return
         for capability in sorted(SUBJECT_CAPABILITIES - subject.capabilities):
             yield from climber.try_undeclared(capability, subject)
+        if subject.capabilities == SUBJECT_CAPABILITIES and subject not in KNOWN.values():
+            for capability in sorted(SUBJECT_CAPABILITIES):
+                yield from climber.try_claimed(capability, subject)
 
 
 class _Climber:
@@ -168,20 +174,41 @@ class _Climber:
         A DDP may fail where it declares nothing; if it works, its author should declare the capability.
         """
         claiming = replace(subject, capabilities=subject.capabilities | {capability})
-        declared = claiming.capabilities | self._backend.capabilities
+        if (scenario := self._first_that_needs(capability, claiming)) is None:
+            return
+        result = self._judged(scenario, claiming)
+        yield Footing(
+            capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
+            duration_ms=result.duration_ms,
+        )  # fmt: skip
+
+    def try_claimed(self, capability: str, subject: Subject) -> Iterator[Footing]:
+        """Yield that `subject`, whose author declares nothing, lacks `capability`, if its first scenario shows that.
+
+        Where it fails in another way it has the capability, with a mistake, which is for `run` to tell.
+        """
+        alone = replace(subject, capabilities=frozenset({capability}))  # else another one that it lacks would show
+        if (scenario := self._first_that_needs(capability, alone)) is None:
+            return
+        result = self._judged(scenario, subject)
+        found = lacking(result, scenario.to_json()) if result.verdict.is_failure else None
+        if result.verdict is Verdict.UNSUPPORTED or (found is not None and capability in found.names):
+            why = result.summary if found is None else f"it {found.why}"
+            asks = f"{subject.name} is capable of {capability}"
+            yield Footing(capability, asks, Status.LACKING, why, duration_ms=result.duration_ms)
+
+    def _first_that_needs(self, capability: str, subject: Subject) -> Scenario | None:
+        """Return the first scenario of two ranks that needs `capability`, and else only what is declared."""
+        declared = subject.capabilities | self._backend.capabilities
         for scenario in load_scenarios():
             needs = needs_of(scenario)
             if capability in needs and scenario.world_size == 2 and needs <= declared:
-                patient = scenario.replace(
-                    deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S)
-                )
-                runner = ScenarioRunner(claiming, self._backend, self._controller, native=False)
-                result = runner.run(patient).subject
-                yield Footing(
-                    capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
-                    duration_ms=result.duration_ms,
-                )  # fmt: skip
-                return
+                return scenario
+        return None
+
+    def _judged(self, scenario: Scenario, subject: Subject) -> ScenarioResult:
+        patient = scenario.replace(deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S))
+        return ScenarioRunner(subject, self._backend, self._controller, native=False).run(patient).subject
 
 
 def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:

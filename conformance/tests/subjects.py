@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.backends.gloo import GLOO
@@ -93,3 +94,26 @@ class Dying(nn.Module):
 def not_a_module(module: nn.Module, **options: Any) -> str:
     """Give something that is no module."""
     return "wrapped"
+
+
+class Plain(nn.Module):
+    """A right DDP of twenty lines, without any option or method beyond what every DDP must have."""
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self._group = process_group or dist.group.WORLD
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), group_src=0, group=self._group)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._average)
+
+    def _average(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad, group=self._group)
+        parameter.grad.div_(dist.get_world_size(self._group))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)

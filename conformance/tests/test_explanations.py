@@ -81,13 +81,13 @@ Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 FAIL  GRAD-01  a gradient MUST be the mean
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=2 seed=7
-      step0/grad/w on ranks 0 and 1: the sum over the ranks (expected * 2), never divided by the world size
+      step0/grad/w on ranks 0 and 1: the sum over the ranks (expected * 2), never divided by the world size, or counted twice: 2 ranks do not tell
 Let   E = step0/grad/w as expected: 2x2 float32
       A = step0/grad/w on rank 0
       B = step0/grad/w on rank 1
 Then  A differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; largest difference 8.
       B differs in 4 of 4 element(s), first at [0, 0]: expected 1.0, got 2.0; largest difference 8.
-A, B: the sum over the ranks (expected * 2), never divided by the world size.
+A, B: the sum over the ranks (expected * 2), never divided by the world size, or counted twice: 2 ranks do not tell.
 Also wrong: final/parameter/w.
 Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 """,

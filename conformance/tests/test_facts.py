@@ -17,7 +17,7 @@ from conformance.checkers.registry import get_checker
 from conformance.checkers.rules import OF_ANOTHER_KIND, OF_THE_SAME_KIND
 from conformance.observation import Facts, Raised, Unmeasured
 from conformance.tests.evidence_by_hand import ended, evidence_of, raised, returned
-from conformance.truth.expected import Anything, Close, Raises, Satisfies
+from conformance.truth.expected import AnyOf, Anything, Close, Raises, Satisfies
 from conformance.verdict import Finding, Verdict
 
 MEAN = torch.tensor([[2.0, 4.0], [8.0, -6.0]])
@@ -102,8 +102,10 @@ def test_an_expectation_that_demands_nothing_is_our_fault(expected: dict[int, Fa
 
 A, B = MEAN + 1, MEAN - 1  # two ranks' local values: their mean is MEAN
 
+SUMMED = "the sum over the ranks (expected * 2), never divided by the world size, or counted twice: 2 ranks do not tell"
+
 DIAGNOSES = [
-    ((MEAN, MEAN * 2, MEAN * 2), "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((MEAN, MEAN * 2, MEAN * 2), SUMMED),
     ((MEAN, MEAN / 2, MEAN / 2), "expected / 2: divided by the world size once too often"),
     ((MEAN, MEAN * 3, MEAN * 3), "every element is 3 times what was expected"),
     ((MEAN, -MEAN, -MEAN), "every element is -1 times what was expected"),
@@ -115,7 +117,7 @@ DIAGNOSES = [
     ((MEAN, None, None), "None where a value was expected: nothing ever arrived"),
     ((None, Raised.of(ValueError("x")), None), "an exception where there must be none"),
     ((MEAN, Raised.of(ValueError("x")), None), "an exception instead of a value"),
-    ((MEAN, MEAN.t(), MEAN.t()), "the expected values transposed"),
+    ((MEAN, MEAN.t(), MEAN.t()), "the expected values transposed: wrong strides"),
     ((MEAN, MEAN.flip(0), MEAN.flip(0)), "the expected values in another order: a wrong offset, or wrong strides"),
     ((MEAN, MEAN.double(), MEAN.double()), "the right values in another dtype"),
     ((MEAN + 2**-12, MEAN.half(), MEAN.half()), "the expected values rounded to this dtype"),
@@ -123,17 +125,17 @@ DIAGNOSES = [
     ((MEAN, MEAN / 0, MEAN / 0), "an overflow to infinity in 4 place(s) that must be finite"),
     ((MEAN, MEAN * float("nan"), MEAN), "not-a-number in 4 place(s) that must be finite"),
     ((MEAN, MEAN * (1 + 2**-23), MEAN), "off by rounding only: 1.2e-07 of the largest value"),
-    ((2.0, 4.0, 4.0), "the sum over the ranks (expected * 2), never divided by the world size"),
+    ((2.0, 4.0, 4.0), SUMMED),
     ((2.0, 2.5, 2.5), ""),  # any number is some multiple of another
     ((MEAN.to(torch.complex64), MEAN.to(torch.complex64) * 2, MEAN.to(torch.complex64) * 2),
-     "the sum over the ranks (expected * 2), never divided by the world size"),
+     SUMMED),
     ((MEAN.to_sparse(), (MEAN * 2).to_sparse(), (MEAN * 2).to_sparse()),
-     "the sum over the ranks (expected * 2), never divided by the world size"),
+     SUMMED),
     (("a", "b", "b"), ""),
     ((Raises(), MEAN, MEAN), "nothing was raised"),
     ((Satisfies("small", bool), MEAN, MEAN), ""),
     ((Close(MEAN, 0.0, 0.0, "why"), MEAN * 2, MEAN * 2),
-     "the sum over the ranks (expected * 2), never divided by the world size"),
+     SUMMED),
 ]  # fmt: skip
 
 
@@ -185,11 +187,73 @@ def test_an_average_over_those_who_used_a_parameter_is_not_taken_for_a_sum() -> 
             True,
             "the sum over the ranks divided by 1 instead of the world size, 2; other gradients of the step are right",
         ),
-        (False, "the sum over the ranks (expected * 2), never divided by the world size"),
+        (False, SUMMED),
     ):
         expected: dict[int, Facts] = {rank: {NAME: MEAN, other: MEAN + 1} for rank in range(2)}
         came = {NAME: MEAN * 2, other: (MEAN + 1) * (1 if right else 2)}
         assert diagnose(NAME, 0, expected, dict.fromkeys(range(2), came)).clause == clause
+
+
+def test_a_complex_sum_is_recognised_where_dividing_it_would_round() -> None:
+    wanted = torch.tensor(94781825835342 + 4331513467446j, dtype=torch.complex128)
+    assert _diagnose(wanted, wanted * 2, wanted * 2) == SUMMED
+
+
+@pytest.mark.parametrize("kind", [dict, AnyOf])
+def test_a_value_within_a_fact_is_recognised_there(kind: type) -> None:
+    """Of a mapping or a sequence, also where it is one of several that are allowed."""
+    gradient = torch.tensor([3.0, 5.0, 7.0])
+    wanted: Any = {"loss": 1.0, "step1/grad/w": [gradient]}
+    if kind is AnyOf:
+        wanted = AnyOf(wanted, Raises(("RuntimeError",)))
+    came = {"loss": 1.0, "step1/grad/w": [gradient * 2]}
+    assert _diagnose(wanted, came, came, name="outcome") == f"at 'step1/grad/w' at 'position 0' {SUMMED}"
+    assert _diagnose(AnyOf(Raises(("ValueError",)), Raises(("TypeError",))), None, None) == "nothing was raised"
+
+
+def test_what_some_parameters_lack_is_told_from_what_all_do() -> None:
+    """A reduction ran: for the others, or for all but a part."""
+    other, whole = "step1/grad/fc2.weight", torch.tensor([2.0, 4.0, 8.0, -6.0])
+    own = {rank: whole + torch.tensor([0.0, 0.0, 0.0, 1.0]) * (1 - 2 * rank) for rank in range(2)}
+    for came, of_others, mistake, clause in (
+        ({0: whole + 1, 1: whole - 1}, 1, "left-out", "never reduced; other gradients of the step are right"),
+        (own, 1, "left-out", "never reduced, in element(s) 3 to 3 of the flat value; the rest is right"),
+        (own, 0, "reduced-not-used", "in element(s) 3 to 3 of the flat value, although its backward reduced"),
+    ):
+        expected: dict[int, Facts] = {rank: {NAME: whole, other: whole} for rank in range(2)}
+        observed: dict[int, Facts] = {rank: {NAME: came[rank], other: whole * of_others} for rank in range(2)}
+        found = diagnose(NAME, 0, expected, observed, frozenset({1}))
+        assert found.mistake == mistake
+        assert clause in found.clause
+
+
+def test_a_broadcast_that_nobody_asked_for_is_no_value_that_came_to_the_wrong_rank() -> None:
+    name = "step0/seen/table"
+    expected: dict[int, Facts] = {0: {name: A}, 1: {name: B}}
+    assert diagnose(name, 1, expected, {0: {name: A}, 1: {name: A}}).mistake == "broadcast-unasked"
+    swapped: dict[int, Facts] = {0: {name: B}, 1: {name: A}}
+    assert diagnose(name, 1, expected, swapped).mistake == "wrong-rank"
+
+
+def test_what_is_not_said_is_told_from_what_is_not_refused() -> None:
+    for came, mistake in (([], "says-nothing"), (None, "says-nothing"), (["a warning"], "")):
+        expected: dict[int, Facts] = {0: {NAME: Satisfies("one warning, which names 'w'", bool)}}
+        assert diagnose(NAME, 0, expected, {0: {NAME: came}}).mistake == mistake
+
+
+def test_kinds_of_values_are_told_whatever_the_numbers() -> None:
+    assert _diagnose(MEAN, MEAN.double() + 1, MEAN) == "other values in another dtype"
+    assert _diagnose("float32", "float16", "float16") == "float16, where float32 must be"
+    assert _diagnose(MEAN, MEAN[0], MEAN[0]) == "of shape (2,), where (2, 2) must be"
+    assert _diagnose(MEAN.to_sparse(), MEAN, MEAN) == "the right values, strided where they must be sparse_coo"
+
+
+def test_one_element_in_the_middle_is_no_part() -> None:
+    wanted = torch.tensor([3.0, 5.0, 7.0, 11.0])
+    for place, clause in ((1, ""), (3, "wrong in element(s) 3 to 3 of the flat value only")):
+        came = wanted.clone()
+        came[place] = 99
+        assert _diagnose(wanted, came, came) == clause
 
 
 def test_flags_in_another_order_are_not_put_down_to_strides() -> None:
@@ -203,6 +267,15 @@ def test_two_rules_that_explain_as_well_are_both_kept_silent() -> None:
     same_data = {"step0/grad/fc.weight": MEAN}
     assert _diagnose(MEAN, MEAN * 2, MEAN * 2, others=same_data) == ""
     assert _diagnose(MEAN, MEAN * 2, MEAN * 2).startswith("the sum over the ranks")
+
+
+def test_the_evidence_shown_is_of_the_fact_that_was_recognised() -> None:
+    wanted = torch.tensor([3.0, 5.0, 7.0])
+    expected: dict[int, Facts] = {rank: {"num_collectives": 1, NAME: wanted} for rank in range(2)}
+    found = _check(expected, *({"num_collectives": 4, NAME: wanted * 2} for _ in range(2)))
+    assert found.mistake == "never-divided"
+    assert found.summary.startswith(NAME)
+    assert "Also wrong: num_collectives." in found.explanation
 
 
 def test_a_refusal_that_never_comes_is_a_check_that_is_lacking() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from conformance.cli import main
 from conformance.cli.run import failed_in
 from conformance.errors import ReportError
-from conformance.report.causes import causes_of
+from conformance.report.causes import cause_of, causes_of
 from conformance.report.failure import advice_on, failure_text, replay_command, result_text, run_command
 from conformance.report.folder import (
     add_failures_folder,
@@ -278,6 +278,28 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
 
+@pytest.mark.parametrize(
+    ("finding", "title"),
+    [
+        (Finding("facts", FAIL, "step1/seen/table on rank 1: ...", mistake="not-broadcast"),
+         "A buffer is not broadcast from rank 0."),
+        (Finding("facts", FAIL, "3.backward on rank 1: at 'parameter 0.weight' ...", mistake="not-broadcast"),
+         "A parameter is not broadcast from rank 0."),
+        (Finding("facts", FAIL, "step0/grad/w on rank 0: ...", mistake="never-reduced"),
+         "A gradient is never reduced: every rank keeps its own."),
+        (Finding("facts", FAIL, "step1/output on rank 0", mistake="wrong-dtype"), "An output has the wrong dtype."),
+        (Finding("facts", FAIL, "answers on rank 0: ...", mistake="wrong-dtype"), "A value has the wrong dtype."),
+        (Finding("facts", FAIL, "same_device on rank 0 is False"), "A gradient MUST be right, in place."),
+        (Finding("no_exception", FAIL, "rank 0 raised KeyError: 'a'"), "rank 0 raised KeyError: 'a'"),
+    ],
+)  # fmt: skip
+def test_a_title_says_what_is_wrong_and_no_raw_fact(finding: Finding, title: str) -> None:
+    """What nobody recognised has the requirement's sentence, up to its colon and without what is in brackets."""
+    statement = "A gradient (also of a tied weight) MUST be right, in place: bitwise; and soon."
+    cause = cause_of(_failed("gradients/GRAD-02/a", finding), {"GRAD-02": statement})
+    assert cause.title == title
+
+
 def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] = ()) -> Outcome:
     one = outcome(scenario_id, FAIL)
     subject = dataclasses.replace(one.subject, findings=findings)
@@ -297,7 +319,8 @@ def test_a_thread_left_behind_is_put_down_to_the_requirement_about_it() -> None:
         _failed("buckets/BUCKET-01/a", trace), _failed("gradients/GRAD-03/a", trace, Finding("facts", UNKNOWN)),
     )  # fmt: skip
     assert [(one.title, one.requirements, len(one.outcomes)) for one in causes_of(report)] == [
-        ("A rank's process is not left as it was.", ("COMPAT-12",), 3), ("wrong", ("GRAD-02",), 1),
+        ("A rank's process is not left as it was.", ("COMPAT-12",), 3),
+        ("A gradient MUST NOT depend on the bucket cap.", ("GRAD-02",), 1),
     ]  # fmt: skip
     assert _verdicts(report) == {
         "GRAD-01": (PASS, 1), "GRAD-02": (FAIL, 1), "GRAD-03": (UNKNOWN, 1), "BUCKET-01": (PASS, 1),
@@ -365,7 +388,7 @@ class WhatPeopleRead(expecttest.TestCase):
             shown(MIXED),
             """\
 2 failures, 2 causes:
-  1.  it was CRASH
+  1.  A gradient MUST NOT depend on the bucket cap.
       Seen in 1 scenario of GRAD-02
 CRASH  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       gradients/GRAD-02/cnn
@@ -375,7 +398,7 @@ Let   A = it was CRASH
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
 
-  2.  it was FAIL
+  2.  A gradient MUST NOT depend on the bucket cap.
       Seen in 1 scenario of GRAD-02
 FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
       gradients/GRAD-02/mlp
@@ -457,7 +480,7 @@ ddp_impl keeps 2 of 2 requirements.""",
             console.file.getvalue(),
             """\
 3 failures, 2 causes:
-  1.  it was FAIL
+  1.  Ranks MUST reduce the same buckets.
       Seen in 1 scenario of BUCKET-01
 FAIL  BUCKET-01  Ranks MUST reduce the same buckets.
       buckets/BUCKET-01/a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from click.testing import CliRunner, Result
 
 from conformance.cli import main
+from conformance.cli.smoke import _declaration
 from conformance.history import Collective
 from conformance.models.traced_blocks import block, read_block, summands
 from conformance.observation import Ending, Observation, Raised
@@ -17,6 +20,7 @@ from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.smoke.programs.arrivals import LATER
 from conformance.smoke.rungs import COLLECTIVES
+from conformance.subjects.subject import CAPABILITIES
 from conformance.tests.busy_machine import at_this_load
 from conformance.workers.zygote_process import ZygoteProcess
 
@@ -45,7 +49,7 @@ def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
     collectives = [rung.name for rung in COLLECTIVES]
     steps = ["step of torch", "step of ddp_impl"]
     assert found == [("ok", name) for name in (*FIRST_RUNGS, *collectives, *steps)]
-    assert "ddp-conformance run --profile core" in result.output
+    assert "ddp-conformance run --profile core --fail-fast" in result.output
 
 
 @pytest.mark.nightly
@@ -148,6 +152,29 @@ def test_what_a_ddp_can_do_and_does_not_declare_is_said(zygote: ZygoteProcess) -
     assert found["no_sync"].detail == "its first scenario passes: declare 'no_sync' for the DDP to be judged by it"
     assert found["replicated_parameters"].status is Status.ABSENT
     assert "join" not in found, "it is declared"
+
+
+def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
+    found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:Plain", world_size=2, zygote=zygote)}
+    assert not any(one.status is Status.BROKEN for one in found.values())
+    lacking = {name for name, one in found.items() if one.status is Status.LACKING}
+    assert lacking > {"comm_hook", "join", "no_sync", "static_graph", "gradient_as_bucket_view"}
+    assert found["join"].detail == "it has no method join"
+    assert found["static_graph"].detail.endswith(":Plain takes no argument static_graph")
+
+
+def test_a_class_that_lacks_nothing_ends_without_a_declaration(zygote: ZygoteProcess) -> None:
+    found = climb("gloo", "conformance.tests.peculiar_ddps:OwnErrors", world_size=2, zygote=zygote)
+    assert Status.LACKING not in {one.status for one in found if one.rung in ("comm_hook", "join", "no_sync")}
+
+
+def test_the_declaration_of_what_is_lacking_can_be_pasted() -> None:
+    text = _declaration("my_pkg.ddp:MyDDP", ["join", "no_sync"])
+    pasted: dict[str, Any] = {}
+    exec(textwrap.dedent(text.partition("\n\n")[2]), pasted)
+    subject = pasted["SUBJECT"]
+    assert (subject.name, subject.target) == ("MyDDP", "my_pkg.ddp:MyDDP")
+    assert CAPABILITIES - subject.capabilities == {"join", "no_sync"}
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,16 @@ class AnyOf:
             if found is None:
                 return None
             reasons.append(found.reason)
-        alike = [index for index, choice in enumerate(self.choices) if _is_alike(choice, got)]
-        if len(alike) == 1:  # where one choice is of the same kind, how the others differ tells nothing
-            others = [describe(choice) for index, choice in enumerate(self.choices) if index != alike[0]]
-            return Difference(f"{reasons[alike[0]]}; allowed instead: {' or '.join(others)}")
+        if (alike := self.alike(got)) is not None:  # where one is of the same kind, how others differ tells nothing
+            others = [describe(choice) for choice in self.choices if choice is not alike]
+            reason = reasons[next(index for index, choice in enumerate(self.choices) if choice is alike)]
+            return Difference(f"{reason}; allowed instead: {' or '.join(others)}")
         return Difference(f"is none of the {len(self.choices)} allowed: it " + "; it ".join(reasons))
+
+    def alike(self, got: Any) -> Any:
+        """Return the one choice that is of the same kind as `got`; None if none is, or several."""
+        found = [choice for choice in self.choices if _is_alike(choice, got)]
+        return found[0] if len(found) == 1 else None
 
     def __str__(self) -> str:
         """Return the choices, joined by `or`."""

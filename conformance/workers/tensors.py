@@ -15,7 +15,7 @@ import torch
 from msgspec.msgpack import Ext, decode, encode
 from torch import Tensor
 
-from conformance.observation import Observation, Raised, Unmeasured
+from conformance.observation import Facts, Observation, Raised, Unmeasured
 
 _STRIDED, _SPARSE, _RAISED, _UNMEASURED = 1, 2, 3, 4
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -46,7 +46,12 @@ def portable(observation: Observation) -> Observation:
         TypeError: a fact is neither a tensor on the CPU nor `Raised` nor `Unmeasured` nor JSON data.
 
     """
-    return replace(observation, facts={name: _data(value) for name, value in observation.facts.items()})
+    return replace(observation, facts=portable_facts(observation.facts))
+
+
+def portable_facts(facts: Facts) -> dict[str, Any]:
+    """Return the facts as `portable` does."""
+    return {name: _data(value) for name, value in facts.items()}
 
 
 def from_extension(code: int, data: memoryview) -> Tensor | Raised | Unmeasured:
