@@ -155,6 +155,10 @@ def _remedies(one: Requirement, reports: Sequence[Report]) -> list[str]:
         and outcome.subject.verdict is not Verdict.HARNESS_ERROR
         and one.id in outcome.broken
     ]
-    told = dict.fromkeys(f"- {cause.title} {cause.remedy}".rstrip() for cause in causes_in(failures) if cause.remedy)
+    told = dict.fromkeys(
+        f"- {cause.title} {cause.remedy}".rstrip()
+        for cause in causes_in(failures, {one.id: one.statement})
+        if cause.remedy
+    )
     seen = ["What made it fail in the stored reports:", "", *list(told)[:_MOST_REMEDIES], ""] if told else []
     return [*seen, "[Read a failure](../howto/read_a_failure.md) says how to read what a run prints."]
