@@ -13,12 +13,12 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.compile import fusion
+from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.torch_internals import call_when_backward_ends
+from ddp_impl.torch_internals import call_when_backward_ends, inductor_compiler
 
 
 @replaces(Ours, "_averages_in_graph")
@@ -91,4 +91,30 @@ def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args:
     backend = backend_for(*args)
     if isinstance(backend, InGraphBackend):
         backend.__class__ = _FusesLate
+    return backend
+
+
+def _compiler_that_copies() -> tuple[Any, Any]:
+    compile_fx, partitioned_by = inductor_compiler()
+
+    def copied(*given: Any) -> Any:
+        settings = partitioned_by(*given)
+        del type(settings["custom_partitioner_fn"]).__deepcopy__
+        return settings
+
+    return compile_fx, copied
+
+
+class _LetsItBeCopied(InGraphBackend):
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        with mock.patch.object(in_graph, "inductor_compiler", _compiler_that_copies):
+            return super().__call__(*given, **options)
+
+
+@replaces(CompiledCalls, "_backend_for")
+def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: when Inductor copies its settings, as compiled autograd has it do, it copies the process group, too."""
+    backend = backend_for(*args)
+    if isinstance(backend, InGraphBackend):
+        backend.__class__ = _LetsItBeCopied
     return backend
