@@ -18,6 +18,7 @@ from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
+from ddp_impl.reducer import Reducer
 from ddp_impl.torch_internals import call_when_backward_ends, inductor_compiler
 
 
@@ -118,3 +119,18 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
     if isinstance(backend, InGraphBackend):
         backend.__class__ = _LetsItBeCopied
     return backend
+
+
+@replaces(Reducer, "_last_gradient_ends_it")
+def RefusesCompiledBackwards(reducer: Reducer, last_gradient_ends_it: Call) -> bool:
+    """BUG: the reducer refuses every backward that compiled autograd runs."""
+    return False
+
+
+@replaces(Reducer, "_hand_out_early")
+def HandsOutTheFirstBucketAlone(reducer: Reducer, hand_out_early: Call) -> None:
+    """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
+    for index in list(reducer.iteration.in_flight)[1:]:
+        _, pending = reducer.iteration.in_flight.pop(index)
+        pending.wait()
+    hand_out_early()

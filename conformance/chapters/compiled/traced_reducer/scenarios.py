@@ -83,6 +83,9 @@ def _others() -> Iterator[Scenario]:
     ):
         order = {"compiled_autograd": True, "whole_backward": whole, "backend": backend}
         yield from _make.case("TRACE-19", "plain", slug, compile_=order, way=PLAIN, num_steps=3)
+    for case in ("graph_break", "breaks_on_one_rank"):
+        order = {"backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
+        yield from _make.case("TRACE-19", case, compile_=order, num_steps=3)
     unhooked = arguments(model="unhooked", num_steps=3)
     # Of a mesh with rows of several ranks, the graphs hold the reductions of tensor parallelism too.
     for mesh, of_rows in (((2, 2), 1), ((4, 1), 0), ((1, 4), 1)):
