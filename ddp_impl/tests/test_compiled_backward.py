@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import _apply_optimizer_in_backward  # type: ignore[attr-defined]
+from torch.utils.checkpoint import checkpoint
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.mixed_precision import MixedPrecision
@@ -250,3 +251,24 @@ def test_the_next_forward_tells_of_a_backward_that_went_wrong(tmp_path: Path) ->
         assert f"did not receive grad for rank {rank}: 0.weight, 0.bias, 2.weight, 2.bias" in misses[1]
         assert raises[0] == "in the user's hook"
         assert "the previous backward raised" in raises[1]
+
+
+class _Recomputes(nn.Sequential):
+    def forward(self, inputs: Tensor) -> Any:
+        for _ in range(2):
+            inputs = checkpoint(super().forward, inputs, use_reentrant=True)
+        return inputs
+
+
+def _repeats(rank: int) -> str:
+    model: nn.Module = _models(1)[0]
+    model.__class__ = _Recomputes
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(RuntimeError) as raised, _captured():
+        ddp(_inputs(rank, 0).requires_grad_()).sum().backward()
+    return str(raised.value)
+
+
+def test_a_gradient_that_comes_again_after_the_averages_is_an_error(tmp_path: Path) -> None:
+    for rank, error in enumerate(run_ranks(_repeats, 2, tmp_path)):
+        assert re.search(rf"rank {rank}\b.*ready twice", error), error
