@@ -9,6 +9,9 @@ waits for another: then gradients come in one order on all ranks.
 
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
 one averages is what the backward brought, not what another has already averaged.
+
+Compiled autograd reports no end at which an error could be raised: it drops the callback. There each wrapper hands out
+by itself, when its last gradient has come.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from ddp_impl.torch_internals import WhenBackwardEnds, current_backward
+from ddp_impl.torch_internals import WhenBackwardEnds, current_backward, in_compiled_backward
 
 _constructions = itertools.count()
 
@@ -68,6 +71,9 @@ class Participant(Protocol):
 
     def all_have_handed_out(self) -> None:
         """Do what needs the final gradients."""
+
+    def compiled_backward_ended(self) -> None:
+        """Take note that a backward is over which compiled autograd ran; raise nothing."""
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number will not end."""
@@ -143,6 +149,7 @@ class _Backward:
     def __init__(self, number: int) -> None:
         """Have autograd report the end of the backward with this number, which runs now."""
         self._number = number
+        self._is_compiled = in_compiled_backward()
         self.participants: list[Participant] = []
         self._is_over: list[Callable[[], None]] = []
         WhenBackwardEnds(self._ended, self._raised)
@@ -176,7 +183,10 @@ class _Backward:
         _running.pop(self._number, None)
         try:
             for participant in sorted(self.participants, key=_construction):
-                participant.backward_raised(self._number, error, traceback)
+                if self._is_compiled and traceback is None:
+                    participant.compiled_backward_ended()
+                else:
+                    participant.backward_raised(self._number, error, traceback)
         finally:
             self._tell_over()
 

@@ -47,8 +47,10 @@ class Iteration:
 class Backward:
     """One run of autograd's engine, with its `number`, of whose end the reducer will hear.
 
-    `told_missing`: the user has heard that gradients are missing now that it is over.
+    `told_missing`: the user has heard that gradients are missing now that it is over. `is_compiled`: compiled autograd
+    runs it, and it is not over.
     """
 
     number: int = -1
     told_missing: bool = False
+    is_compiled: bool = False

@@ -83,13 +83,15 @@ def another_wrapper(rank: int, mine: int, of_rank_0: int) -> str:
 
 
 def compiled_backward(rank: int) -> str:
-    """Return the message for a backward that compiled autograd runs although the reducer must average its gradients."""
+    """Return the message for a backward that compiled autograd runs although the reducer must know when it is over."""
     return (
         f"[rank {rank}] the reducer averages the gradients of this forward and must know when the backward is over, "
         "but compiled autograd does not report its end. Run backward without it "
         "(torch._dynamo.config.compiled_autograd = False), or let the compiled backward average by itself: set "
-        'torch._dynamo.config.optimize_ddp = "python_reducer" before the forward, and wrap the module without '
-        "find_unused_parameters and static_graph."
+        'torch._dynamo.config.optimize_ddp = "python_reducer" before the forward. The reducer itself can average if '
+        "the backward is compiled without fullgraph=True, and the module wrapped without what needs the end: "
+        "find_unused_parameters, static_graph, delay_all_reduce_named_params, a comm hook, an optimizer in the "
+        "backward, or a parameter that another DistributedDataParallel has, too."
     )
 
 

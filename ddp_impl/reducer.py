@@ -127,7 +127,7 @@ class Reducer(BucketReduction):
         has_threads = len({member.parameter.device for member in self.members}) > 1
         on_one_accelerator = device.type != "cpu" and not has_threads
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
-        # Where there is one thread there is no lock: compiled autograd, which can be refused, would stumble over it.
+        # Where there is one thread there is no lock: compiled autograd would stumble over it.
         self._lock: AbstractContextManager[Any] = _thread_in_reducers if has_threads else nullcontext()
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
@@ -436,7 +436,8 @@ class Reducer(BucketReduction):
 
     def _begin_backward(self) -> None:
         """Take the report that a backward has come to an output of forward."""
-        backwards.begin(self)
+        if not self._was_handed_out_early:
+            backwards.begin(self)
 
     @property
     def last_backward(self) -> int | None:
@@ -512,7 +513,7 @@ class Reducer(BucketReduction):
             return
         due, phase = self.arrivals.due[index], self.state.phase
         if due == 0:
-            if phase in (Phase.IDLE, Phase.BROKEN):
+            if phase in (Phase.IDLE, Phase.BROKEN) and not self._was_handed_out_early:
                 self.usage.used_locally.add(index)
                 return
             if not self._is_welcome_late(index):
@@ -557,13 +558,44 @@ class Reducer(BucketReduction):
         """Take note that the backward with this number raised."""
         is_latest = number == self._backward.number  # threads may drop one after the next has begun
         if is_latest:
+            self._backward.is_compiled = False
             self._handle(Event.BACKWARD_RAISED)
             self._raised_early = self.state.phase is Phase.PROBED and size_of(self.group) > 1
         self.peers.raised("backward", error, traceback, unfinished=self.state.phase is Phase.BROKEN)
 
+    def compiled_backward_ended(self) -> None:
+        """Take note that a backward is over which compiled autograd ran; what was due has been handed out."""
+        self._backward.is_compiled = False
+        if self.state.phase in (Phase.RUNNING, Phase.REDUCING):
+            self._handle(Event.BACKWARD_END)
+
     def _refuse_compiled_backward(self) -> None:
-        if in_compiled_backward():  # which drops the callback that reports its end
+        if in_compiled_backward() and not self._last_gradient_ends_it:
             raise self._error(messages.compiled_backward(self.state.rank))
+
+    @property
+    def _last_gradient_ends_it(self) -> bool:
+        """Whether all can be handed out when the last gradient comes, though the backward goes on; alike on all ranks.
+
+        Not where gradients may be missing or another wrapper awaits some of them, too; nor where parameters may step
+        then, as a comm hook can have them do: what compiled autograd has captured may read them later.
+        """
+        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+            return False
+        options = self.options
+        waits = options.find_unused_parameters or options.static_graph or options.delayed or self._hooks.shared()
+        return not (waits or self.steps_optimizers or self.comm_hook is not None)
+
+    @torch.no_grad()
+    def _hand_out_early(self) -> None:
+        """Hand out the averages within a backward that compiled autograd runs: raise here, or nobody hears of it."""
+        self.backward_ends()
+        self.all_have_sent()
+        self.all_have_handed_out()
+
+    @property
+    def _was_handed_out_early(self) -> bool:
+        return self._backward.is_compiled and self.state.phase is Phase.IDLE
 
     @property
     def _waits_for_outputs(self) -> bool:
@@ -623,7 +655,7 @@ class Reducer(BucketReduction):
             self._is_over.wait(_DROPPED_WITHIN_S)
 
     def _watch_backward(self) -> None:
-        self._backward = Backward(current_backward())
+        self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
         backwards.take_part(self, self._over())
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
@@ -637,6 +669,8 @@ class Reducer(BucketReduction):
         absent: list[int] = []
         if self.options.static_graph:
             absent = self.arrivals.never_used
+        elif self._backward.is_compiled:  # at its end it would be too late to find them
+            absent = [i for i, comes in enumerate(self.search.coming()) if not comes and self._is_frozen(i)]
         elif not self.options.find_unused_parameters:
             absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
         elif not self.iteration.has_forecast:
@@ -705,6 +739,8 @@ class Reducer(BucketReduction):
         if num_launched < self.state.num_launched == len(self.buckets):
             self.telemetry.current.last_launch = Moment.now()
             self._handle(Event.LAST_LAUNCHED)
+            if self._backward.is_compiled and self.state.phase is Phase.REDUCED:
+                self._hand_out_early()
 
     def _launch_next(self) -> None:
         for index in self.state.take_launchable():

@@ -491,6 +491,10 @@ def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any
         def uuid(self) -> str:
             return self._identity
 
+        def __deepcopy__(self, memo: object) -> Partitioner:
+            """Return itself: Inductor copies its settings, and what this refers to is one process group's."""
+            return self
+
     def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
         before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
         name = "" if before is None else f" {before.uuid()}"

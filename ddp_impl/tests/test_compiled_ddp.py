@@ -134,17 +134,23 @@ def test_compiled_autograd_is_refused_and_what_the_error_advises_works(fullgraph
     model = layers(2)
     x = torch.ones(2, WIDTH)
     truth = gradients(model, model, x)
-    ddp = DistributedDataParallel(model)
-    call = torch.compile(ddp, backend="aot_eager")
+    refused = DistributedDataParallel(model, find_unused_parameters=not fullgraph)
+    call = torch.compile(refused, backend="aot_eager")
     compiled_autograd = torch._dynamo.compiled_autograd._enable
     compiler = torch.compile(backend="eager", fullgraph=fullgraph)
     with compiled_autograd(compiler), pytest.raises(RuntimeError, match=r'rank 0.*optimize_ddp = "python_reducer"'):
         call(x).sum().backward()
     assert_same(gradients(model, call, x), truth)
+    refused.reducer.remove_hooks()
+    ddp = DistributedDataParallel(model)
+    call = torch.compile(ddp, backend="aot_eager")
     compiler = torch.compile(backend="eager", fullgraph=True)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"), compiled_autograd(compiler):
         assert_same(gradients(model, call, x), truth)
-    assert ddp.reducer.telemetry.num_iterations == 1, "the reducer averaged what the graph was to average"
+    assert ddp.reducer.telemetry.num_iterations == 0, "the reducer averaged what the graph was to average"
+    with compiled_autograd(torch.compile(backend="eager")):
+        assert_same(gradients(model, call, x), truth)
+    assert ddp.reducer.telemetry.num_iterations == 1
 
 
 @pytest.mark.usefixtures("alone")

@@ -13,12 +13,13 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.compile import fusion
+from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
-from ddp_impl.torch_internals import call_when_backward_ends
+from ddp_impl.reducer import Reducer
+from ddp_impl.torch_internals import call_when_backward_ends, inductor_compiler
 
 
 @replaces(Ours, "_averages_in_graph")
@@ -92,3 +93,44 @@ def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args:
     if isinstance(backend, InGraphBackend):
         backend.__class__ = _FusesLate
     return backend
+
+
+def _compiler_that_copies() -> tuple[Any, Any]:
+    compile_fx, partitioned_by = inductor_compiler()
+
+    def copied(*given: Any) -> Any:
+        settings = partitioned_by(*given)
+        del type(settings["custom_partitioner_fn"]).__deepcopy__
+        return settings
+
+    return compile_fx, copied
+
+
+class _LetsItBeCopied(InGraphBackend):
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        with mock.patch.object(in_graph, "inductor_compiler", _compiler_that_copies):
+            return super().__call__(*given, **options)
+
+
+@replaces(CompiledCalls, "_backend_for")
+def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
+    """BUG: when Inductor copies its settings, as compiled autograd has it do, it copies the process group, too."""
+    backend = backend_for(*args)
+    if isinstance(backend, InGraphBackend):
+        backend.__class__ = _LetsItBeCopied
+    return backend
+
+
+@replaces(Reducer, "_last_gradient_ends_it")
+def RefusesCompiledBackwards(reducer: Reducer, last_gradient_ends_it: Call) -> bool:
+    """BUG: the reducer refuses every backward that compiled autograd runs."""
+    return False
+
+
+@replaces(Reducer, "_hand_out_early")
+def HandsOutTheFirstBucketAlone(reducer: Reducer, hand_out_early: Call) -> None:
+    """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
+    for index in list(reducer.iteration.in_flight)[1:]:
+        _, pending = reducer.iteration.in_flight.pop(index)
+        pending.wait()
+    hand_out_early()

@@ -76,9 +76,16 @@ def _others() -> Iterator[Scenario]:
     for inside, num_graphs in (("module", 1), ("forward", 1), ("parts", 4)):
         way = ONE_MIB | arguments(inside, inside=inside, num_graphs=num_graphs)
         yield from _make.written("TRACE-23", "", "compiled_ways", way=way)
-    for slug, whole in (("", True), ("with-breaks", False)):
-        order = {"compiled_autograd": True, "whole_backward": whole}
+    for slug, whole, backend in (
+        ("", True, "watched"),
+        ("with-breaks", False, "watched"),
+        ("inductor", True, "inductor"),
+    ):
+        order = {"compiled_autograd": True, "whole_backward": whole, "backend": backend}
         yield from _make.case("TRACE-19", "plain", slug, compile_=order, way=PLAIN, num_steps=3)
+    for case in ("graph_break", "breaks_on_one_rank"):
+        order = {"backend": "aot_eager", "compiled_autograd": True, "whole_backward": False}
+        yield from _make.case("TRACE-19", case, compile_=order, num_steps=3)
     unhooked = arguments(model="unhooked", num_steps=3)
     # Of a mesh with rows of several ranks, the graphs hold the reductions of tensor parallelism too.
     for mesh, of_rows in (((2, 2), 1), ((4, 1), 0), ((1, 4), 1)):
