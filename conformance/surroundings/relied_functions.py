@@ -86,7 +86,7 @@ class ReliedFunctions:
         *before, old_sizes = self._before
         spaces = self._spaces
         if what == before:  # new names only, such as the registry of a module that has warned
-            spaces = tuple(space for space, *size in zip(spaces, sizes, old_sizes, strict=True) if len(set(size)) > 1)
+            spaces = tuple(space for space, size, old in zip(spaces, sizes, old_sizes, strict=True) if size != old)
         changed = [f"function replaced: {space.name}.{name}" for space in spaces for name in space.changed()]
         if not changed:  # torch.compile has wrapped some
             self._before = now

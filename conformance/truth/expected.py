@@ -111,8 +111,7 @@ class AnyOf:
             reasons.append(found.reason)
         if (alike := self.alike(got)) is not None:  # where one is of the same kind, how others differ tells nothing
             others = [describe(choice) for choice in self.choices if choice is not alike]
-            reason = reasons[next(index for index, choice in enumerate(self.choices) if choice is alike)]
-            return Difference(f"{reason}; allowed instead: {' or '.join(others)}")
+            return Difference(f"{present(mismatch(alike, got)).reason}; allowed instead: {' or '.join(others)}")
         return Difference(f"is none of the {len(self.choices)} allowed: it " + "; it ".join(reasons))
 
     def alike(self, got: Any) -> Any:

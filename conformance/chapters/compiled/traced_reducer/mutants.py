@@ -80,6 +80,13 @@ class _LateFuser(fusion._Fuser):
         return max([*rest, super()._after(bucket, cursor)])
 
 
+def _made(kind: type[InGraphBackend], backend: Any) -> Any:
+    """Return `backend`, made one of `kind` if it averages in graphs."""
+    if isinstance(backend, InGraphBackend):
+        backend.__class__ = kind
+    return backend
+
+
 class _FusesLate(InGraphBackend):
     def _fuse(self, gm: torch.fx.GraphModule) -> None:
         with mock.patch.object(fusion, "_Fuser", _LateFuser):
@@ -89,10 +96,7 @@ class _FusesLate(InGraphBackend):
 @replaces(CompiledCalls, "_backend_for")
 def ReducesBehindTheLastGradient(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: a graph issues its reductions when the last gradient is there, so that they overlap with nothing."""
-    backend = backend_for(*args)
-    if isinstance(backend, InGraphBackend):
-        backend.__class__ = _FusesLate
-    return backend
+    return _made(_FusesLate, backend_for(*args))
 
 
 def _compiler_that_copies() -> tuple[Any, Any]:
@@ -115,10 +119,7 @@ class _LetsItBeCopied(InGraphBackend):
 @replaces(CompiledCalls, "_backend_for")
 def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any) -> Any:
     """BUG: when Inductor copies its settings, as compiled autograd has it do, it copies the process group, too."""
-    backend = backend_for(*args)
-    if isinstance(backend, InGraphBackend):
-        backend.__class__ = _LetsItBeCopied
-    return backend
+    return _made(_LetsItBeCopied, backend_for(*args))
 
 
 @replaces(Reducer, "_last_gradient_ends_it")
