@@ -27,10 +27,10 @@ class Casts:
     def __init__(self, dtype: torch.dtype) -> None:
         """Cast nothing yet."""
         self.dtype = dtype
-        self._copies: dict[nn.Parameter, _Copy] = {}
-        self._reads: list[nn.Parameter] = []
+        self._copies: dict[Tensor, _Copy] = {}
+        self._reads: list[Tensor] = []
         self._last_reads: list[nn.Parameter | None] = []
-        self._let_go_early: set[nn.Parameter] = set()
+        self._let_go_early: set[Tensor] = set()
         self._ahead: _CastsAhead | None = None
         self._with_gradients = False
 
@@ -51,8 +51,11 @@ class Casts:
             self._copies.clear()
             self._let_go_early.clear()
 
-    def read(self, parameter: nn.Parameter) -> Tensor:
-        """Return the copy of `parameter`: one tensor for all reads, if this forward is like the one before it."""
+    def read(self, parameter: Tensor) -> Tensor:
+        """Return the copy of `parameter`, or of a tensor that stands in for one in this forward.
+
+        It is one tensor for all reads, if this forward is like the one before it.
+        """
         if not parameter.is_floating_point() or parameter.dtype == self.dtype:
             return parameter
         if torch.compiler.is_compiling():  # a part of the module: the cast belongs into its graph
@@ -75,7 +78,7 @@ class Casts:
             del self._copies[last]
             self._let_go_early.add(last)  # were it read again, it would stay
 
-    def _cast(self, parameter: nn.Parameter) -> _Copy:
+    def _cast(self, parameter: Tensor) -> _Copy:
         # Forward may read under `no_grad` first and with gradients later; both must get this tensor.
         if torch.is_grad_enabled() is not self._with_gradients:
             with torch.inference_mode(False), torch.set_grad_enabled(self._with_gradients):
@@ -89,10 +92,13 @@ def _has_streams(device: torch.device) -> bool:
     return accelerator is not None and accelerator.type == device.type
 
 
-def _last_reads(reads: Sequence[nn.Parameter]) -> list[nn.Parameter | None]:
-    """Return for each read its parameter if it is not read again, else None."""
+def _last_reads(reads: Sequence[Tensor]) -> list[nn.Parameter | None]:
+    """Return for each read its parameter if it is not read again, else None, as for what stood in for one."""
     last = {parameter: position for position, parameter in enumerate(reads)}
-    return [parameter if last[parameter] == position else None for position, parameter in enumerate(reads)]
+    return [
+        parameter if isinstance(parameter, nn.Parameter) and last[parameter] == position else None
+        for position, parameter in enumerate(reads)
+    ]
 
 
 @dataclass(slots=True)
@@ -125,16 +131,16 @@ class _CastsAhead:
         self._dtype, self._device = dtype, device
         self._stream = torch.Stream(device)
         self._batches: list[list[nn.Parameter]] = []
-        self._batch_of: dict[nn.Parameter, int] = {}
+        self._batch_of: dict[Tensor, int] = {}
         self._launched: set[int] = set()
-        self._ready: dict[nn.Parameter, _Copy] = {}
+        self._ready: dict[Tensor, _Copy] = {}
 
     def start(self) -> None:
         """Launch the first batch, behind what the current stream has written to parameters."""
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         self._launch(0)
 
-    def take(self, parameter: nn.Parameter) -> _Copy:
+    def take(self, parameter: Tensor) -> _Copy:
         """Return a copy that is in the graph, and launch the batch behind its own."""
         if parameter in self._batch_of:
             self._launch(self._batch_of[parameter] + 1)
@@ -147,12 +153,13 @@ class _CastsAhead:
             copy.tensor = _InGraph.apply(parameter, [copy.tensor])
         return copy
 
-    def finish(self, reads: Sequence[nn.Parameter]) -> None:
+    def finish(self, reads: Sequence[Tensor]) -> None:
         """Make the current stream, which will write parameters, wait for what was cast and not read; learn `reads`."""
         torch.accelerator.current_stream(self._device).wait_stream(self._stream)
         self._ready.clear()
         self._launched.clear()
-        here = [parameter for parameter in dict.fromkeys(reads) if parameter.device == self._device]
+        kept = (one for one in dict.fromkeys(reads) if isinstance(one, nn.Parameter))
+        here = [parameter for parameter in kept if parameter.device == self._device]
         self._batches = _batches(here, self._dtype.itemsize)
         self._batch_of = {parameter: index for index, batch in enumerate(self._batches) for parameter in batch}
 

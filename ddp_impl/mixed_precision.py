@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ddp_impl.casts import Casts
 from ddp_impl.nested_tensors import cast
 from ddp_impl.parameter_swap import ParameterSwap
-from ddp_impl.torch_internals import in_backward
+from ddp_impl.torch_internals import drop_forward_hooks, in_backward
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,26 @@ class MixedPrecision:
         return self.reduce_dtype or self.param_dtype
 
 
+class ModuleHook:
+    """A forward hook of a `PrecisionCaster` on a module. In a copy of the module it does nothing: it is not cast."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        """Pass on to `call`."""
+        self.call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the caster returns."""
+        return None if self.call is None else self.call(*arguments)
+
+    def __reduce__(self) -> Any:
+        """Leave the caster out of pickles and deep copies."""
+        return ModuleHook, ()
+
+
+def _does_nothing(hook: Any) -> bool:
+    return isinstance(hook, ModuleHook) and hook.call is None
+
+
 class PrecisionCaster:
     """Applies a `MixedPrecision` to one module."""
 
@@ -90,6 +110,9 @@ class PrecisionCaster:
                 if name not in ignored and buffer.is_floating_point():
                     buffer.data = buffer.to(config.buffer_dtype)
         self._casts = None if config.param_dtype is None else Casts(config.param_dtype)
+        self._running: list[nn.Module] = []
+        self._shown = contextlib.ExitStack()
+        drop_forward_hooks(module, _does_nothing)
         if self._casts is not None:
             self._cast_while_recomputing(module)
             self._keep_full_precision(module)
@@ -119,40 +142,37 @@ class PrecisionCaster:
         return parameter.to(self.config.param_dtype) if parameter.is_floating_point() else parameter
 
     def _cast_while_recomputing(self, module: nn.Module) -> None:
-        # Checkpointing runs modules again during backward, when the wrapper's forward is long over. The outermost one
-        # that runs shows the casts of all within it: some are read without being called.
-        running: list[nn.Module] = []
-        shown = contextlib.ExitStack()
-
-        def before(called: nn.Module, _: Any) -> None:
-            if not running and (self._swap.active or not in_backward()):
-                return
-            running.append(called)
-            if len(running) == 1:
-                shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
-
-        def after(called: nn.Module, _: Any, __: Any) -> None:
-            if running and running[-1] is called:
-                running.pop()
-                if not running:
-                    shown.close()
-
         for part in module.modules():
             if self._swap.has_any_of(part):
-                part.register_forward_pre_hook(before)
-                part.register_forward_hook(after, always_call=True)
+                part.register_forward_pre_hook(ModuleHook(self._begins_to_run))
+                part.register_forward_hook(ModuleHook(self._has_run), always_call=True)
+
+    def _begins_to_run(self, called: nn.Module, _: Any) -> None:
+        # Checkpointing runs modules again during backward, when the wrapper's forward is long over. The outermost one
+        # that runs shows the casts of all within it: some are read without being called.
+        if not self._running and (self._swap.active or not in_backward()):
+            return
+        self._running.append(called)
+        if len(self._running) == 1:
+            self._shown.enter_context(self._swap.read_through(_once_each(self._cast), called))
+
+    def _has_run(self, called: nn.Module, _: Any, __: Any) -> None:
+        if self._running and self._running[-1] is called:
+            self._running.pop()
+            if not self._running:
+                self._shown.close()
 
     def _keep_full_precision(self, module: nn.Module) -> None:
-        def up(_: nn.Module, inputs: Any) -> Any:
-            return cast(inputs, torch.float32) if self._casts_now() else None
-
-        def down(_: nn.Module, __: Any, output: Any) -> Any:
-            return cast(output, self.config.param_dtype) if self._casts_now() else None
-
         for owner in module.modules():
             if self._stays_full(owner):
-                owner.register_forward_pre_hook(up)
-                owner.register_forward_hook(down)
+                owner.register_forward_pre_hook(ModuleHook(self._raise_inputs))
+                owner.register_forward_hook(ModuleHook(self._lower_output))
+
+    def _raise_inputs(self, _: nn.Module, inputs: Any) -> Any:
+        return cast(inputs, torch.float32) if self._casts_now() else None
+
+    def _lower_output(self, _: nn.Module, __: Any, output: Any) -> Any:
+        return cast(output, self.config.param_dtype) if self._casts_now() else None
 
     def _stays_full(self, owner: nn.Module) -> bool:
         # The backward of a cast cannot carry a sparse gradient; such a table gives its rows in lower precision instead.
@@ -181,10 +201,10 @@ def _refuse_other_options(config: Any) -> None:
         )
 
 
-def _once_each(cast: Callable[[nn.Parameter], Tensor]) -> Callable[[nn.Parameter], Tensor]:
-    copies: dict[nn.Parameter, Tensor] = {}
+def _once_each(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    copies: dict[Tensor, Tensor] = {}
 
-    def cast_once(parameter: nn.Parameter) -> Tensor:
+    def cast_once(parameter: Tensor) -> Tensor:
         if parameter not in copies:
             with torch.enable_grad():
                 copies[parameter] = cast(parameter)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ddp_impl.torch_internals import parameter_table, refresh_recurrent, set_parameter_table
 
-Replace = Callable[[nn.Parameter], Tensor]
+Replace = Callable[[Tensor], Tensor]
 
 
 class ParameterSwap:
@@ -25,23 +25,19 @@ class ParameterSwap:
         self, module: nn.Module, kept: Collection[str] = (), keeps: Callable[[nn.Module], bool] = lambda _: False
     ) -> None:
         """Find them; shared parameters are replaced by one tensor everywhere."""
-        self._slots: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self._names_of: dict[nn.Module, list[str]] = {}
         for module_name, owner in module.named_modules():
             if keeps(owner):
                 continue
-            for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            for own_name, _ in owner.named_parameters(recurse=False, remove_duplicate=False):
                 name = f"{module_name}.{own_name}" if module_name else own_name
                 if name not in kept:
-                    self._slots.append((owner, own_name, parameter))
-        self._slots_of: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter]]] = {}
-        for slot in self._slots:
-            self._slots_of.setdefault(slot[0], []).append(slot)
-        self._own = {owner: {name: each for _, name, each in slots} for owner, slots in self._slots_of.items()}
+                    self._names_of.setdefault(owner, []).append(own_name)
         self.active = False
 
     def has_any_of(self, root: nn.Module) -> bool:
         """Whether `root` or a module in it owns one of the parameters."""
-        return any(module in self._slots_of for module in root.modules())
+        return any(module in self._names_of for module in root.modules())
 
     @contextlib.contextmanager
     def swapped(self, replace: Replace) -> Iterator[None]:
@@ -50,42 +46,51 @@ class ParameterSwap:
             yield
             return
         self.active = True
-        replacements = {parameter: replace(parameter) for _, _, parameter in self._slots}
+        tables = {owner: parameter_table(owner) for owner in self._names_of}
+        before = {owner: _as_it_is(table) for owner, table in tables.items()}
+        own = {owner: self._own(owner) for owner in tables}
+        replacements = {tensor: replace(tensor) for tensors in own.values() for tensor in tensors.values()}
         try:
-            _install(self._slots, replacements)
+            _install({owner: {name: replacements[each] for name, each in own[owner].items()} for owner in own})
             yield
         finally:
             self.active = False
-            _restore(self._slots)
+            _install({owner: {name: before[owner][name] for name in own[owner]} for owner in own})
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
         """Show `replace(parameter)` to whoever reads one while the block runs; nested use changes nothing.
 
-        With `root` only the parameters of its modules. What the block puts into a table itself is shown as it is.
+        With `root` only the parameters of its modules. What stands in a parameter's place when the block begins, as a
+        tensor of `torch.func.functional_call`, is read through as well; what the block puts there is shown as it is.
         """
         if self.active:
             yield
             return
-        modules = self._slots_of if root is None else [each for each in root.modules() if each in self._slots_of]
+        modules = self._names_of if root is None else [each for each in root.modules() if each in self._names_of]
         before = [(owner, parameter_table(owner)) for owner in modules]
         self.active = True
         try:
             for owner, table in before:
-                set_parameter_table(owner, _ReadThrough(table, self._own[owner], replace))
+                set_parameter_table(owner, _ReadThrough(table, self._own(owner), replace))
             yield
         finally:
             self.active = False
             for owner, table in before:
                 _hand_back(table, parameter_table(owner))
                 set_parameter_table(owner, table)
-                _restore(self._slots_of[owner])
+                _refresh_recurrent(owner)
+
+    def _own(self, owner: nn.Module) -> dict[str, Tensor]:
+        """Return what the names of the owner's parameters stand for now."""
+        table = parameter_table(owner)
+        return {name: table[name] for name in self._names_of[owner] if table.get(name) is not None}
 
 
 class _ReadThrough(dict[str, Any]):
     """A module's table of parameters, which shows others in place of its `own` parameters."""
 
-    def __init__(self, table: dict[str, Any], own: Mapping[str, nn.Parameter], replace: Replace) -> None:
+    def __init__(self, table: dict[str, Any], own: Mapping[str, Tensor], replace: Replace) -> None:
         super().__init__(table)
         self._own, self._replace = own, replace
 
@@ -123,18 +128,12 @@ def _hand_back(table: dict[str, Any], used: dict[str, Any]) -> None:
         table.update(now)
 
 
-def _install(slots: list[tuple[nn.Module, str, nn.Parameter]], replacements: dict[nn.Parameter, Tensor]) -> None:
-    for owner, name, parameter in slots:
-        parameter_table(owner)[name] = replacements[parameter]
-    _refresh_recurrent(slots)
+def _install(tensors: Mapping[nn.Module, Mapping[str, Tensor]]) -> None:
+    for owner, own in tensors.items():
+        parameter_table(owner).update(own)
+        _refresh_recurrent(owner)
 
 
-def _restore(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
-    for owner, name, parameter in slots:
-        parameter_table(owner)[name] = parameter
-    _refresh_recurrent(slots)
-
-
-def _refresh_recurrent(slots: list[tuple[nn.Module, str, nn.Parameter]]) -> None:
-    for owner in {owner for owner, _, _ in slots if isinstance(owner, nn.RNNBase)}:
+def _refresh_recurrent(owner: nn.Module) -> None:
+    if isinstance(owner, nn.RNNBase):
         refresh_recurrent(owner)

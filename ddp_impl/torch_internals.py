@@ -315,6 +315,19 @@ def set_parameter_table(module: nn.Module, table: dict[str, Any]) -> None:
     module.__dict__["_parameters"] = table
 
 
+def drop_forward_hooks(module: nn.Module, drops: Callable[[Any], bool]) -> None:
+    """Take away the forward hooks that `drops` names, before and after forward, from `module` and all modules in it."""
+    for part in module.modules():
+        for hooks, others in (
+            (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
+            (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),
+        ):
+            for key in [key for key, hook in hooks.items() if drops(hook)]:
+                del hooks[key]
+                for other in others:
+                    other.pop(key, None)
+
+
 def child_table(module: nn.Module) -> dict[str, Any]:
     """Return the table in which a module keeps its children; `named_children` builds new tuples at every call."""
     return module._modules

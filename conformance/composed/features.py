@@ -11,10 +11,13 @@ from conformance.composed.training import (
     AROUND,
     CHECKPOINTS,
     COMM_HOOKS,
+    COMPRESSING,
     EXCHANGES,
     IDLE,
     KINDS,
+    OPTIMIZERS,
     OUTPUTS,
+    PRECISIONS,
     SIZES,
     WHEN,
     WHEN_IN_COMPANY,
@@ -38,7 +41,7 @@ KINDS_BESIDE = ("linear", "branch", "counted")
 BESIDE_TRAITS = ("shares", "own_group", "stays")
 WORLD_SIZES = (1, 2, 3, 4)
 #: By these numbers of ranks gradients that were rounded to bfloat16 are divided without a rest.
-EXACT_UNDER_AUTOCAST = (1, 2, 4)
+EXACT_IN_HALVES = (1, 2, 4)
 
 #: What lets ranks differ in the parameters that they use: `static_graph` promises that none of it happens.
 _BY_RANK = {
@@ -66,6 +69,8 @@ def features(scenario: Scenario) -> frozenset[str]:
     found |= {f"hook {training.comm_hook}"} if training.comm_hook else set()
     found |= {f"around {training.around}"} if training.around else set()
     found |= {"delayed blocks"} if training.delays else set()
+    found |= {f"precision {training.precision}"} if training.precision else set()
+    found |= {f"optimizer {training.optimizer}"} if training.optimizer else set()
     found |= set(_company(training))
     for block in training.blocks:
         found |= {f"block {block.kind}", f"runs {block.when}"}
@@ -96,10 +101,18 @@ def company() -> tuple[tuple[str, ...], ...]:
     )
 
 
+def numerics() -> tuple[tuple[str, ...], ...]:
+    """Return the features of trainings in half precision or with an optimizer in backward, as `groups` does."""
+    return (
+        tuple(f"precision {precision}" for precision in PRECISIONS if precision),
+        tuple(f"optimizer {optimizer}" for optimizer in OPTIMIZERS if optimizer),
+    )
+
+
 def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], ...]:
     """Return all features. Those of one group exclude each other; a group of one is a feature by itself."""
     world_sizes = tuple(world_sizes)
-    around = [around for around in AROUND if around and (around != "autocast" or may_autocast(world_sizes))]
+    around = [around for around in AROUND if around and (around != "autocast" or may_be_in_halves(world_sizes))]
     return (
         *((f"action {kind}:{how}",) for kind, ways in ACTIONS.items() for how in ways),
         *((f"block {kind}",) for kind in KINDS),
@@ -116,15 +129,15 @@ def groups(world_sizes: Iterable[int] = WORLD_SIZES) -> tuple[tuple[str, ...], .
     )
 
 
-def may_autocast(world_sizes: Iterable[int]) -> bool:
-    """Whether a training under autocast has an exact truth with some of these numbers of ranks."""
-    return not set(EXACT_UNDER_AUTOCAST).isdisjoint(world_sizes)
+def may_be_in_halves(world_sizes: Iterable[int]) -> bool:
+    """Whether a training with autocast or in half precision has an exact truth with some of these numbers of ranks."""
+    return not set(EXACT_IN_HALVES).isdisjoint(world_sizes)
 
 
 def possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
     """Return all pairs of features that one training can have, each in alphabetical order."""
     world_sizes = tuple(world_sizes)
-    inexact = {f"world size {world_size}" for world_size in world_sizes if world_size not in EXACT_UNDER_AUTOCAST}
+    inexact = {f"world size {world_size}" for world_size in world_sizes if world_size not in EXACT_IN_HALVES}
     return frozenset(
         ordered(first, second)
         for one, other in combinations(groups(world_sizes), 2)
@@ -136,11 +149,27 @@ def possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
 
 def possible_pairs_in_company(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
     """Return the pairs, of which one at least is company, that one training can have and be judged with."""
+    return _pairs_with(company(), tuple(world_sizes))
+
+
+def possible_pairs_of_numerics(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return the pairs, of which one at least is of `numerics`, that one training can have and be judged with."""
+    return _pairs_with(numerics(), tuple(world_sizes))
+
+
+def all_possible_pairs(world_sizes: Iterable[int] = WORLD_SIZES) -> frozenset[Pair]:
+    """Return all pairs of features that one training can have and be judged with."""
     world_sizes = tuple(world_sizes)
-    with_others = product(company(), groups(world_sizes))
+    return (
+        possible_pairs(world_sizes) | possible_pairs_in_company(world_sizes) | possible_pairs_of_numerics(world_sizes)
+    )
+
+
+def _pairs_with(special: tuple[tuple[str, ...], ...], world_sizes: tuple[int, ...]) -> frozenset[Pair]:
+    with_others = product(special, groups(world_sizes))
     return frozenset(
         ordered(first, second)
-        for one, other in chain(with_others, combinations(company(), 2))
+        for one, other in chain(with_others, combinations(special, 2))
         for first, second in product(one, other)
         if not any((first in these and second in those) or (second in these and first in those)
                    for these, those in _apart())
@@ -149,8 +178,8 @@ def possible_pairs_in_company(world_sizes: Iterable[int] = WORLD_SIZES) -> froze
 
 @cache
 def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """Return sets of features: none of one goes with any of the other (see `refusal.not_judged_in_company`)."""
-    everything = frozenset(chain(*groups(), *company()))
+    """Return sets of features: none of one goes with any of the other (see `refusal.not_judged`)."""
+    everything = frozenset(chain(*groups(), *company(), *numerics()))
 
     def starting(*starts: str) -> frozenset[str]:
         return frozenset(feature for feature in everything if feature.startswith(starts))
@@ -158,6 +187,7 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     changing = starting("action no_sync", "action autograd_grad", "action fail", "action hook", "action mode",
                         "action copy", "action load", "action replace", "action regroup")  # fmt: skip
     by_turns = starting("beside runs") - {"beside runs always"} | {"beside block branch"}
+    compressing = frozenset(f"precision {one}" for one in COMPRESSING)
     static, static_beside = frozenset({"option static_graph=True"}), frozenset({"beside option static_graph=True"})
     within = frozenset(f"exchange {place}" for place in EXCHANGES if Exchange(place).within_module)
     return (
@@ -167,6 +197,10 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
         (within, starting("idle")),
         (within - {"exchange forward"}, frozenset({"around thread"})),
         (frozenset({"beside shares"}), starting("action copy")),
+        (frozenset(chain(*numerics())), REFUSABLE),
+        (compressing, starting("hook", "block sparse", "block complex")),
+        (starting("precision"), starting("world size") - {f"world size {size}" for size in EXACT_IN_HALVES}),
+        (starting("optimizer"), starting("action copy", "action replace")),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
+from typing import Literal
 
 from conformance.composed.choose import Choose, chosen_by
 from conformance.composed.company import WHEN_TO_DRAW_IN_COMPANY, in_company
@@ -14,21 +16,26 @@ from conformance.composed.features import (
     WORLD_SIZES,
     Pair,
     features,
-    may_autocast,
+    may_be_in_halves,
     pairs_of,
     possible_pairs,
     possible_pairs_in_company,
+    possible_pairs_of_numerics,
 )
-from conformance.composed.refusal import not_judged_in_company, refusal
+from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import renamed
 from conformance.composed.training import (
     ACTIONS,
     AROUND,
     CHECKPOINTS,
     COMM_HOOKS,
+    COMPRESSING,
     IDLE,
     KINDS,
+    MIXED,
+    OPTIMIZERS,
     OUTPUTS,
+    PRECISIONS,
     WHEN,
     Action,
     Block,
@@ -45,7 +52,9 @@ REQUIREMENTS = ("COMPOSED-01", "COMPOSED-02")
 
 _MAX_BLOCKS = 3
 _MAX_ACTIONS = 9
-#: How often a training in company is drawn until it can be judged.
+#: What is special about a training: its DDP is not alone, or it has numerics (see `features.company` and `numerics`).
+Special = Literal["", "company", "numerics"]
+#: How often a special training is drawn until it can be judged.
 _MOST_DRAWN = 10_000
 #: How often a training is drawn that is not to be refused, and how often one may be.
 _REDRAWN = 10
@@ -75,51 +84,59 @@ _CAPABILITIES = frozenset(OPTIONS) - {"batched_grad_copy", "forward_sync_buffers
 
 
 def draw(
-    choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = (), company: bool = False,
+    choose: Choose, *, world_sizes: Sequence[int] = WORLD_SIZES, must: Iterable[str] = (), special: Special = "",
     few_refusals: bool = False,
 ) -> Scenario:  # fmt: skip
     """Return a scenario of program `composed` that has all features in `must` (see `features`), drawn by `choose`.
 
-    With `company` its DDP is not alone in its group: `must` may have features of `features.company`. With
-    `few_refusals` it is mostly one that a DDP may not refuse, unless what is in `must` may be refused.
+    A `special` one may not be refused, and `must` may have the features that make it special. With `few_refusals`
+    any other is mostly one that a DDP may not refuse, unless what is in `must` may be refused.
     """
     must = tuple(must)
-    for _ in range(_REDRAWN if few_refusals and not company and choose(_MOSTLY) else 0):
+    for _ in range(_REDRAWN if few_refusals and not special and choose(_MOSTLY) else 0):
         scenario = _drawn(choose, world_sizes, must, tame=True)
         if features(scenario).issuperset(must) and not refusal(Training.of(scenario), scenario.options):
             return scenario
-    if not company:
+    if not special:
         return _drawn(choose, world_sizes, must, tame=not must and choose((True, False)))
     for _ in range(_MOST_DRAWN):
-        scenario = _drawn(choose, world_sizes, must, tame=True, company=True)
-        if features(scenario).issuperset(must) and not not_judged_in_company(Training.of(scenario), scenario.options):
+        scenario = _drawn(choose, world_sizes, must, tame=True, special=special)
+        if features(scenario).issuperset(must) and _can_be_judged(scenario):
             return scenario
     raise AssertionError(f"the grammar drew nothing with {must} that can be judged")
 
 
+def _can_be_judged(scenario: Scenario) -> bool:
+    training = Training.of(scenario)
+    is_exact = not training.precision or may_be_in_halves([scenario.world_size])
+    return is_exact and not not_judged(training, scenario.options)
+
+
 def _drawn(
-    choose: Choose, world_sizes: Sequence[int], must: tuple[str, ...], *, tame: bool, company: bool = False
+    choose: Choose, world_sizes: Sequence[int], must: tuple[str, ...], *, tame: bool, special: Special = ""
 ) -> Scenario:
     wanted = dict(feature.split(" ", 1) for feature in must if feature.split(" ", 1)[0] in ("output", "world"))
-    blocks = _blocks(choose, must, tame, company)
+    blocks = _blocks(choose, must, tame, bool(special))
     joins = any(feature.startswith("action join") for feature in must)
     world_size = int(wanted["world"].rpartition(" ")[2]) if "world" in wanted else choose(world_sizes)
-    if "around autocast" in must and not may_autocast([world_size]):
-        world_size = choose([one for one in world_sizes if may_autocast([one])])
+    if "around autocast" in must and not may_be_in_halves([world_size]):
+        world_size = choose([one for one in world_sizes if may_be_in_halves([one])])
     training = Training(
         blocks=blocks,
         output=wanted["output"] if "output" in wanted else choose(_TAME_OUTPUTS if tame or joins else OUTPUTS),
-        actions=tuple(_actions(choose, must, tame, company, len(blocks))),
+        actions=tuple(_actions(choose, must, tame, bool(special), len(blocks))),
         idle=_one_of("idle", IDLE, choose, must),
         comm_hook=_one_of("hook", COMM_HOOKS, choose, must),
         delays="delayed blocks" in must or choose((False,) * 9 + (True,)),
         around=_one_of("around", _around(world_size), choose, must),
     )
-    if company:
+    if special == "company" or (special and choose((False,) * 4 + (True,))):
         training = in_company(training, choose, must)
+    if special == "numerics":
+        training = _with_numerics(training, choose, must)
     options = _options(choose, must)
     # Without it ranks that use different parameters would wait for each other for good: only a timeout could tell.
-    if depends_on_rank(training) or (company and may_miss_gradients(training)):
+    if depends_on_rank(training) or (special and may_miss_gradients(training)):
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)  # the user's promise that this does not happen
     scenario = Scenario(
@@ -130,21 +147,31 @@ def _drawn(
     return renamed(scenario)
 
 
+def _with_numerics(training: Training, choose: Choose, must: tuple[str, ...]) -> Training:
+    precisions = [one for one in PRECISIONS if f"precision {one}" in must]
+    optimizers = [one for one in OPTIMIZERS if f"optimizer {one}" in must]
+    return replace(
+        training, precision=choose(precisions or PRECISIONS), optimizer=choose(optimizers or ("", *OPTIMIZERS))
+    )
+
+
 def cover(seed: int, *, world_sizes: Sequence[int] = WORLD_SIZES, few_refusals: bool = False) -> Iterator[Scenario]:
     """Yield trainings until every pair of features that one training can have was in one of them.
 
-    Every other one is in company, as long as there are two kinds to yield. With `few_refusals` those come last that a
-    DDP may refuse.
+    Every third one is in company, and as many have numerics, as long as there are such to yield. With `few_refusals`
+    those come last that a DDP may refuse.
     """
     alone = _cover(random.Random(seed), possible_pairs(world_sizes), world_sizes, few_refusals=few_refusals)
     company = random.Random(f"company {seed}")
-    in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, company=True)
-    for pair in zip_longest(alone, in_company):
-        yield from filter(None, pair)
+    in_company = _cover(company, possible_pairs_in_company(world_sizes), world_sizes, special="company")
+    numerics = random.Random(f"numerics {seed}")
+    with_numerics = _cover(numerics, possible_pairs_of_numerics(world_sizes), world_sizes, special="numerics")
+    for each in zip_longest(alone, in_company, with_numerics):
+        yield from filter(None, each)
 
 
 def _cover(
-    chooser: random.Random, pairs: Iterable[Pair], world_sizes: Sequence[int], *, company: bool = False,
+    chooser: random.Random, pairs: Iterable[Pair], world_sizes: Sequence[int], *, special: Special = "",
     few_refusals: bool = False,
 ) -> Iterator[Scenario]:  # fmt: skip
     missing = sorted(pairs)
@@ -155,7 +182,7 @@ def _cover(
     while left:
         pair: Pair = next(iter(left))
         scenario = draw(
-            chosen_by(chooser), world_sizes=world_sizes, must=pair, company=company, few_refusals=few_refusals
+            chosen_by(chooser), world_sizes=world_sizes, must=pair, special=special, few_refusals=few_refusals
         )
         covered = pairs_of(scenario)
         certain(pair in covered, f"the grammar did not draw {pair}")
@@ -169,6 +196,9 @@ def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ..
     needs = set(_CAPABILITIES & options.keys())
     needs |= {"comm_hook"} if training.comm_hook else set()
     needs |= {"delay_all_reduce"} if training.delays else set()
+    needs |= {"comm_hook"} if training.precision in COMPRESSING else set()
+    needs |= {"mixed_precision"} if training.precision in MIXED else set()
+    needs |= {"optimizer_in_backward"} if training.optimizer else set()
     needs |= _CAPABILITIES & training.beside.options.keys() if training.beside else set()
     kinds = {action.kind for action in training.actions}
     return tuple(sorted(needs | {need for kind, need in _ACTIONS_NEED.items() if kind in kinds}))
@@ -189,10 +219,10 @@ def _one_of(what: str, values: Sequence[str], choose: Choose, must: tuple[str, .
 
 
 def _around(world_size: int) -> Sequence[str]:
-    return [around for around in AROUND if around != "autocast" or may_autocast([world_size])]
+    return [around for around in AROUND if around != "autocast" or may_be_in_halves([world_size])]
 
 
-def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, company: bool) -> tuple[Block, ...]:
+def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, special: bool) -> tuple[Block, ...]:
     """Draw blocks; what must be there is shared among them, so that a training is not larger than it must be."""
     kinds = [feature.removeprefix("block ") for feature in must if feature.startswith("block ")]
     whens = [feature.removeprefix("runs ") for feature in must if feature.startswith("runs ")]
@@ -203,7 +233,7 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, company: bool) ->
     blocks = []
     kinds_to_draw = _TAME_KINDS if tame or static else KINDS
     whens_to_draw = ("always",) if tame or static else _WHEN
-    if company and not static:
+    if special and not static:
         kinds_to_draw, whens_to_draw = KINDS, WHEN_TO_DRAW_IN_COMPANY
     checkpoints_to_draw = _TAME_CHECKPOINTS if tame else _CHECKPOINTS
     for _ in range(num_blocks):
@@ -221,12 +251,12 @@ def _blocks(choose: Choose, must: tuple[str, ...], tame: bool, company: bool) ->
     return tuple(blocks)
 
 
-def _actions(choose: Choose, must: tuple[str, ...], tame: bool, company: bool, num_blocks: int) -> Iterator[Action]:
+def _actions(choose: Choose, must: tuple[str, ...], tame: bool, special: bool, num_blocks: int) -> Iterator[Action]:
     wanted = [feature.removeprefix("action ") for feature in must if feature.startswith("action ")]
     drawn = [_action(choose, tame, num_blocks) for _ in range(choose(range(_MAX_ACTIONS + 1)))]
     if "option static_graph=True" in must:  # what may not go with it: see `depends_on_rank`
         drawn = [action for action in drawn if action.how != "rank_0" and action.kind not in ("freeze", "join")]
-    if company and any("static_graph" in feature for feature in must):
+    if special and any("static_graph" in feature for feature in must):
         drawn = [action for action in drawn if action.kind in _LEAVE_THE_GRAPH]
     for text in wanted:
         kind, _, how = text.partition(":")
@@ -235,7 +265,7 @@ def _actions(choose: Choose, must: tuple[str, ...], tame: bool, company: bool, n
         forward, backward = Action("forward", "plain"), Action("backward", "together")
         if kind in ("head", "penalty"):  # it tells most in a second step, when a DDP has seen one without it
             drawn[position:position] = [forward, backward, forward, action, backward]
-        elif company and kind == "forward":  # what a static graph allows: one of them before a backward
+        elif special and kind == "forward":  # what a static graph allows: one of them before a backward
             drawn[position:position] = [action, backward]
         else:
             drawn[position:position] = [forward, action] if kind in _NEED_FORWARD else [action]

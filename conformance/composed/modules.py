@@ -113,7 +113,7 @@ class Composed(nn.Module):
             case "dataclass":
                 return Named(hidden)
             case "unused_tail":
-                return hidden, hidden if idle else self.tail(hidden)
+                return hidden, hidden if idle else self.tail(as_read_by(self.tail, hidden))
             case "parameter":
                 return hidden, hidden[0] if idle else self.first.bias
         return hidden
@@ -189,6 +189,11 @@ def make_block(block: Block, first: nn.Linear) -> nn.Module:
     return Running(block, Again(first) if block.kind == "shared" else _LAYERS[block.kind]())
 
 
+def as_read_by(layer: Any, rows: Tensor) -> Tensor:
+    """Return `rows` in the dtype of the layer's weight, which mixed precision lowers, while a buffer raises theirs."""
+    return rows if torch.is_autocast_enabled(rows.device.type) else rows.to(layer.weight.dtype)
+
+
 class Again(nn.Module):
     """Runs a layer that is used elsewhere, too."""
 
@@ -198,7 +203,7 @@ class Again(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return `hidden` after the shared layer."""
-        result: Tensor = self.layer(hidden)
+        result: Tensor = self.layer(as_read_by(self.layer, hidden))
         return result
 
 
@@ -233,7 +238,8 @@ class Branch(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return the rows after the layer whose turn it is."""
-        result: Tensor = self.choices[(where.rank + where.forward) % 2](hidden)
+        layer = self.choices[(where.rank + where.forward) % 2]
+        result: Tensor = layer(as_read_by(layer, hidden))
         return result
 
 
@@ -303,7 +309,7 @@ class Half(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return the rows shifted."""
-        shift = self.shift.to(hidden.dtype)
+        shift = self.shift.to(hidden.dtype, copy=True)  # a hook on the parameter itself would stay
         if shift.requires_grad:
             shift.register_hook(_small)
         return hidden + shift
@@ -346,5 +352,5 @@ def step_by_whole_numbers(parameters: Iterable[nn.Parameter]) -> None:
             values = parameter.detach()
             if values.is_complex():
                 values, gradient = torch.view_as_real(values), torch.view_as_real(gradient.resolve_conj())
-            moved = values + SPAN + gradient.remainder(2 * SPAN + 1)
+            moved = values + SPAN + gradient.nan_to_num(0, 0, 0).remainder(2 * SPAN + 1)
             values.copy_(moved.remainder(2 * SPAN + 1) - SPAN)

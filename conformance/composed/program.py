@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from conformance.composed import numerics
 from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
 from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
@@ -114,7 +115,8 @@ def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup
 
 
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
-    options: dict[str, Any] = {}
+    numerics.before_wrapping(training, module)
+    options: dict[str, Any] = numerics.options_of(training)
     blocks = [(name, each) for name, each in module.named_parameters() if name.startswith("blocks.")]
     delayed = [(name, parameter) for name, parameter in blocks if parameter.requires_grad]
     if training.delays and delayed:
@@ -125,6 +127,7 @@ def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
     elif training.comm_hook == "wider":
         model.register_comm_hook(None, mean_in_wider_numbers)
+    numerics.after_wrapping(training, model)
     wrapped: nn.Module = model
     return wrapped
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.composed.training import WITH_BACKWARD, Action, Training, depends_on_rank, may_miss_gradients
+from conformance.composed.training import (
+    COMPRESSING,
+    WITH_BACKWARD,
+    Action,
+    Training,
+    depends_on_rank,
+    may_miss_gradients,
+)
 
 #: Actions after which a DDP no longer knows what it was given.
 _CHANGES_PARAMETERS = {"freeze", "unfreeze", "append"}
@@ -57,8 +64,36 @@ def refusal(training: Training, options: Mapping[str, Any]) -> Refusal:
     return Refusal(tuple(reasons), late=comes or (bool(missing) and not finds))
 
 
-def not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str:
-    """Return why nobody can say what becomes of `training` if its DDP is not alone, empty if it is or one can.
+def not_judged(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why nobody can say what becomes of `training` in company or with numerics, empty if one can."""
+    return _not_judged_in_company(training, options) or _not_judged_with_numerics(training, options)
+
+
+def _not_judged_with_numerics(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why not, if something is in half precision or steps within backward.
+
+    Nothing may be refused, so that each of these trainings is compared to its end.
+    """
+    if not training.has_numerics:
+        return ""
+    if may := refusal(training, options):
+        return may.reasons[0]
+    if training.precision in COMPRESSING:
+        if training.comm_hook:
+            return "a DDP has one comm hook"
+        if any(block.kind in ("sparse", "complex") for block in training.blocks):
+            return "float16 has no sparse sums on the CPU, and no imaginary part"
+    if training.optimizer:
+        for action in training.actions:
+            if action.kind in ("copy", "replace"):
+                return "an optimizer steps the parameters that it was given"
+        if training.beside is not None and training.beside.shares:
+            return "two wrappers would step one parameter"
+    return ""
+
+
+def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> str:
+    """Return why not, if the DDP is not alone.
 
     What one rank refuses, another may await in a collective of the user's or of another wrapper; so nothing may be
     refused. And all ranks must come to the same collectives of the user's, in the same order.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from conformance.composed.refusal import not_judged_in_company
+from conformance.composed.refusal import not_judged
 from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank, trains
 from conformance.scenario import Scenario
 
@@ -31,10 +31,10 @@ def shrink(scenario: Scenario, still_fails: Callable[[Scenario], bool], most: in
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Yield scenarios that lack something of `scenario` or have it simpler, each with the id of its contents.
 
-    Those whose DDP is not alone can all be judged.
+    Those whose DDP is not alone, or that have numerics, can all be judged.
     """
     for candidate in _simpler(scenario):
-        if not not_judged_in_company(Training.of(candidate), candidate.options):
+        if not not_judged(Training.of(candidate), candidate.options):
             yield candidate
 
 
@@ -80,6 +80,10 @@ def _simpler_training(training: Training) -> Iterator[Training]:
         yield replace(training, delays=False)
     if training.around:
         yield replace(training, around="")
+    if training.precision:
+        yield replace(training, precision="")
+    if training.optimizer:
+        yield replace(training, optimizer="")
     if training.output != "tensor":
         yield replace(training, output="tensor")
     for index, block in enumerate(training.blocks):

@@ -50,24 +50,49 @@ _AROUND_BACKWARD: Mapping[str, _Context] = {"anomaly": _anomaly, "dispatch_mode"
 _AROUND_ALL: Mapping[str, _Context] = {"anomaly": _anomaly, "function_mode": _PassesCallsOn}
 
 
-def run_forward(around: str, forward: Callable[[], _T]) -> _T:
-    """Return what `forward` returns, run within `around`, of `training.AROUND`; `thread`: in a thread of its own."""
-    return _run(around, _AROUND_FORWARD, forward)
+class Surroundings:
+    """What forwards and backwards of one training run within: `around`, of `training.AROUND`.
 
+    With `thread` all forwards run in one thread and all backwards in another: autograd orders what came from one thread
+    by the time it came, and what came from several as it likes.
+    """
 
-def run_backward(around: str, backward: Callable[[], _T]) -> _T:
-    """Return what `backward` returns, run within what of `around` goes with a backward."""
-    return _run(around, _AROUND_BACKWARD, backward)
+    def __init__(self, around: str) -> None:
+        """Start nothing yet."""
+        self._around = around
+        self._threads = {"forward": ThreadPoolExecutor(1), "backward": ThreadPoolExecutor(1)}
+
+    def __enter__(self) -> Surroundings:
+        """Return self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads."""
+        for thread in self._threads.values():
+            thread.shutdown()
+
+    def forward(self, call: Callable[[], _T]) -> _T:
+        """Return what `call` returns."""
+        return self._run("forward", _AROUND_FORWARD, call)
+
+    def backward(self, call: Callable[[], _T]) -> _T:
+        """Return what `call` returns, run within what goes with a backward."""
+        return self._run("backward", _AROUND_BACKWARD, call)
+
+    def _run(self, phase: str, contexts: Mapping[str, _Context], call: Callable[[], _T]) -> _T:
+        if self._around == "thread":
+            return self._threads[phase].submit(call).result()
+        with contexts.get(self._around, contextlib.nullcontext)():
+            return call()
 
 
 def run_within(around: str, call: Callable[[], _T]) -> _T:
-    """Return what `call` returns, of whatever phases, run within `anomaly`, `function_mode`, `thread` or nothing."""
-    return _run(around, _AROUND_ALL, call)
+    """Return what `call` returns, of whatever phases, run within `anomaly`, `function_mode`, `thread` or nothing.
 
-
-def _run(around: str, contexts: Mapping[str, _Context], call: Callable[[], _T]) -> _T:
+    A thread is a new one.
+    """
     if around == "thread":
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(call).result()
-    with contexts.get(around, contextlib.nullcontext)():
+    with _AROUND_ALL.get(around, contextlib.nullcontext)():
         return call()

@@ -32,7 +32,8 @@ from conformance.composed.modules import (
     step_by_whole_numbers,
     with_small_weights,
 )
-from conformance.composed.surroundings import run_backward, run_forward
+from conformance.composed.numerics import SmallGradients
+from conformance.composed.surroundings import Surroundings
 from conformance.composed.training import Action, Block, Training
 from conformance.models.integers import integers
 from conformance.own_mistake import instance
@@ -108,6 +109,8 @@ class Trainee:
         self.model: Any = wrapping.first(module)
         if self.beside is not None:
             self.beside = wrapping.beside(self.beside)
+        self._small = SmallGradients(training.precision)
+        self._around = Surroundings(training.around)
         self._exchanges = Exchanges(training, rank, device, wrapping.all_reduce)
         self._pending: list[_Pending] = []
         self._handles: list[RemovableHandle] = []
@@ -143,11 +146,12 @@ class Trainee:
     def play(self) -> Iterator[Sight]:
         """Do all actions; yields what there is to look at. All ranks must play it."""
         yield Sight(CONSTRUCTED, self.observables())
-        for index, action in enumerate(self._training.all_actions):
-            self._has_synchronised = False
-            getattr(self, f"_{action.kind}")(action)
-            if action.kind in OBSERVED:
-                yield Sight(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
+        with self._around:
+            for index, action in enumerate(self._training.all_actions):
+                self._has_synchronised = False
+                getattr(self, f"_{action.kind}")(action)
+                if action.kind in OBSERVED:
+                    yield Sight(f"{index}.{action.kind}", self.facts(), self._has_synchronised)
         yield Sight(AT_THE_END, self.observables())
 
     def facts(self) -> Mapping[str, Any]:
@@ -190,6 +194,8 @@ class Trainee:
     def _run_forward(
         self, *, synchronised: bool = True, grad_mode: _GradMode | None = None, functional: bool = False
     ) -> None:
+        for module in filter(None, (self.module, self.module_beside)):
+            self._small.of(module)
         where = Where(self._rank, self._num_forwards, self._exchanges.behind, self._note_output)
         self._num_forwards += 1
         key = ("rows", self._seed, where.rank, where.forward)
@@ -204,8 +210,8 @@ class Trainee:
                 return self.beside(inputs, where=Where(where.rank, where.forward))
 
         with self._phase("forward"):
-            output = run_forward(self._training.around, forward)
-            rows_beside = None if self.beside is None else run_forward(self._training.around, forward_beside)
+            output = self._around.forward(forward)
+            rows_beside = None if self.beside is None else self._around.forward(forward_beside)
         self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
         self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
@@ -250,7 +256,7 @@ class Trainee:
     def _run_backward(self, loss: Tensor, *, synchronised: bool, retain_graph: bool = False) -> None:
         self._exchanges.at("before_backward")
         with self._phase("backward"):
-            run_backward(self._training.around, partial(loss.backward, retain_graph=retain_graph))
+            self._around.backward(partial(loss.backward, retain_graph=retain_graph))
         self._exchanges.at("after_backward")
         self._has_synchronised |= synchronised
 
@@ -297,6 +303,8 @@ class Trainee:
             self._take_step()
 
     def _take_step(self) -> None:
+        if self._training.optimizer:
+            return  # what the backward steps is not stepped twice
         modules = filter(None, (self.module, self.module_beside))
         step_by_whole_numbers(dict.fromkeys(chain(*(module.parameters() for module in modules))))
 
@@ -359,7 +367,7 @@ class Trainee:
     def _penalty(self, action: Action) -> None:
         if self._pending and self._is_meant(action):
             squares = [
-                _unit_of(parameter) * parameter.abs().square().sum().to(torch.float32)
+                self._unit_of(parameter) * parameter.abs().square().sum().to(torch.float32)
                 for parameter in self._block(action).parameters()
             ]
             self._add_to_loss(sum(squares, torch.zeros((), device=self._device)))
@@ -368,7 +376,7 @@ class Trainee:
         """Run a block's layer outside of forward, on the rows that forward returned, wherever forward runs it."""
         if self._pending and self._is_meant(action):
             call = partial(self._block(action).layer, self._pending[-1].rows, Where(self._rank, 1))
-            rows = run_forward(self._training.around, call)
+            rows = self._around.forward(call)
             self._add_to_loss(self._loss(rows, "head", self._num_forwards))
 
     def _add_to_loss(self, more: Tensor) -> None:
@@ -467,8 +475,8 @@ class Trainee:
             match action.how:
                 case "set":
                     key = ("set", name, self._rank)
-                    mine = _unit_of(parameter) * integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
-                    parameter.grad = torch.empty_like(parameter).copy_(mine)
+                    mine = integers(*parameter.shape, key=key, largest=1, dtype=parameter.dtype)
+                    parameter.grad = torch.empty_like(parameter).copy_(self._unit_of(parameter) * mine)
                 case "clone" if parameter.grad is not None:
                     parameter.grad = parameter.grad.clone()
                 case "double" if parameter.grad is not None:
@@ -488,6 +496,9 @@ class Trainee:
         if block.kind != "shared":
             with_small_weights(made, "new", index, self._seed)
         return made.to(self._device)
+
+    def _unit_of(self, parameter: Tensor) -> int:
+        return SMALL_UNIT if self._training.precision or parameter.dtype is torch.float16 else UNIT
 
     def _first_parameter(self, block: nn.Module) -> tuple[nn.Module, str]:
         for module in block.modules():
@@ -519,10 +530,6 @@ def _in_reverse(tensor: Tensor) -> Tensor:
 
 def _doubled(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient * 2
-
-
-def _unit_of(parameter: Tensor) -> int:
-    return SMALL_UNIT if parameter.dtype is torch.float16 else UNIT
 
 
 def _total(pending: list[_Pending]) -> Tensor:

@@ -28,6 +28,13 @@ OUTPUTS = ("tensor", "tuple", "dict", "dataclass", "unused_tail", "parameter")
 IDLE = ("", "rank_0", "by_turns")
 #: What reduces buckets: the DDP by itself, torch's hook that does the same, or one that sends wider numbers.
 COMM_HOOKS = ("", "allreduce", "wider")
+#: What is computed or sent in half precision: torch's hooks that compress (`overflow`: gradients that float16 has no
+#: room for), its built-in one, and mixed precision in a dtype, or for gradients alone; `numerics` sets them up.
+COMPRESSING = ("fp16_hook", "bf16_hook", "fp16_builtin", "overflow")
+MIXED = ("bf16", "fp16", "reduce_bf16")
+PRECISIONS = ("", *COMPRESSING, *MIXED)
+#: What steps the parameters: the loop, or optimizers that were applied to the backward.
+OPTIMIZERS = ("", "in_backward")
 #: What the loop has around forward and, but for autocast and saved tensors, around backward; `surroundings` makes them.
 AROUND = ("", "autocast", "anomaly", "saved_tensors", "dispatch_mode", "thread")
 #: Where the user communicates: behind a block in forward, in its backward, in both, or in a hook of the rows; and
@@ -61,6 +68,8 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("set", "clone", "double", "drop"),
 }
 
+#: What a training's JSON names only where there is some: ids that were given before stay.
+_NAMED_IF_THERE = ("exchange", "beside", "precision", "optimizer")
 #: The ways of forward that a backward may follow.
 WITH_BACKWARD = ("plain", "eval_mode", "functional")
 
@@ -157,7 +166,8 @@ class Training:
     backward runs within. With `delays` the gradients of all
     blocks are reduced after that of the first layer. After `actions` every training does `CLOSING`, so that nothing
     stays unnoticed; its last forward is there for a DDP that says only then what it missed in the backward before.
-    In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`).
+    In company: the user communicates, too (`exchange`), or another wrapper is there (`beside`). `precision` says what
+    is in half precision, `optimizer` what steps within backward.
     """
 
     blocks: tuple[Block, ...] = (Block(),)
@@ -169,6 +179,8 @@ class Training:
     around: str = ""
     exchange: Exchange | None = None
     beside: Beside | None = None
+    precision: str = ""
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for a training that nobody can run."""
@@ -176,6 +188,8 @@ class Training:
         _check("idle", self.idle, IDLE)
         _check("comm hook", self.comm_hook, COMM_HOOKS)
         _check("around", self.around, AROUND)
+        _check("precision", self.precision, PRECISIONS)
+        _check("optimizer", self.optimizer, OPTIMIZERS)
         if not trains(self.blocks):
             raise ScenarioError("a training needs a block that is trained")
 
@@ -185,6 +199,11 @@ class Training:
         return self.exchange is not None or self.beside is not None
 
     @property
+    def has_numerics(self) -> bool:
+        """Whether something is in half precision, or steps within backward."""
+        return bool(self.precision or self.optimizer)
+
+    @property
     def all_actions(self) -> tuple[Action, ...]:
         """The actions and those that close every training."""
         return (*self.actions, *CLOSING)
@@ -192,8 +211,8 @@ class Training:
     def to_json(self) -> dict[str, object]:
         """Return the arguments of a scenario; `of` gives back an equal training."""
         encoded = encode(self)
-        alone = {name for name in ("exchange", "beside") if encoded[name] is None}  # as it was before there was company
-        return {"training": {name: value for name, value in encoded.items() if name not in alone}}
+        without = {name for name in _NAMED_IF_THERE if not encoded[name]}
+        return {"training": {name: value for name, value in encoded.items() if name not in without}}
 
     @staticmethod
     def of(scenario: Scenario) -> Training:

@@ -53,6 +53,11 @@ def precision_of(options: Mapping[str, Any]) -> Precision:
     return Precision(**dtypes, cast_forward_inputs=casts_inputs, full_precision_modules=layers)
 
 
+def precision_option(options: Mapping[str, Any]) -> dict[str, Precision]:
+    """Return option `mixed_precision` by its name, as a DDP takes it, if there is one; raises as `precision_of`."""
+    return {"mixed_precision": precision_of(options)} if "mixed_precision" in options else {}
+
+
 def coarsen(gradient: Tensor | None) -> Tensor | None:
     """Return a dense `gradient` rounded to one of 21 values that every floating dtype can sum. A parameter hook."""
     if gradient is None:

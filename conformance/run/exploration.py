@@ -17,10 +17,9 @@ from conformance.composed.choose import chosen_by
 from conformance.composed.features import (
     WORLD_SIZES,
     Pair,
+    all_possible_pairs,
     features,
     pairs_of,
-    possible_pairs,
-    possible_pairs_in_company,
 )
 from conformance.composed.grammar import cover, draw
 from conformance.composed.simpler import shrink
@@ -97,7 +96,7 @@ def explore(
     support, is not judged and covers nothing.
     """
     started = time.monotonic()
-    found = Exploration(seed, possible=possible_pairs(world_sizes) | possible_pairs_in_company(world_sizes))
+    found = Exploration(seed, possible=all_possible_pairs(world_sizes))
     trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
     for scenario in trainings:
         found.duration_s = time.monotonic() - started
@@ -129,9 +128,11 @@ def explore(
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
     chooser = random.Random(f"explored {seed}")
     company = random.Random(f"explored in company {seed}")
+    numerics = random.Random(f"explored with numerics {seed}")
     while True:
         yield draw(chosen_by(chooser), world_sizes=world_sizes, few_refusals=True)
-        yield draw(chosen_by(company), world_sizes=world_sizes, company=True)
+        yield draw(chosen_by(company), world_sizes=world_sizes, special="company")
+        yield draw(chosen_by(numerics), world_sizes=world_sizes, special="numerics")
 
 
 def _shrunk(

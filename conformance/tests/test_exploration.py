@@ -15,10 +15,10 @@ from conformance.checkers.refusal import refuses_together
 from conformance.cli import main
 from conformance.cli.explore import summary
 from conformance.codec import encode
-from conformance.composed.features import features, pairs_of, possible_pairs, possible_pairs_in_company
+from conformance.composed.features import all_possible_pairs, features, pairs_of
 from conformance.composed.grammar import REQUIREMENTS, cover
 from conformance.composed.program import observed_names
-from conformance.composed.refusal import not_judged_in_company, refusal
+from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import simpler
 from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Block, Exchange, Training
 from conformance.errors import ScenarioError
@@ -75,7 +75,7 @@ def test_what_is_explored_belongs_to_a_requirement() -> None:
 
 def test_the_chapter_covers_every_pair_of_features() -> None:
     covered = frozenset().union(*map(pairs_of, scenarios()))
-    assert possible_pairs() | possible_pairs_in_company() <= covered
+    assert all_possible_pairs() <= covered
 
 
 def test_what_is_alone_is_written_as_it_was_before_there_was_company() -> None:
@@ -94,7 +94,7 @@ def test_nothing_in_company_may_be_refused_nor_is_made_so_by_shrinking() -> None
     assert len(drawn) == 60
     for scenario in drawn:
         for each in (scenario, *simpler(scenario)):
-            assert not not_judged_in_company(Training.of(each), each.options)
+            assert not not_judged(Training.of(each), each.options)
 
 
 @pytest.mark.parametrize("place", EXCHANGES)

@@ -28,7 +28,7 @@ class LowPrecision:
     buffer_dtype: torch.dtype | None = None
     casts_inputs: bool = True
     full_precision_modules: tuple[type[nn.Module], ...] = ()
-    _casts: dict[int, Tensor] = field(default_factory=dict)
+    _casts: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     _replaced: list[list[tuple[nn.Module, str, nn.Parameter]]] = field(default_factory=list)
 
     @staticmethod
@@ -64,7 +64,7 @@ class LowPrecision:
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
         for part in module.modules() if torch._C._current_graph_task_id() != -1 else ():
             for name, parameter in list(part._parameters.items()):
-                if parameter is not None and (low := self._casts.get(id(parameter))) is not None:
+                if parameter is not None and (low := self._casts.get((id(part), name))) is not None:
                     replaced.append((part, name, parameter))
                     part._parameters[name] = low  # type: ignore[assignment]
         self._replaced.append(replaced)
@@ -89,13 +89,14 @@ class LowPrecision:
         kept = {id(parameter) for part in full for parameter in part.parameters(recurse=False)}
         kept |= {id(parameter) for name, parameter in module.named_parameters() if name in ignored}
         casts: dict[int, Tensor] = {}
-        self._casts = casts
         replaced: list[tuple[nn.Module, str, nn.Parameter]] = []
         for part in module.modules():
             for name, parameter in list(part._parameters.items()):
                 if parameter is not None and parameter.is_floating_point() and id(parameter) not in kept:
                     replaced.append((part, name, parameter))
                     casts.setdefault(id(parameter), _Cast.apply(parameter, self.param_dtype))
+        if torch.is_grad_enabled():  # a forward without gradients has nothing that runs again in a backward
+            self._casts = {(id(part), name): casts[id(parameter)] for part, name, parameter in replaced}
         handles = [part.register_forward_pre_hook(lambda _, given: cast(given, torch.float32)) for part in full]
         handles += [part.register_forward_hook(lambda _, __, out: cast(out, self.param_dtype)) for part in full]
         for part, name, parameter in replaced:
@@ -140,9 +141,15 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, list):
         replaced[:] = [map_tensors(function, item) for item in value]
         return replaced
-    for name, item in list((value if isinstance(value, dict) else vars(value)).items()):
+    for name, item in list((value if isinstance(value, dict) else _attributes(value)).items()):
         if isinstance(value, dict):
             replaced[name] = map_tensors(function, item)
         else:
             object.__setattr__(replaced, name, map_tensors(function, item))
     return replaced
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass by name; with slots it has no others than its fields."""
+    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if hasattr(value, each.name)}
+    return {**fields, **getattr(value, "__dict__", {})}

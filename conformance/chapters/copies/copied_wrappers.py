@@ -17,6 +17,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from conformance.checkers.protocol import is_gradient
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
 from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
@@ -116,8 +117,14 @@ def copied_wrapper(ctx: RankContext) -> None:
     observe_run(ctx, lambda: _copy_and_train(ctx), must=must, refusal=refusal)
 
 
-def _marks(ctx: RankContext) -> dict[str, int]:
-    return marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
+def _marks(ctx: RankContext) -> dict[str, Any]:
+    precision = precision_option(ctx.scenario.options)
+    wire = (
+        {"wire": [str(each.communication_dtype).removeprefix("torch.") for each in precision.values()]}
+        if precision
+        else {}
+    )
+    return wire | marks_of_options(ctx.scenario.options, len(list(Parts().parameters())), ctx.world_size)
 
 
 def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
@@ -125,7 +132,7 @@ def _copy_and_train(ctx: RankContext) -> dict[str, Any]:
     scenario, moment = ctx.scenario, ctx.arguments["moment"]
     module = _build(scenario).to(ctx.device)
     module._ddp_params_and_buffers_to_ignore = list(ctx.arguments.get("ignored", ()))  # type: ignore[assignment]
-    model: Any = ctx.wrap(module)
+    model: Any = ctx.wrap(module, **precision_option(scenario.options))
     if ctx.arguments.get("hook"):
         model.register_comm_hook(None, counted_hook)
     facts: dict[str, Any] = {}
@@ -192,8 +199,10 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
         _backward(ctx.scenario, model, rank_step(ctx, first + index))
         facts |= gradients(f"{prefix}{index}", model.module)
         _learn(model.module)
+    reduced = [each for each in ctx.collectives()[before:] if is_gradient(each)]
     found = {
-        "num_buckets": sum(map(is_gradient, ctx.collectives()[before:])),
+        "num_buckets": len(reduced),
+        "wire": sorted({dtype for each in reduced for dtype in each.dtypes}),
         "num_storages": num_storages(model.module),
     }
     facts |= {f"{prefix}/{name}": found[name] for name in _marks(ctx)}

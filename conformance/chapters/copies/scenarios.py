@@ -17,6 +17,7 @@ from conformance.chapters.variants import (
     Variant,
     arguments,
     each,
+    options,
 )
 from conformance.scenario import Scenario
 
@@ -24,6 +25,7 @@ _pickling = Grid("copies", Variant(needs=("pickling",)))
 _grid = Grid("copies")
 
 _WAYS = each("way", ("pickle", "deepcopy", "save"))
+_MIXED = options("", mixed_precision={"param_dtype": "bfloat16", "reduce_dtype": "float64"})
 _HOOK = Variant(arguments={"hook": True}, needs=("comm_hook",))
 
 
@@ -55,6 +57,7 @@ def _wrappers() -> Iterator[Scenario]:
         yield from _copied("COPY-01", "", 2, way, arguments("twice", twice=True))
         ways = (VIEW, UNUSED, STATIC, SCALARS_ALONE, LOCAL_BUFFERS, both, *ignored)
         yield from _copied("COPY-03", "", 2, way, ways)
+        yield from _copied("COPY-03", "mixed", 2, way, _MIXED, needs=("mixed_precision",))
         yield from _copied("COPY-02", "", 2, way, PLAIN.named("gradients"), (PLAIN, VIEW), moment="gradients")
     yield from _copied("COPY-02", "deepcopy-gradients", 3, SCALARS_ALONE, arguments(way="deepcopy"), moment="gradients")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
+from torch.func import functional_call
 
 from conformance.checkers.protocol import is_gradient
 from conformance.models import watched_layers as layers
@@ -86,6 +87,15 @@ def _containers(model: Any, turn: RankStep) -> Mapping[str, Any]:
     output = turn.forward(model, Pair(left, left.double()), extra=extra)
     turn.backward(small_loss(turn, output))
     return {"seen": _seen_by(model), "mine": [dtype_name(tensor.dtype) for tensor in (left, first, whole, phases)]}
+
+
+def _stand_ins(model: Any, turn: RankStep) -> Mapping[str, Any]:
+    tensors = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    inputs = _inputs(turn).requires_grad_()
+    with turn.phase("forward"):
+        output = functional_call(model, tensors, (inputs,))
+    turn.backward(small_loss(turn, output))
+    return {"seen": _seen_by(model), "output": output}
 
 
 def _rows(model: Any, turn: RankStep) -> Mapping[str, Any]:
@@ -168,6 +178,8 @@ CASES: Mapping[str, Case] = {
     "lent_checkpoint": Case(lambda: layers.Lent(checkpointed=True), _input_gradient),
     "peeking": Case(layers.Peeking, _ordinary),
     "frozen_is_written": Case(layers.Frozen, _frozen_is_written),
+    "stand_ins": Case(layers.Layers, _stand_ins),
+    "stand_ins_checkpoint": Case(lambda: layers.Checkpointed(reentrant=False), _stand_ins),
     "interrupted": Case(layers.Refusing, _interrupted),
 }
 

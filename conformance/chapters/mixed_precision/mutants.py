@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -169,7 +169,7 @@ class KeepsCopies(Casts):
         with super().during_forward(device):
             yield
 
-    def read(self, parameter: nn.Parameter) -> Tensor:
+    def read(self, parameter: Tensor) -> Tensor:
         self._all.append(super().read(parameter))
         return self._all[-1]
 
@@ -251,3 +251,15 @@ def _anew(value: Any) -> Any:
             made[key] = _anew(item)
         return made
     return tuple(_anew(item) for item in value) if type(value) is tuple else value
+
+
+@replaces(Casts, "read")
+def CastsNoStandIns(casts: Casts, read: Call, parameter: Tensor) -> Any:
+    """BUG: what stands in for a parameter in one call is not cast."""
+    return read(parameter) if isinstance(parameter, nn.Parameter) else parameter
+
+
+@replaces(Ours, "__setstate__")
+def CopiesNoPrecision(ddp: Ours, setstate: Call, state: Mapping[str, Any]) -> None:
+    """BUG: the copy of a wrapper computes and reduces in full precision."""
+    setstate({**state, "mixed_precision": None})

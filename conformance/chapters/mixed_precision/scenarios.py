@@ -121,6 +121,8 @@ def _cases() -> Iterator[Scenario]:
         ("MIXED-27", "frozen_is_written"),
         ("MIXED-28", "lent"),
         ("MIXED-28", "lent_checkpoint"),
+        ("MIXED-30", "stand_ins"),
+        ("MIXED-30", "stand_ins_checkpoint"),
         ("MIXED-04", "peeking"),
     ):
         also = Variant(also=("MIXED-03", "MIXED-10") if case == "layers" else ())
