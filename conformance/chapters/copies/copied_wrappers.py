@@ -81,11 +81,14 @@ def _build(scenario: Scenario) -> Parts:
     return module
 
 
-def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> None:
+def _backward(scenario: Scenario, model: Any, turn: RankStep, micro: int = 0) -> Tensor:
+    """Run forward and backward, and return what forward returned."""
     uses = "ab"
     if scenario.options.get("find_unused_parameters"):
         uses = "a" if (turn.rank + turn.step) % 2 else "ab"
-    turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), uses), micro))
+    output: Tensor = turn.forward(model, turn.inputs(4, 3, micro=micro), uses)
+    turn.backward(turn.loss(output, micro))
+    return output.detach()
 
 
 def _learn(module: nn.Module) -> None:
@@ -196,7 +199,7 @@ def _train(ctx: RankContext, prefix: str, model: Any, first: int) -> dict[str, A
     for index in range(3):
         model.zero_grad()
         before = len(ctx.collectives())
-        _backward(ctx.scenario, model, rank_step(ctx, first + index))
+        facts[f"{prefix}{index}/output"] = _backward(ctx.scenario, model, rank_step(ctx, first + index))
         facts |= gradients(f"{prefix}{index}", model.module)
         _learn(model.module)
     reduced = [each for each in ctx.collectives()[before:] if is_gradient(each)]
