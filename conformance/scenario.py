@@ -151,6 +151,14 @@ class Scenario:
         return leading_requirement(self.id, self.requirements)
 
     @property
+    def doomed(self) -> frozenset[int]:
+        """The ranks whose death the others are to outlive: those that argument `doomed` names.
+
+        The program ends them; that they die is no finding, and that others wait for them for ever is a hang.
+        """
+        return frozenset(self.arguments.get("doomed", ()))
+
+    @property
     def kind_of_ranks(self) -> tuple[int, bool, bool]:
         """What ranks must be like to run this: how many, recorded or not, and each in its interpreter or not."""
         return self.world_size, self.recorded, self.apart

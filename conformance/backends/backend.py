@@ -39,6 +39,7 @@ FOR_DDPS = frozenset(
 )
 #: What a backend may declare, and scenarios may list under `needs`; profile `backend` judges what is declared.
 CAPABILITIES = FOR_DDPS | {
+    "abort",
     "any_source",
     "bitwise",
     "bool",
@@ -48,6 +49,7 @@ CAPABILITIES = FOR_DDPS | {
     "int16",
     "int8",
     "local_synchronization",
+    "monitored_barrier",
     "premul_sum",
     "product",
     "reduce",

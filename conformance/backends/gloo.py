@@ -31,7 +31,7 @@ def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> Gro
 GLOO = Backend(
     name="gloo",
     device_type="cpu",
-    capabilities=CAPABILITIES - {"float8", "int16", "premul_sum", "streams"},
+    capabilities=CAPABILITIES - {"abort", "float8", "int16", "premul_sum", "streams"},
     max_world_size=lambda: None,
     unavailable=_unavailable,
     device=lambda rank: "cpu",

@@ -30,8 +30,10 @@ def exercised(evidence: Evidence) -> Finding:
     single rank has nobody to communicate with, and a DDP may know that.
     """
     scenario = evidence.scenario
-    if missing := set(range(scenario.world_size)) - set(evidence.observations):
+    if missing := set(range(scenario.world_size)) - set(evidence.observations) - scenario.doomed:
         return harness_error("exercised", f"no observation of {ranks(missing)}; world size {scenario.world_size}")
+    if alive := scenario.doomed & {one.rank for one in evidence.ended(*REPORTED)}:
+        return harness_error("exercised", f"{ranks(alive)} had to die, and did not")
     silent = [observation.rank for observation in evidence.by_rank if _fired_in_vain(scenario.faults, observation)]
     if silent:
         return harness_error("exercised", f"a fault on {ranks(silent)} did not fire")

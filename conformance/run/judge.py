@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conformance.checkers.checker import Evidence, harness_error
+from conformance.checkers.checker import DEAD, Evidence, harness_error
 from conformance.checkers.explanation import ranks
 from conformance.checkers.protocol import ASKED_FOR_ORDER, ONE_ORDER
 from conformance.checkers.registry import get_checker
@@ -32,8 +32,13 @@ def judge(
 
     `expected` are the facts required of each rank (None: the program requires none); `authority` those in which torch's
     own DDP is to be followed, see `authority_of`. A scenario in which a fault kills or stops a rank is CRASH or HANG
-    like any other: those who inject faults on purpose expect that verdict.
+    like any other: those who inject faults on purpose expect that verdict. Of a doomed rank that died nothing is
+    judged.
     """
+    gone = {rank for rank in scenario.doomed & observations.keys() if observations[rank].fate.kind in DEAD}
+    observations = {rank: seen for rank, seen in observations.items() if rank not in gone}
+    if expected is not None:
+        expected = {rank: facts for rank, facts in expected.items() if rank not in gone}
     if finding := _unsupported(observations):
         return finding.verdict, (finding,)
     evidence = Evidence(scenario, observations, expected, authority, program.speaks_for)

@@ -22,7 +22,13 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
     named = {scenario.dtype, *_texts(scenario.arguments)}
     has_sparse = get_fixture(scenario.model).sparse or "sparse" in {*named, *scenario.needs}
     sparse = {"sparse", "sparse_gradients"} if has_sparse else set()
-    return frozenset({*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse})
+    needs = {*scenario.needs, *capabilities_of(scenario.options), *named & _DECLARED, *sparse}
+    return frozenset(needs) - lacks_of(scenario)
+
+
+def lacks_of(scenario: Scenario) -> frozenset[str]:
+    """Return the capabilities that a backend must not declare if the scenario is to be about it: its refusals."""
+    return frozenset(scenario.arguments.get("undeclared", ()))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from conformance.run.attempt import Attempt, Ranks, Truth, judged
 from conformance.run.interpreter import check_interpreter
 from conformance.run.judge import authority_of
 from conformance.run.known_failures import Excuses
-from conformance.run.needs import needs_of
+from conformance.run.needs import lacks_of, needs_of
 from conformance.run.outcome import NATIVE, Outcome
 from conformance.run.patience import hangs_after, hurried
 from conformance.run.settlement import Settlement
@@ -176,6 +176,8 @@ class ScenarioRunner:
         limit = self.backend.max_world_size()
         if limit is not None and scenario.world_size > limit:
             return f"backend {self.backend.name} serves at most {limit} rank(s) here"
+        if declared := sorted(lacks_of(scenario) & self.backend.capabilities):
+            return f"{self.backend.name} declares {', '.join(declared)}, so that it refuses nothing of it"
         if missing := sorted(needs_of(scenario) - self.backend.capabilities - subject.capabilities):
             theirs = [name for name in missing if name in OF_SUBJECTS]
             others = [name for name in missing if name not in OF_SUBJECTS]

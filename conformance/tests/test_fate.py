@@ -16,6 +16,8 @@ from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.checkers.registry import get_checker
 from conformance.errors import ScenarioError, SubjectError
 from conformance.observation import Observation
+from conformance.programs.registry import get_program
+from conformance.run.judge import judge
 from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
@@ -236,3 +238,17 @@ def test_an_expected_fate_must_come() -> None:
         ("crash", fine, Verdict.HARNESS_ERROR), ("nonsense", fine, Verdict.HARNESS_ERROR),
     ):  # fmt: skip
         assert _check("exercised", came, arguments={"expect_fate": fate}).verdict is verdict
+
+
+def test_nothing_is_judged_of_a_doomed_rank_that_died_and_one_that_lives_is_our_fault() -> None:
+    arguments = {"doomed": [1]}
+    alive = evidence_of(returned(0), returned(1), arguments=arguments)
+    assert _finding("exercised", alive).verdict is Verdict.HARNESS_ERROR
+
+    def found(**scenario: Any) -> list[str]:
+        dead = evidence_of(returned(0), ended(1, "killed"), **scenario)
+        _, findings = judge(dead.scenario, get_program("lost_peer"), dead.observations, None, None)
+        return [one.checker for one in findings if one.verdict is Verdict.CRASH]
+
+    assert found(arguments=arguments) == []
+    assert found() == ["no_crash"]

@@ -138,7 +138,7 @@ class AttachedController:
                 agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
             start_s = START_TIMEOUT_S + (INTERPRETER_TIMEOUT_S if scenario.apart else 0.0)
             patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else start_s))
-            observations, ready = self._gather(number, chosen, scenario.deadline_s, patience_s)
+            observations, ready = self._gather(number, chosen, scenario, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
                 self._pools[key] = pool, remembered(after, scenario.id)
@@ -192,10 +192,11 @@ class AttachedController:
         return [living[rank * len(living) // world_size] for rank in range(world_size)]
 
     def _gather(
-        self, number: int, chosen: list[Reached], deadline_s: float, patience_s: float
+        self, number: int, chosen: list[Reached], scenario: Scenario, patience_s: float
     ) -> tuple[dict[int, Observation], list[bool]]:
         """Wait until every agent has answered or the controller has given it up."""
         machine_time.resume()
+        deadline_s = scenario.deadline_s
         self._until = started = machine_time.now()
         due, end = started + deadline_s + _MARGIN_S, started + patience_s + _MARGIN_S + LOST_S
         ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
@@ -235,7 +236,8 @@ class AttachedController:
                     observations[rank] = replace(message.observation, rank=rank)
                     ready.append(message.ready)
                     del waiting[channel]
-                    if (hurry_s := _patience_s(message.observation)) is not None:
+                    hurry_s = _patience_s(message.observation)
+                    if hurry_s is not None and rank not in scenario.doomed:
                         for other in waiting.values():
                             other.tell(Hurry(number, hurry_s))
             machine_time.resume()

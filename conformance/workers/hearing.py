@@ -94,14 +94,19 @@ class Hearing:
         *,
         number: int,
         deadline_s: float,
+        doomed: Collection[int] = (),
     ) -> None:
-        """Begin to wait for what the ranks on `seats` say about job `number` (0: that they are ready)."""
+        """Begin to wait for what the ranks on `seats` say about job `number` (0: that they are ready).
+
+        The death of a `doomed` rank is part of the job: the others have as much time as before.
+        """
         self.messages: dict[int, FromRank] = {}
         self.strange: dict[int, Observation] = {}
         self._zygote = zygote
         self._seats = seats
         self._listening = dict(zip(channels, seats, strict=True))
         self._number = number
+        self._doomed = doomed
         self._pids = pids
         self._flights = [seat.file("flight") for seat in seats]
         self._patience_s = math.inf  # of the failure that leaves the others the least time; infinite if none has failed
@@ -206,14 +211,15 @@ class Hearing:
     def _one_hung_up(self) -> bool:
         """Whether a rank has closed its connection without an answer, and nobody has reported its death yet."""
         heard = [*self.messages, *self.strange]
-        return len(heard) + len(self._dead(heard)) + len(self._listening) < len(self._seats)
+        known = {*heard, *(seat.rank for seat in (*self._dead(heard), *self._listening.values())), *self._doomed}
+        return any(seat.rank not in known for seat in self._seats)
 
     def _patience(self) -> float:
         """Return how many seconds to wait for the remaining ranks, given how the others ended."""
         heard: Mapping[int, FromRank | Observation] = {**self.messages, **self.strange}
         if self._zygote.gone:  # all its ranks are killed, too, and end as soon as each gets a processor
             return EOF_GRACE_S
-        if self._dead(heard):
+        if any(seat.rank not in self._doomed for seat in self._dead(heard)):
             return DEATH_GRACE_S
         if self._one_hung_up():
             return EOF_GRACE_S

@@ -80,7 +80,7 @@ class Pool:
         for channel in self._channels:
             with contextlib.suppress(OSError):  # the rank has just died; `Hearing` finds out how
                 channel.send(job)
-        self._hearing = self._hear(scenario.deadline_s)
+        self._hearing = self._hear(scenario.deadline_s, scenario.doomed)
 
     def is_over(self, silence_s: float) -> bool:
         """Wait until the ranks have answered or have made no progress for so long; return whether `finish` can tell."""
@@ -131,9 +131,15 @@ class Pool:
             channel.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _hear(self, deadline_s: float) -> Hearing:
+    def _hear(self, deadline_s: float, doomed: frozenset[int] = frozenset()) -> Hearing:
         return Hearing(
-            self._zygote, self._seats, self._pids, self._channels, number=self._number, deadline_s=deadline_s
+            self._zygote,
+            self._seats,
+            self._pids,
+            self._channels,
+            number=self._number,
+            deadline_s=deadline_s,
+            doomed=doomed,
         )
 
 

@@ -45,14 +45,16 @@ class BackendGrid(Grid):
         by: str = "operation",
         also: tuple[str, ...] = (),
         refusable: bool = False,
+        undeclared: str = "",
     ) -> Iterator[Scenario]:
         """Yield scenarios of `cells` at each world size: one for each value of the axis `by` and set of needs.
 
-        With `refusable`, an error that says so is as good as the right values.
+        With `refusable`, an error that says so is as good as the right values. So it is where a capability is
+        `undeclared`; the scenarios are about backends that do not declare it.
         """
 
         def key(cell: Cell) -> tuple[str, tuple[str, ...]]:
-            return str(getattr(cell, by)) or "copies", tuple(sorted(cell.needs))
+            return str(getattr(cell, by)) or "copies", tuple(sorted(cell.needs - {undeclared}))
 
         for world_size in world_sizes:
             alone = world_size == 1  # then there is nobody to send to
@@ -63,13 +65,15 @@ class BackendGrid(Grid):
                 for start in range(0, len(members), MOST_CELLS):
                     part = members[start : start + MOST_CELLS]
                     extra = [need for need in needs if need != value and need not in (part[0].what.needs,)]
-                    slug = "-".join([value, *extra]).replace("_", "-").lower()
+                    slug = "-".join([*filter(None, [undeclared]), value, *extra]).replace("_", "-").lower()
                     names[slug] = names.get(slug, 0) + 1
                     if names[slug] > 1:
                         slug += f"-part{names[slug]}"
                     given: dict[str, Any] = {"cells": [cell.to_json() for cell in part]}
-                    if refusable:
+                    if refusable or undeclared:
                         given["refusable"] = True
+                    if undeclared:
+                        given["undeclared"] = [undeclared]
                     yield from self(
                         requirement, slug, "operation_cells", world_size, also=also, needs=needs, arguments=given
                     )

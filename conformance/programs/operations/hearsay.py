@@ -48,6 +48,14 @@ class Board:
         """Leave a note."""
         self._store.set(f"{self._heading}/{note}", "")
 
+    def tell(self, note: str, said: str) -> None:
+        """Leave a note with a text."""
+        self._store.set(f"{self._heading}/{note}", said)
+
+    def read(self, note: str) -> str:
+        """Return the text of a note that somebody has left."""
+        return str(self._store.get(f"{self._heading}/{note}").decode())
+
     def has(self, note: str) -> bool:
         """Whether somebody has left this note."""
         return bool(self._store.check([f"{self._heading}/{note}"]))

@@ -1,0 +1,1 @@
+"""Chapter fates: what a backend owes by itself."""

@@ -1,0 +1,229 @@
+"""Program `lost_peer`: what becomes of an operation, and of those who wait in it, when the last rank meets its fate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from conformance.checkers.explanation import shorten
+from conformance.programs.judged import Trial, judged, unlike
+from conformance.programs.operations.calls import Issued, issue
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.data import dtype_of
+from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Blocks, Place
+from conformance.programs.operations.hearsay import Board, told
+from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.lifetimes import complete
+from conformance.programs.operations.memory import Arena
+from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
+
+#: What happens to the last rank: the kind of a fault, which strikes in the phase of this name; it leaves by itself.
+FATES: Mapping[str, str] = {"late": "slow", "stopped": "stop", "killed": "kill", "raising": "raise", "leaving": ""}
+#: All collectives and messages, and the barrier, which has no tensors.
+CALLED = (*OPERATIONS, "barrier")
+#: The timeout of the group that loses a rank, and how much later an error may come on a busy machine.
+TIMEOUT_S, _LATE_S = 0.5, 4.0
+_LONG = timedelta(seconds=100)
+_PATIENCE = timedelta(seconds=TIMEOUT_S + _LATE_S + 1)
+#: So long the last rank waits for the others to issue; one whose backend has no asynchronous calls waits in vain.
+_HEAD_START = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the trials of a scenario are called."""
+
+    first: str
+    others: str
+    destroyed: str
+
+    @staticmethod
+    def of(scenario: Scenario) -> _Names:
+        given = scenario.arguments
+        how = "asynchronous, " if given["calling"] == "async" else ""
+        call = f"{given['operation']}, {how}last rank {given['fate']}"
+        return _Names(call, "a group without the last rank, after it", "destroying the group, after it")
+
+    def in_order(self, scenario: Scenario) -> tuple[str, ...]:
+        return (self.first,) if scenario.arguments["fate"] == "late" else (self.first, self.others, self.destroyed)
+
+
+@judged(
+    "lost_peer",
+    lambda scenario: _Names.of(scenario).in_order(scenario),
+    speaks_for={"a group without*": ("FATE-06",), "destroying*": ("FATE-07",)},
+)
+def lost_peer(ctx: RankContext) -> Mapping[str, Trial]:
+    """Call `operation` in a group whose last rank meets its `fate`, `calling` it sync or async; all ranks run it.
+
+    Asynchronously, the others have called before; otherwise they call afterwards. Nobody waits for ever: an error that
+    comes too late is told as such, and a hang ends with the scenario's deadline.
+    """
+    names = _Names.of(ctx.scenario)
+    peers = _Peers(ctx)
+    hosts = set(told("host", os.uname().nodename, ctx.rank, peers.everybody))
+    if ctx.arguments["fate"] == "stopped" and len(hosts) > 1:
+        ctx.unsupported("a rank that is stopped is continued by one of the same host")
+    trials = {names.first: peers.meet, names.others: peers.use_the_rest, names.destroyed: peers.destroy}
+    return {name: trials[name] for name in names.in_order(ctx.scenario)}
+
+
+class _Peers:
+    """One rank's part, with the two groups: that of everybody, and that of those who remain."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx, self._fate = ctx, str(ctx.arguments["fate"])
+        self.everybody = range(ctx.world_size)
+        self._last = ctx.world_size - 1
+        self._others = self.everybody[:-1]
+        self._board = Board("fates")
+        patient = self._fate == "late"
+        self._group: Any = dist.new_group(timeout=_LONG if patient else timedelta(seconds=TIMEOUT_S))
+        self._rest: Any = dist.new_group(list(self._others), timeout=_LONG)
+        dist.all_reduce(torch.ones(1, device=ctx.device), group=self._group)  # they are connected, however lazily
+
+    def meet(self) -> str:
+        """Call the operation, or meet the fate; returns what is wrong."""
+        is_async = self._ctx.arguments["calling"] == "async"
+        if self._ctx.rank == self._last:
+            if is_async:
+                self._board.lacking([f"issued/{rank}" for rank in self._others], _HEAD_START)
+            return self._meet_its_fate()
+        if not is_async:
+            self._board.lacking(["going"], _PATIENCE)
+        call = _Call(self._ctx, self._group, root=self._last)
+        began = time.monotonic()
+        try:
+            call.issue()
+            self._board.put(f"issued/{self._ctx.rank}")
+            call.wait()
+        except Exception as error:
+            self._board.put(f"issued/{self._ctx.rank}")
+            return self._judge_error(error, time.monotonic() - began)
+        if self._fate == "late" or not call.depends_on(self._last):
+            return call.wrong() if self._fate == "late" else ""
+        return f"came back after {time.monotonic() - began:.1f} s as if rank {self._last} had called; {call.found()}"
+
+    def use_the_rest(self) -> str:
+        """Reduce among those who remain."""
+        if self._ctx.rank == self._last:
+            return ""
+        tensor = torch.full((3,), float(self._ctx.rank + 1), device=self._ctx.device)
+        dist.all_reduce(tensor, group=self._rest)
+        return unlike("the sum is", tensor.tolist(), [float(sum(range(1, self._last + 1)))] * 3)
+
+    def destroy(self) -> str:
+        """Destroy the group; then who is stopped may go on."""
+        if self._ctx.rank == self._last:
+            if self._fate != "leaving":
+                dist.destroy_process_group(self._group)
+            return ""
+        try:
+            dist.destroy_process_group(self._group)
+        finally:
+            self._board.put(f"done/{self._ctx.rank}")
+        if self._fate == "stopped" and self._ctx.rank == 0:
+            self._board.lacking([f"done/{rank}" for rank in self._others], _PATIENCE)
+            os.kill(int(self._board.read("going")), signal.SIGCONT)
+        return ""
+
+    def _meet_its_fate(self) -> str:
+        if self._fate == "leaving":
+            dist.destroy_process_group(self._group)
+        self._board.tell("going", str(os.getpid()))
+        try:
+            with self._ctx.phase(self._fate):  # where the scenario's fault strikes
+                pass
+        except RuntimeError:
+            if self._fate != "raising":
+                raise
+        if self._fate == "late":
+            call = _Call(self._ctx, self._group, root=self._last)
+            call.issue()
+            call.wait()
+            return call.wrong()
+        self._board.lacking([f"done/{rank}" for rank in self._others], _PATIENCE)
+        return ""
+
+    def _judge_error(self, error: Exception, took_s: float) -> str:
+        text = f"{type(error).__name__}: {shorten(str(error))}"
+        if self._fate == "late":
+            return f"raised {text}, although the rank came within the timeout"
+        if not str(error):
+            return f"raised {type(error).__name__} without a word"
+        if took_s > TIMEOUT_S + _LATE_S:
+            return f"raised after {took_s:.1f} s, and the group's timeout is {TIMEOUT_S:g} s: {text}"
+        return ""
+
+
+class _Call:
+    """One operation with its tensors; its root is the rank that is lost, if it sends, else rank 0."""
+
+    def __init__(self, ctx: RankContext, group: Any, root: int) -> None:
+        self._name = str(ctx.arguments["operation"])
+        self._is_async = ctx.arguments["calling"] == "async"
+        self._group = group
+        self._issued = Issued((), ())
+        if self._name == "barrier":
+            return
+        sends = self._name in ("broadcast", "scatter")
+        self._place = Place(ctx.rank, ctx.world_size, root if sends else 0)
+        self._cell = Cell(self._name, lifetime="wait" if self._is_async else "sync", root=self._place.root)
+        self._truth = Truth(self._cell, self._place)
+
+        def arena(blocks: Blocks) -> Arena:
+            return Arena.of(self._truth.shape(blocks), dtype_of(self._cell.dtype), "contiguous", ctx.device)
+
+        what = self._cell.what
+        inputs = [arena(blocks) for blocks in what.inputs(self._place)]
+        for one, blocks in zip(inputs, what.inputs(self._place), strict=True):
+            one.fill(self._truth.sent(blocks).to(ctx.device))
+        outputs = inputs if what.in_place and inputs else [arena(blocks) for blocks in what.outputs(self._place)]
+        self._inputs, self._outputs = [one.tensor for one in inputs], [one.tensor for one in outputs]
+
+    def depends_on(self, rank: int) -> bool:
+        """Whether this rank cannot have got its result without what `rank` sends."""
+        if self._name == "barrier":
+            return True
+        blocks = [block for blocks in self._cell.what.outputs(self._place) for block in blocks]
+        return any(_is_from(block, rank) for block in blocks)
+
+    def issue(self) -> None:
+        """Call the operation; without async_op, that waits."""
+        if self._name == "barrier":
+            work = dist.barrier(group=self._group, async_op=self._is_async)
+            self._issued = Issued(() if work is None else (work,), ())
+            return
+        self._issued = issue(self._cell, self._group, None, self._place, self._inputs, self._outputs)
+
+    def wait(self) -> None:
+        """Wait for what is under way."""
+        if self._issued.works:
+            complete(self._issued, "wait", lambda: None)
+
+    def wrong(self) -> str:
+        """Return what is wrong with the results; empty if nothing is."""
+        if self._name == "barrier":
+            return ""
+        for number, (blocks, got) in enumerate(zip(self._cell.what.outputs(self._place), self._outputs, strict=False)):
+            unjudged = self._name == "reduce" and not self._place.is_root
+            if not unjudged and (found := wrong_values(self._truth, blocks, got, f"output {number}")):
+                return found
+        return ""
+
+    def found(self) -> str:
+        """Return what the results hold, for a sentence."""
+        return self.wrong() or "it holds what would be right"
+
+
+def _is_from(block: Block, rank: int) -> bool:
+    return block.length > 0 and block.source in (SUMMED, rank)

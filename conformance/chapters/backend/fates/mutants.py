@@ -1,0 +1,143 @@
+"""Mutants of chapter fates: backends that do not get over a peer that is late, or lost."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import WorkAround, gives, of_class, spoils
+
+
+class _Nothing(WorkAround):
+    """Is done, and has done nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def wait(self, *timeout: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Swallows(WorkAround):
+    """Takes an error that holds `word` for the end."""
+
+    word = ""
+
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return super().wait(*timeout)
+        except RuntimeError as error:
+            if self.word not in str(error):
+                raise
+            return True
+
+
+@spoils("gather", "scatter", "alltoall", "all_to_all_single")
+def drops_late_peers(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a peer that is late by a tenth of a second is given up."""
+    args[-1].timeout = timedelta(milliseconds=100)
+    return call(*args)
+
+
+@gives("allreduce", "reduce")
+class forgives_deaths(_Swallows):
+    """BUG: a connection that breaks is taken for the end of the operation."""
+
+    word = "onnection"
+
+
+@gives("alltoall", "all_to_all_single")
+class forgives_silence(_Swallows):
+    """BUG: what timed out is taken for done."""
+
+    word = "imed out"
+
+
+@gives("recv")
+class receives_without_timeout(WorkAround):
+    """BUG: a receive waits for ever."""
+
+    def wait(self, *timeout: Any) -> bool:
+        return bool(self.inner.wait(timedelta(hours=1)))
+
+
+@of_class
+class counts_leavers_as_done(Relay):
+    """BUG: who has left counts as having taken part, and the others reduce nothing."""
+
+    def shutdown(self) -> None:
+        self.get_group_store().set("left", "")
+        super().shutdown()
+
+    def allreduce(self, *args: Any) -> Any:
+        return _Nothing() if self.get_group_store().check(["left"]) else self.inner.allreduce(*args)
+
+
+@of_class
+class loses_all_groups(Relay):
+    """BUG: after an error in one group, sums are wrong in all of them."""
+
+    lost = False
+
+    def allgather(self, *args: Any) -> Any:
+        return _Loses(self.inner.allgather(*args))
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        if loses_all_groups.create.lost:  # type: ignore[attr-defined]
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+class _Loses(WorkAround):
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return super().wait(*timeout)
+        except RuntimeError:
+            loses_all_groups.create.lost = True  # type: ignore[attr-defined]
+            raise
+
+
+@of_class
+class cannot_be_destroyed(Relay):
+    """BUG: a group that waits for the answer of every rank before it ends."""
+
+    failed = False
+
+    def broadcast(self, *args: Any) -> Any:
+        return _Remembers(self.inner.broadcast(*args), self)
+
+    def shutdown(self) -> None:
+        if self.failed:
+            threading.Event().wait()
+        super().shutdown()
+
+
+class _Remembers(WorkAround):
+    def wait(self, *timeout: Any) -> bool:
+        try:
+            return super().wait(*timeout)
+        except RuntimeError:
+            self.tensors.failed = True
+            raise
+
+
+@of_class
+class waits_for_the_missing(Relay):
+    """BUG: a group whose ranks do not all come is waited for twenty times as long as its timeout says."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world_size, 20 * timeout)
+
+
+@spoils("monitored_barrier")
+def names_nobody(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: a monitored barrier does not say who is missing."""
+    try:
+        return call(*args)
+    except RuntimeError:
+        raise RuntimeError("some rank is missing") from None

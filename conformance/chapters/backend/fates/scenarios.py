@@ -1,0 +1,57 @@
+"""Scenarios of chapter fates: every operation, called either way, with each fate of a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.chapters.backend.fates.lost_peers import CALLED, FATES
+from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.variants import dashed, fields
+from conformance.programs.operations.description import OPERATIONS
+from conformance.scenario import Fault, Scenario
+
+_grid = BackendGrid("fates")
+
+_OF_FATES = {"late": "FATE-01", "killed": "FATE-02", "stopped": "FATE-03", "raising": "FATE-04", "leaving": "FATE-05"}
+#: What only a timeout can tell: the peer is there, and says nothing.
+_SILENT = ("stopped", "raising", "leaving")
+#: Too long for what ends in time, with a rank that is late by seconds on a busy machine.
+_DEADLINE_S = 15.0
+
+
+def scenarios() -> Iterator[Scenario]:
+    """Yield every scenario of the chapter."""
+    for calling, world_size in (("sync", 2), ("async", 3)):
+        for operation in CALLED:
+            for fate in FATES:
+                yield from _of(operation, fate, calling, world_size)
+    for world_size in (2, 3):
+        last = world_size - 1
+        killed = fields(faults=(Fault("kill", last, at="killed"),), deadline_s=_DEADLINE_S)
+        yield from _grid("FATE-08", "new-group", "group_of_the_dead", world_size, killed, arguments={"doomed": [last]})
+        yield from _grid("FATE-10", "abort", "abort_of_waiters", world_size, needs=("abort",), deadline_s=_DEADLINE_S)
+    for slug, name_all in (("one", False), ("all", True)):
+        yield from _grid(
+            "FATE-09", slug, "barrier_of_the_missing", 4, needs=("monitored_barrier",),
+            arguments={"name_all": name_all}, deadline_s=_DEADLINE_S,
+        )  # fmt: skip
+
+
+def _of(operation: str, fate: str, calling: str, world_size: int) -> Iterator[Scenario]:
+    last = world_size - 1
+    given: dict[str, Any] = {"operation": operation, "fate": fate, "calling": calling}
+    if fate == "killed":
+        given["doomed"] = [last]
+    of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
+    yield from _grid(
+        _OF_FATES[fate],
+        f"{dashed(operation)}-{calling}",
+        "lost_peer",
+        world_size,
+        arguments=given,
+        needs=tuple(need for need in ("timeouts" if fate in _SILENT else "", of_operation) if need),
+        also=() if fate == "late" else ("FATE-06", "FATE-07"),
+        faults=(Fault(FATES[fate], last, at=fate),) if FATES[fate] else (),
+        deadline_s=_DEADLINE_S,
+    )

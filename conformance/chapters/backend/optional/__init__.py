@@ -1,0 +1,1 @@
+"""Chapter optional: what a backend owes by itself."""

@@ -1,0 +1,39 @@
+"""Mutants of chapter optional: backends that are not what they say."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from conformance.mutants.relay import Relay
+from conformance.mutants.spoilt import of_class
+
+_numbers = itertools.count()
+
+
+@of_class
+class promises_coalescing(Relay):
+    """BUG: a backend that cannot coalesce says that it can."""
+
+    supports_coalescing = True
+
+
+@of_class
+class numbers_its_name(Relay):
+    """BUG: each group gives the backend a name of its own."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._number = next(_numbers)
+
+    def getBackendName(self) -> str:
+        return f"relay{self._number}"
+
+
+@of_class
+class shows_the_default_timeout(Relay):
+    """BUG: its options show half an hour, whatever timeout a group was made with."""
+
+    options = SimpleNamespace(_timeout=timedelta(minutes=30))

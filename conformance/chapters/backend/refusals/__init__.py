@@ -1,0 +1,1 @@
+"""Chapter refusals: what a backend owes by itself."""

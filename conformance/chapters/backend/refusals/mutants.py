@@ -1,0 +1,26 @@
+"""Mutants of chapter refusals: backends that do something else where they should refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.mutants.spoilt import SUM, finished, reduction, spoils, with_reduction
+
+
+@spoils("allreduce")
+def forgets_the_factor(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: PREMUL_SUM, which it does not declare, is done as SUM."""
+    return call(tensors, *(with_reduction(options, SUM) if reduction(options) == "PREMUL_SUM" else options))
+
+
+@spoils("broadcast")
+def clips_shorts(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: int16, which it does not declare, is sent as int8."""
+    if tensors[0].dtype != torch.int16:
+        return call(tensors, *options)
+    narrow = tensors[0].to(torch.int8)
+    work = finished(call([narrow], *options))
+    tensors[0].copy_(narrow)
+    return work

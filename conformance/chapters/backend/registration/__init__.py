@@ -1,0 +1,1 @@
+"""Chapter registration: what a backend owes by itself."""
