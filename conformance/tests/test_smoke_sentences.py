@@ -32,7 +32,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "def allreduce_coalesced(self, tensors, opts=None):\n        return self.allreduce(tensors[:1], opts)\n",
     ),
     "allgather": ("lists the ranks in reverse order", "for (sent,) in every]", "for (sent,) in every[::-1]]"),
-    "all_gather_single": ("joins the parts in reverse order", "for part in parts]", "for part in parts[::-1]]"),
+    "all_gather_single": ("joins the parts in reverse order", "torch.cat(parts)", "torch.cat(parts[::-1])"),
     "barrier": (
         "waits for nobody",
         'self._issue("barrier", opts, [], lambda every: [])',
@@ -114,7 +114,9 @@ def variants(source: str) -> Iterator[tuple[str, str, str]]:
         assert source.count(text) == 1, (method, source.count(text))
         broken = source.replace(text, instead)
         if method == "wait":  # shows only where the transport takes its time
-            broken = broken.replace("    buffer = io.BytesIO()\n", "    time.sleep(0.1)\n    buffer = io.BytesIO()\n")
+            broken = broken.replace(
+                "                every = []\n", "                every = []\n                time.sleep(0.1)\n"
+            )
         owner = "Work." if method in ("wait", "is_completed", "get_future") else "" if method == "_put" else "Group."
         yield f"{owner}{method}", wrong, broken
 
