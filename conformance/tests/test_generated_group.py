@@ -1,7 +1,8 @@
-"""The generated process group in processes of its own, as torchrun starts them: no harness between torch and it."""
+"""The generated process group in processes of its own, as a user starts them: no harness between torch and it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,24 +13,45 @@ import pytest
 from conformance.starters.starter import Starter
 
 WORLD_SIZE = 3
-DEADLINE_S = 120
 
-#: What every rank runs; `{body}` follows, in which `group` is the default group.
+#: Forks ranks for every body, once torch is imported, and prints what became of them. `group` is the default group.
 SCRIPT = """
-import os, sys
+import json, os, sys, traceback
 from datetime import timedelta
+from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from acme.adapter import create
 
 assert not any(name.startswith(("conformance.recorder", "conformance.workers")) for name in sys.modules)
 dist.Backend.register_backend("acme", create, devices="cpu")
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group(
-    "acme", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=size, timeout=timedelta(seconds=60)
-)
-group = dist.group.WORLD
-{body}
+torch.set_num_threads(1)
+size, folder = int(sys.argv[1]), Path(sys.argv[2])
+
+
+def run(name, body, rank):
+    sys.stdout = sys.stderr = open(folder / f"{name}-{rank}", "w", buffering=1)
+    try:
+        dist.init_process_group(
+            "acme", init_method=f"file://{folder / name}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        )
+        exec(body, {**globals(), "rank": rank, "group": dist.group.WORLD})
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+ended = {}
+for name, body in json.loads(sys.stdin.read()).items():
+    pids = []
+    for rank in range(size):
+        pids.append(os.fork())
+        if not pids[-1]:
+            run(name, body, rank)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    ended[name] = [(code, (folder / f"{name}-{rank}").read_text()) for rank, code in enumerate(codes)]
+print(json.dumps(ended))
 """
 
 FUNCTIONAL = """
@@ -109,52 +131,37 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    Starter("backend", "acme").write(tmp_path)
-    return tmp_path / "acme"
+BODIES = {
+    "functional": FUNCTIONAL, "callback": CALLBACK, "training": TRAINING, "refused": REFUSED, "death": DEATH,
+    "timeout": TIMEOUT,
+}  # fmt: skip
+Ended = dict[str, list[tuple[int, str]]]
 
 
-def ended(package: Path, body: str) -> list[tuple[int, str]]:
-    """Run every rank in a process; return their codes and what they printed."""
-    script = package / "script.py"
-    script.write_text(SCRIPT.replace("{body}", body))
-    environment = {
-        **os.environ, "PYTHONPATH": str(package), "WORLD_SIZE": str(WORLD_SIZE), "MEETING": str(package / "meeting"),
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script)], env={**environment, "RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(WORLD_SIZE)
-    ]  # fmt: skip
-    try:
-        printed = [process.communicate(timeout=DEADLINE_S)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(running, printed, strict=True)]
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return by body the code of every rank and what it printed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    Starter("backend", "acme").write(folder)
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(WORLD_SIZE), str(folder)], input=json.dumps(BODIES), text=True,
+        env={**os.environ, "PYTHONPATH": str(folder / "acme")}, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    return {name: [(code, text) for code, text in ranks] for name, ranks in json.loads(done.stdout).items()}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [FUNCTIONAL, CALLBACK, TRAINING, REFUSED],
-    ids=["functional", "callback", "training", "refused"],
-)
-def test_the_generated_group_works_without_the_harness(package: Path, body: str) -> None:
-    results = ended(package, body)
-    assert [code for code, _ in results] == [0] * WORLD_SIZE, results
+@pytest.mark.parametrize("body", ["functional", "callback", "training", "refused"])
+def test_the_generated_group_works_without_the_harness(ended: Ended, body: str) -> None:
+    assert [code for code, _ in ended[body]] == [0] * WORLD_SIZE, ended[body]
 
 
-def test_a_dead_peer_is_noticed_at_once(package: Path) -> None:
-    results = ended(package, DEATH)
-    assert [code for code, _ in results] == [0, 0, 7], results
-    assert "the connection to rank 2 is lost" in results[0][1] + results[1][1]
+def test_a_dead_peer_is_noticed_at_once(ended: Ended) -> None:
+    assert [code for code, _ in ended["death"]] == [0, 0, 7], ended["death"]
+    assert "the connection to rank 2 is lost" in ended["death"][0][1] + ended["death"][1][1]
 
 
-def test_the_timeout_that_create_gets_counts(package: Path) -> None:
-    results = ended(package, TIMEOUT)
-    assert [code for code, _ in results] == [0] * WORLD_SIZE, results
-    assert "rank 2 sent nothing for 0.5 s" in results[0][1] + results[1][1]
+def test_the_timeout_that_create_gets_counts(ended: Ended) -> None:
+    assert [code for code, _ in ended["timeout"]] == [0] * WORLD_SIZE, ended["timeout"]
+    assert "rank 2 sent nothing for 0.5 s" in ended["timeout"][0][1] + ended["timeout"][1][1]
