@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ SCRIPT = """
 import json, os, sys, traceback
 from datetime import timedelta
 from pathlib import Path
-import torch, torch.distributed as dist
+import torch, torch._dynamo, torch.distributed as dist  # a DDP's construction imports torch._dynamo; once is enough
 from torch.distributed import _functional_collectives as functional
 from acme.adapter import create
 
