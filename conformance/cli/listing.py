@@ -9,11 +9,13 @@ from rich.text import Text
 from conformance.checkers.explanation import counted
 from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
-from conformance.spec.catalogue import Requirement, load_catalogue
+from conformance.spec.catalogue import LEVELS, Requirement, load_catalogue
+from conformance.spec.profile import in_profile, levels_of
 
 
 @click.command("list")
 @selection_options
+@click.option("--profile", type=click.Choice(LEVELS), help="Only requirements that this profile of `run` judges.")
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(
     names: tuple[str, ...],
@@ -21,6 +23,7 @@ def command(
     requirement: tuple[str, ...],
     world_size: tuple[int, ...],
     keyword: str,
+    profile: str | None,
     as_scenarios: bool,
 ) -> None:
     """Print the requirements: all of them, or those of the chapters and ids in NAMES.
@@ -31,6 +34,7 @@ def command(
     \b
     ddp-conformance list
     ddp-conformance list buckets GRAD-01
+    ddp-conformance list --profile backend
     ddp-conformance list --scenarios GRAD-01 --world-size 4
     """
     catalogue = load_catalogue()
@@ -41,11 +45,15 @@ def command(
         from conformance.suite import load_scenarios
 
         selection = selection_of(names, chapter, requirement, world_size, keyword)
-        for scenario in selection.apply(load_scenarios(), catalogue):
+        scenarios = load_scenarios()
+        for scenario in selection.apply(in_profile(profile, scenarios, catalogue) if profile else scenarios, catalogue):
             click.echo(scenario.id)
         return
     wanted |= set(names)
-    shown = [entry for entry in catalogue if not wanted or wanted & {entry.id, entry.chapter}]
+    levels = levels_of(profile) if profile else LEVELS
+    shown = [
+        entry for entry in catalogue if entry.level in levels and (not wanted or wanted & {entry.id, entry.chapter})
+    ]
     console = make_console()
     console.print(requirements_table(shown))
     console.print(f"\n{counted(len(shown), 'requirement')}", highlight=False)

@@ -15,7 +15,6 @@ from conformance.cli.interrupt import interrupted_once
 from conformance.own_mistake import present
 
 if TYPE_CHECKING:
-    from conformance.smoke.breakage import Breakage
     from conformance.smoke.ladder import Footing
 
 _STYLES = {
@@ -51,11 +50,13 @@ _INDENT = " " * 12
     metavar="SECONDS",
     help="Deadline of one rung.",
 )
-def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -> None:
+@click.option("--keep-going", is_flag=True, help="Try all rungs of the backend, and explain every one that breaks.")
+def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *, keep_going: bool) -> None:
     """Check a backend's adapter, rung by rung, and stop at the first rung that breaks.
 
     \b
     ddp-conformance smoke --backend my_pkg.adapter:BACKEND
+    ddp-conformance smoke --backend my_pkg.adapter:BACKEND --keep-going
     ddp-conformance smoke --ddp my_pkg:MyDDP
 
     Each rung checks one thing: the import, the rendezvous, one collective, one training step. Its data encode which
@@ -68,14 +69,17 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float) -
 
     from conformance.smoke.ladder import Status, climb
 
-    console, lacking = make_console(), list[str]()
+    console, lacking, broken = make_console(), list[str](), list[Footing]()
     with interrupted_once():
-        for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s):
+        for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s, keep_going=keep_going):
             _print_footing(console, footing)
             if footing.status is Status.LACKING:
                 lacking.append(footing.rung)
-    if footing.status is Status.BROKEN:
-        _print_breakage(console, footing.asks, present(footing.breakage))
+            elif footing.status is Status.BROKEN:
+                broken.append(footing)
+    for footing in broken:
+        _print_breakage(console, footing, names=keep_going)
+    if broken:
         click.get_current_context().exit(EXIT_FAILED)
     options = _options(backend, ddp)
     if lacking:
@@ -110,9 +114,11 @@ def _print_footing(console: Console, footing: Footing) -> None:
     console.print(line, soft_wrap=True)
 
 
-def _print_breakage(console: Console, asks: str, breakage: Breakage) -> None:
+def _print_breakage(console: Console, footing: Footing, *, names: bool) -> None:
+    breakage = present(footing.breakage)
     rows = (
-        ("asked", asks), ("expected", breakage.expected), ("came", breakage.came),
+        ("rung", footing.rung if names else ""), ("asked", footing.asks), ("expected", breakage.expected),
+        ("came", breakage.came),
         ("do", breakage.advice), ("evidence", breakage.evidence),
     )  # fmt: skip
     console.print()

@@ -85,8 +85,9 @@ def climb(
     world_size: int | None = None,
     deadline_s: float = DEFAULT_DEADLINE_S,
     zygote: ZygoteProcess | None = None,
+    keep_going: bool = False,
 ) -> Iterator[Footing]:
-    """Yield one footing per rung; stop after a BROKEN one.
+    """Yield one footing per rung; stop after a BROKEN one, with `keep_going` only if the rungs above need it to hold.
 
     Also tries rungs that the backend does not declare; these cannot be BROKEN. Without `world_size`, uses three ranks,
     or fewer if the backend serves fewer. A rung may take `deadline_s` seconds. Passing a running `zygote` saves
@@ -114,11 +115,17 @@ def climb(
     size = _world_size(backend, world_size)
     with Controller(backend, start_timeout_s=deadline_s, zygote=zygote) as controller:
         climber = _Climber(backend, controller, size, deadline_s)
+        broken = False
         for rung, ranks, ddp in climber.rungs(subject):
+            if broken and rung is STEP:
+                return  # a DDP on what is broken tells nothing more
             footing = climber.try_rung(rung, ranks, ddp)
             yield footing
-            if footing.status is Status.BROKEN:
+            broken = broken or footing.status is Status.BROKEN
+            if broken and (not keep_going or rung in (_ALONE, _TOGETHER)):
                 return
+        if broken:
+            return
         for capability in sorted(SUBJECT_CAPABILITIES - subject.capabilities):
             yield from climber.try_undeclared(capability, subject)
         if subject.capabilities == SUBJECT_CAPABILITIES and subject not in KNOWN.values():

@@ -322,6 +322,9 @@ def test_help_and_list_do_not_wait_for_torch(arguments: list[str]) -> None:
 def test_list_shows_requirements_and_scenarios() -> None:
     assert "GRAD-01" in call("list", "gradients").stdout
     assert "TRAIN-01" not in call("list", "gradients").stdout
+    of_backends = call("list", "--profile", "backend").stdout
+    assert "VAL-01" in of_backends
+    assert "GRAD-01" not in of_backends
     ids = call("list", "--scenarios", "gradients", "--world-size", "2").stdout.split()
     assert ids == [one.id for one in load_scenarios() if one.chapter == "gradients" and one.world_size == 2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import conformance
 from conformance import starters
+from conformance.backends.backend import CAPABILITIES as OF_BACKENDS
 from conformance.cli import main
 from conformance.errors import ConformanceError
 from conformance.starters.starter import KINDS, Starter, StarterError
@@ -141,7 +143,21 @@ def test_only_commands_of_the_page_are_run() -> None:
     assert commands_of(page) == ["ddp-conformance new backend x", "cd x"]
 
 
-def test_the_page_lists_every_capability_of_a_ddp() -> None:
-    table = PAGE.read_text().partition("\n| capability | what the DDP can do |\n")[2].partition("\n\n")[0]
-    listed = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(listed) == sorted(CAPABILITIES)
+def listed(header: str) -> list[str]:
+    """Return the names in the first column of the page's table with this header."""
+    table = PAGE.read_text().partition(f"\n{header}\n")[2].partition("\n\n")[0]
+    return [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)[`(]", row.split("|")[1])]
+
+
+def test_the_page_lists_every_capability() -> None:
+    assert sorted(listed("| capability | what the DDP can do |")) == sorted(CAPABILITIES)
+    assert sorted(listed("| capability | what the backend can do |")) == sorted(OF_BACKENDS)
+
+
+def test_the_page_lists_every_method_that_the_generated_group_has(tmp_path: Path) -> None:
+    Starter("backend", "acme").write(tmp_path)
+    source = (tmp_path / "acme" / "acme" / "group.py").read_text()
+    group = next(one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == "AcmeGroup")
+    names = {one.name for one in group.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")}
+    refused = set(re.findall(r'"(\w+)"', source.partition("for _method in (")[2].partition("):")[0]))
+    assert names | refused <= set(listed("| method | what torch calls it for | capability |"))

@@ -136,6 +136,18 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
         assert "broken_backends.py" in first_stack
 
 
+def test_all_broken_rungs_are_explained_in_one_go() -> None:
+    result = smoke("--backend", f"{BROKEN}:WRONG_SUM", "--keep-going")
+    assert result.exit_code == 1, result.output
+    broken = [name for status, name in footings(result.stdout) if status == "BROKEN"]
+    assert broken[0] == "all_reduce"
+    assert {"all_reduce max/min", "async work", "new_group"} <= set(broken)
+    assert ("ok", "broadcast") in footings(result.stdout)
+    explained = [line.split(maxsplit=1)[1] for line in result.stdout.splitlines() if line.startswith("rung ")]
+    assert explained == broken
+    assert "step of" not in result.stdout
+
+
 def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb(f"{BROKEN}:MODEST", "torch", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())

@@ -24,34 +24,48 @@ DEADLINE_S = 3.0
 
 #: Method -> what is wrong with it, the text that is replaced, and by what.
 BROKEN: dict[str, tuple[str, str, str]] = {
-    "broadcast": ("sends rank 0's tensor, whatever the root", "[opts.rootRank]", "[0]"),
-    "allreduce": ("sums, whatever the operation", "is None else opts.reduceOp.op", "is None else dist.ReduceOp.SUM"),
+    "broadcast": ("sends rank 0's tensor, whatever the root", "every[root]", "every[0]"),
+    "allreduce": ("sums, whatever the operation", "= REDUCTIONS[op]", "= REDUCTIONS[dist.ReduceOp.SUM]"),
     "allreduce_coalesced": (
         "reduces the first tensor only",
         "allreduce_coalesced = allreduce\n",
         "def allreduce_coalesced(self, tensors, opts=None):\n        return self.allreduce(tensors[:1], opts)\n",
     ),
-    "allgather": ("lists the ranks in reverse order", "in self._all([inputs[0]])", "in self._all([inputs[0]])[::-1]"),
-    "all_gather_single": ("joins the parts in reverse order", "in self._all([sent])", "in self._all([sent])[::-1]"),
-    "barrier": ("waits for nobody", "_put([], self._all([])[0])", "[]"),
+    "allgather": ("lists the ranks in reverse order", "for (sent,) in every]", "for (sent,) in every[::-1]]"),
+    "all_gather_single": ("joins the parts in reverse order", "torch.cat(parts)", "torch.cat(parts[::-1])"),
+    "barrier": (
+        "waits for nobody",
+        'self._issue("barrier", opts, [], lambda every: [])',
+        "AcmeWork(self._thread.submit(list))",
+    ),
     "getBackendName": ("returns an empty text", 'return "acme"', 'return ""'),
-    "shutdown": ("leaves the thread running", "self._thread.shutdown()", "pass"),
+    "shutdown": (
+        "leaves the threads running",
+        "        self._thread.shutdown()\n        self._transport.close()\n",
+        "        pass\n",
+    ),
     "wait": (
         "returns before the collective is done",
-        "        self._future.wait()\n        return True",
-        "        return True",
+        "        self._done.result(timeout.total_seconds() or None)",
+        "        pass",
     ),
-    "is_completed": ("is never True", "return self._future.done()", "return False"),
+    "is_completed": (
+        "is never True",
+        '"""Whether the collective is done, well or not."""\n        return self._done.done()',
+        '"""Whether the collective is done, well or not."""\n        return False',
+    ),
     "get_future": (
-        "returns a future that nobody completes", "        return self._future\n",
-        "        return torch.futures.Future()\n",
+        "returns a future that nobody completes", "            return self._future\n",
+        "            return torch.futures.Future()\n",
     ),
-    "_exchange": (
-        "stops on rank 1 after ten exchanges",
-        "        received = [",
-        "        if self._rank == 1 and number > 10:\n            time.sleep(1000)\n        received = [",
+    "_issue": (
+        "stops on rank 1 after ten collectives",
+        "        def carry_out() -> list[Tensor]:\n",
+        "        self.number = getattr(self, 'number', 0) + 1\n"
+        "        def carry_out() -> list[Tensor]:\n"
+        "            if self.rank() == 1 and self.number > 10:\n                time.sleep(1000)\n",
     ),
-    "_put": ("forgets the end of large tensors", "tensor.copy_(value.view_as(tensor))", "_most(tensor, value)"),
+    "_put": ("forgets the end of large tensors", "tensor.copy_(value.reshape(tensor.shape))", "_most(tensor, value)"),
     "__init__": (
         "does not tell the base class who it is",
         "super().__init__(rank, world_size)",
@@ -70,7 +84,7 @@ def _most(tensor, value):
     end = value.numel() - (value.numel() > 100_000)
     tensor.view(-1)[:end] = value.reshape(-1)[:end]
 
-BACKEND = replace(WORKING, create=lambda store, rank, world_size, timeout: AcmeGroup(store, rank, world_size))
+BACKEND = replace(WORKING, create=AcmeGroup)
 """
 
 
@@ -101,7 +115,7 @@ def variants(source: str) -> Iterator[tuple[str, str, str]]:
         broken = source.replace(text, instead)
         if method == "wait":  # shows only where the transport takes its time
             broken = broken.replace(
-                "        buffer = io.BytesIO()\n", "        time.sleep(0.1)\n        buffer = io.BytesIO()\n"
+                "                every = []\n", "                every = []\n                time.sleep(0.1)\n"
             )
         owner = "Work." if method in ("wait", "is_completed", "get_future") else "" if method == "_put" else "Group."
         yield f"{owner}{method}", wrong, broken

@@ -11,13 +11,15 @@ from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("timeouts")
+#: What is called here and is no operation by itself.
+_NEEDS = {"recv": "send_recv"}
 
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
     for world_size in (2, 3):
         for operation in CALLS:
-            of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else ""
+            of_operation = OPERATIONS[operation].needs if operation in OPERATIONS else _NEEDS.get(operation, "")
             needs = tuple(need for need in ("timeouts", of_operation) if need)
             slug = dashed(operation)
             for requirement, whose, suffix in (
