@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
@@ -99,10 +100,10 @@ class Tried:
 class Detector:
     """Ranks for mutants and for their bases. A context manager; what a base does in a scenario is asked once."""
 
-    def __init__(self, preload: tuple[str, ...] = (), work_dir: Path | None = None, kept: Path | None = None) -> None:
-        """Start a zygote that imports the modules `preload`; see `Controller`. Kills go into the folder `kept`."""
+    def __init__(self, zygote: ZygoteProcess, kept: Path | None = None) -> None:
+        """Have `zygote` fork the ranks; it stays open. Kills go into the folder `kept`."""
         self._kept = kept
-        self._zygote = ZygoteProcess(work_dir, preload)
+        self._zygote = zygote
         self._controllers: dict[str, Controller] = {}
         self._of_bases: dict[tuple[str, str], Tried] = {}
 
@@ -116,7 +117,6 @@ class Detector:
         """End all ranks."""
         for controller in self._controllers.values():
             controller.close()
-        self._zygote.close()
 
     def detect(self, mutant: Mutant, kill: Kill) -> Detection:
         """Run scenarios of one requirement until one of them kills the mutant."""
@@ -248,27 +248,29 @@ def detect_all(
     preload = preloads_of([*needed.values(), *further])
 
     def detect(numbers: Iterator[int]) -> Generator[tuple[int, Detection]]:
-        with Detector(preload, work_dir, kept) as detector:
+        with shared.here() as own, Detector(own, kept) as detector:
             for number in numbers:
                 yield number, detector.detect(*todo[number])
 
     def kill_more(some: Iterator[Mutant]) -> Generator[tuple[str, tuple[str, ...]]]:
-        with Detector(preload, work_dir) as detector:
+        with shared.here() as own, Detector(own) as detector:
             for mutant in some:
                 yield mutant.name, tuple(detector.killers(mutant, further))
 
     def try_controls(some: Iterator[Detection]) -> Generator[str]:
-        with Detector(preload, work_dir) as detector:
+        with shared.here() as own, Detector(own) as detector:
             yield from detector.false_alarms(some)
 
     found: dict[int, Detection] = {}
     of_one = groupby(range(len(todo)), lambda number: todo[number][0].name)
-    for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
-        found[number] = detection
-        on_detection(len(found), len(todo), detection)
-    killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
-    detections = [found[number] for number in sorted(found)]
-    own = tuple(one for one in detections if one.mutant != deviations)
-    killing = {(one.mutant.control, one.scenario_id): one for one in own if one.scenario_id}
-    false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
-    return Found(own, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)
+    with closing(ZygoteProcess(work_dir, preload)) as shared:
+        shared.await_ready()
+        for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
+            found[number] = detection
+            on_detection(len(found), len(todo), detection)
+        killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
+        detections = [found[number] for number in sorted(found)]
+        of_mutants = tuple(one for one in detections if one.mutant != deviations)
+        killing = {(one.mutant.control, one.scenario_id): one for one in of_mutants if one.scenario_id}
+        false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
+    return Found(of_mutants, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)
