@@ -27,7 +27,8 @@ from conformance.run.lanes import in_lanes
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
-from conformance.suite import cheapest_first, load_scenarios
+from conformance.spec.cheapest import cheapest_first
+from conformance.suite import load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
@@ -50,12 +51,13 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The fate of a mutant, and the scenario that killed it."""
+    """The fate of a mutant, the scenario that killed it, and the CPU seconds that this takes the base's ranks."""
 
     mutant: Mutant
     kill: Kill
     fate: Fate
     scenario_id: str = ""
+    cpu_s: float = 0.0
 
     @property
     def is_as_expected(self) -> bool:
@@ -83,6 +85,11 @@ class Tried:
     def seen(self) -> tuple[object, ...]:
         """What ranks saw, to be compared with what those of another DDP did."""
         return tuple(map(_seen_by, self.observations.values()))
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor's time that ranks took, in seconds."""
+        return sum(one.cpu_ns for one in self.observations.values()) / 1e9
 
     @property
     def passed(self) -> bool:
@@ -128,7 +135,7 @@ class Detector:
             if caught and base is not None and base.passed:
                 if self._kept is not None:
                     keep(self._kept, mutant.name, kill.requirement, scenario, tried.observations, tried.expected)
-                return Detection(mutant, kill, Fate.KILLED, scenario.id)
+                return Detection(mutant, kill, Fate.KILLED, scenario.id, base.cpu_s)
             active = active or (base is not None and base.seen != tried.seen)
         return Detection(mutant, kill, Fate.SURVIVED if active else Fate.INACTIVE)
 
@@ -214,6 +221,16 @@ class Found:
     def num(self, fate: Fate) -> int:
         """Return how many mutants have that fate."""
         return sum(self.fate_of(mutant) is fate for mutant in self.mutants)
+
+    @property
+    def kills(self) -> dict[str, dict[str, float]]:
+        """By the mutant's name, then by the scenario that killed it: the CPU seconds of the base's ranks."""
+        return {
+            mutant.name: {
+                one.scenario_id: one.cpu_s for one in self.detections if one.mutant == mutant and one.scenario_id
+            }
+            for mutant in self.mutants
+        }
 
     @property
     def headline(self) -> str:
