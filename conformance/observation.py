@@ -115,5 +115,6 @@ class Observation:
     stack: str = ""
     stderr: str = ""
     duration_ns: int = 0
+    cpu_ns: int = 0
     host: str = ""
     after: tuple[str, ...] = ()

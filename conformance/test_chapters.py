@@ -26,9 +26,10 @@ from conformance.run.runner import check, probe
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.profile import about_ddps, in_profile
 from conformance.subjects.subject import Subject
-from conformance.suite import load_scenarios, one_per_requirement
+from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend, find_subject

@@ -11,11 +11,13 @@ from conformance.cli.console import make_console
 from conformance.cli.options import selection_of, selection_options
 from conformance.spec.catalogue import LEVELS, Requirement, load_catalogue
 from conformance.spec.profile import in_profile, levels_of
+from conformance.spec.quick import QUICK, load_kills, sentence
+from conformance.suite import Selection
 
 
 @click.command("list")
 @selection_options
-@click.option("--profile", type=click.Choice(LEVELS), help="Only requirements that this profile of `run` judges.")
+@click.option("--profile", default="", metavar="LEVEL", help="Only what this profile of `run` judges.")
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(
     names: tuple[str, ...],
@@ -23,31 +25,35 @@ def command(
     requirement: tuple[str, ...],
     world_size: tuple[int, ...],
     keyword: str,
-    profile: str | None,
+    profile: str,
     as_scenarios: bool,
 ) -> None:
     """Print the requirements: all of them, or those of the chapters and ids in NAMES.
 
-    With --scenarios, --world-size, -k, or a NAME that is a scenario, print instead the ids of the scenarios that `run`
-    would run.
+    With --scenarios, --profile, --world-size, -k, or a NAME that is a scenario, print instead the ids of the scenarios
+    that `run` would run.
 
     \b
     ddp-conformance list
     ddp-conformance list buckets GRAD-01
     ddp-conformance list --profile backend
     ddp-conformance list --scenarios GRAD-01 --world-size 4
+    ddp-conformance list --profile quick
     """
     catalogue = load_catalogue()
     wanted = {catalogue.chapter(name).name for name in chapter} | {catalogue.requirement(id_).id for id_ in requirement}
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
-    if as_scenarios or world_size or keyword or not set(names) <= known:
+    if as_scenarios or profile == QUICK or world_size or keyword or not set(names) <= known:
         # Imported here because chapters import torch, and printing requirements should not wait for that.
         from conformance.suite import load_scenarios
 
+        everything = in_profile(profile, load_scenarios(), catalogue) if profile else load_scenarios()
         selection = selection_of(names, chapter, requirement, world_size, keyword)
-        scenarios = load_scenarios()
-        for scenario in selection.apply(in_profile(profile, scenarios, catalogue) if profile else scenarios, catalogue):
+        chosen = selection.apply(everything, catalogue)
+        for scenario in chosen:
             click.echo(scenario.id)
+        if profile == QUICK and selection == Selection():
+            click.echo(sentence(chosen, load_kills()), err=True)
         return
     wanted |= set(names)
     levels = levels_of(profile) if profile else LEVELS

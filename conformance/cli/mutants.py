@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ _FILE = NamedPath(dir_okay=False)
 @click.option("--out", type=_FILE, metavar="FILE", help="Write a Markdown page about all mutants.")
 @click.option("--keep", type=NamedPath(file_okay=False), metavar="FOLDER", help="Keep there what ranks saw in kills.")
 @click.option("--read", type=NamedPath(file_okay=False), metavar="FOLDER", help="Judge what --keep kept, run nothing.")
+@click.option("--kills", type=_FILE, metavar="FILE", help="Renew there which scenarios kill, for profile quick.")
 @click.option("--into", type=_FILE, metavar="FILE", help="Renew what such a page says of the mutants that run.")
 def command(
     names: tuple[str, ...],
@@ -39,6 +41,7 @@ def command(
     jobs: int,
     out: Path | None,
     into: Path | None,
+    kills: Path | None,
     keep: Path | None,
     read: Path | None,
 ) -> None:
@@ -53,6 +56,7 @@ def command(
     ddp-conformance mutants --out docs/detection.md
     ddp-conformance mutants NoDivision --into docs/detection.md
     ddp-conformance mutants --chapter join --into docs/detection.md
+    ddp-conformance mutants --out docs/detection.md --kills conformance/spec/kills.toml
     ddp-conformance mutants --keep kept            also keep what ranks saw where a mutant was killed
     ddp-conformance mutants --read kept            what a user reads first of each, and whether it names the bug
 
@@ -105,6 +109,8 @@ def command(
         click.get_current_context().exit(EXIT_FAILED)
     if out is not None:
         _write(detection_page(catalogue, found, made_by_all(*_circumstances())), out)
+    if kills is not None:
+        _write(_with_kills(kills, found, catalogue), kills)
     if into is not None:
         _write(_renewed(before, found, catalogue), into)
     if not all(one.is_as_expected for one in (*found.detections, *found.deviations)):
@@ -133,6 +139,22 @@ def _renewed(before: str, found: Found, catalogue: Catalogue) -> str:
     mutants = load_mutants()
     whole = merged(found_on(before, mutants, load_deviations()), found, mutants)
     return detection_page(catalogue, whole, made_by_some(made_on(before), *_circumstances()))
+
+
+def _with_kills(file: Path, found: Found, catalogue: Catalogue) -> str:
+    """Return the text of `file` with what was `found` now, for every mutant that profile full is to kill."""
+    from conformance.mutants.catalogue import chosen
+    from conformance.spec.profile import in_profile
+    from conformance.spec.quick import written
+    from conformance.suite import load_scenarios
+
+    before = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    full = {one.id for one in in_profile("full", load_scenarios(), catalogue)}
+    of_mutant = {**before, **found.kills}
+    names = [mutant.name for mutant in chosen((), "full", catalogue)]
+    return written(
+        {name: {id_: cpu_s for id_, cpu_s in of_mutant.get(name, {}).items() if id_ in full} for name in names}
+    )
 
 
 def _circumstances() -> tuple[dict[str, str], datetime.date]:

@@ -42,6 +42,7 @@ from conformance.run.sources import hash_of_subject, hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
+from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import load_version
 from conformance.suite import Selection, load_scenarios
 
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     "--profile",
     default="",
     metavar="LEVEL",
-    help="Only scenarios of this level; full includes core. Profile backend has no DDP.",
+    help="Only scenarios of this level; full includes core. Profile backend has no DDP; quick is a part of full.",
 )
 @click.option(
     "--spec", default="", metavar="VERSION", help="Only scenarios of this version of the specification, such as 1.0."
@@ -145,6 +146,7 @@ def command(
     ddp-conformance run --shard 3/8 --report shard3      an eighth; `report merge` puts shards together
     ddp-conformance run --certified --profile core       a report that `verify` accepts
     ddp-conformance run --ddp torch --backend acme --baseline  only what is not torch's own doing
+    ddp-conformance run --profile quick                  for every push: few scenarios that kill nearly all mutants
     ddp-conformance run --spec 1.0 --profile core        what a frozen version of the specification asks
     ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
@@ -223,6 +225,8 @@ def refuse_to_certify(
     fail_fast: bool,
 ) -> None:
     """Raise `ReportError` for every option that would make a certified run another one than everybody's."""
+    if profile == QUICK:
+        raise ReportError("profile quick is a part of full, at which nothing conforms; certify core or full")
     if not profile:
         raise ReportError("--certified needs a --profile: a certificate says at which level a DDP conforms")
     narrowed = {
@@ -349,6 +353,8 @@ def _judge(
     )
     sources = sources_of(subject) if request.certified else {}
     console = make_console()
+    if request.profile == QUICK:
+        console.print(sentence(selected, load_kills()), highlight=False, soft_wrap=True)
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.", highlight=False)
     schedules: list[Schedule] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
@@ -26,7 +27,8 @@ from conformance.run.lanes import in_lanes
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
-from conformance.suite import cheapest_first, load_scenarios
+from conformance.spec.cheapest import cheapest_first
+from conformance.suite import load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
 from conformance.workers.zygote_process import ZygoteProcess
@@ -49,12 +51,13 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The fate of a mutant, and the scenario that killed it."""
+    """The fate of a mutant, the scenario that killed it, and the CPU seconds that this takes the base's ranks."""
 
     mutant: Mutant
     kill: Kill
     fate: Fate
     scenario_id: str = ""
+    cpu_s: float = 0.0
 
     @property
     def is_as_expected(self) -> bool:
@@ -84,6 +87,11 @@ class Tried:
         return tuple(map(_seen_by, self.observations.values()))
 
     @property
+    def cpu_s(self) -> float:
+        """The processor's time that ranks took, in seconds."""
+        return sum(one.cpu_ns for one in self.observations.values()) / 1e9
+
+    @property
     def passed(self) -> bool:
         """Whether the verdict is PASS."""
         return self.result.verdict is Verdict.PASS
@@ -99,10 +107,10 @@ class Tried:
 class Detector:
     """Ranks for mutants and for their bases. A context manager; what a base does in a scenario is asked once."""
 
-    def __init__(self, preload: tuple[str, ...] = (), work_dir: Path | None = None, kept: Path | None = None) -> None:
-        """Start a zygote that imports the modules `preload`; see `Controller`. Kills go into the folder `kept`."""
+    def __init__(self, zygote: ZygoteProcess, kept: Path | None = None) -> None:
+        """Have `zygote` fork the ranks; it stays open. Kills go into the folder `kept`."""
         self._kept = kept
-        self._zygote = ZygoteProcess(work_dir, preload)
+        self._zygote = zygote
         self._controllers: dict[str, Controller] = {}
         self._of_bases: dict[tuple[str, str], Tried] = {}
 
@@ -116,7 +124,6 @@ class Detector:
         """End all ranks."""
         for controller in self._controllers.values():
             controller.close()
-        self._zygote.close()
 
     def detect(self, mutant: Mutant, kill: Kill) -> Detection:
         """Run scenarios of one requirement until one of them kills the mutant."""
@@ -128,7 +135,7 @@ class Detector:
             if caught and base is not None and base.passed:
                 if self._kept is not None:
                     keep(self._kept, mutant.name, kill.requirement, scenario, tried.observations, tried.expected)
-                return Detection(mutant, kill, Fate.KILLED, scenario.id)
+                return Detection(mutant, kill, Fate.KILLED, scenario.id, base.cpu_s)
             active = active or (base is not None and base.seen != tried.seen)
         return Detection(mutant, kill, Fate.SURVIVED if active else Fate.INACTIVE)
 
@@ -216,6 +223,16 @@ class Found:
         return sum(self.fate_of(mutant) is fate for mutant in self.mutants)
 
     @property
+    def kills(self) -> dict[str, dict[str, float]]:
+        """By the mutant's name, then by the scenario that killed it: the CPU seconds of the base's ranks."""
+        return {
+            mutant.name: {
+                one.scenario_id: one.cpu_s for one in self.detections if one.mutant == mutant and one.scenario_id
+            }
+            for mutant in self.mutants
+        }
+
+    @property
     def headline(self) -> str:
         """One sentence with the figures."""
         expected = [one for one in self.detections if not one.kill.survived]
@@ -248,27 +265,29 @@ def detect_all(
     preload = preloads_of([*needed.values(), *further])
 
     def detect(numbers: Iterator[int]) -> Generator[tuple[int, Detection]]:
-        with Detector(preload, work_dir, kept) as detector:
+        with shared.here() as own, Detector(own, kept) as detector:
             for number in numbers:
                 yield number, detector.detect(*todo[number])
 
     def kill_more(some: Iterator[Mutant]) -> Generator[tuple[str, tuple[str, ...]]]:
-        with Detector(preload, work_dir) as detector:
+        with shared.here() as own, Detector(own) as detector:
             for mutant in some:
                 yield mutant.name, tuple(detector.killers(mutant, further))
 
     def try_controls(some: Iterator[Detection]) -> Generator[str]:
-        with Detector(preload, work_dir) as detector:
+        with shared.here() as own, Detector(own) as detector:
             yield from detector.false_alarms(some)
 
     found: dict[int, Detection] = {}
     of_one = groupby(range(len(todo)), lambda number: todo[number][0].name)
-    for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
-        found[number] = detection
-        on_detection(len(found), len(todo), detection)
-    killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
-    detections = [found[number] for number in sorted(found)]
-    own = tuple(one for one in detections if one.mutant != deviations)
-    killing = {(one.mutant.control, one.scenario_id): one for one in own if one.scenario_id}
-    false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
-    return Found(own, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)
+    with closing(ZygoteProcess(work_dir, preload)) as shared:
+        shared.await_ready()
+        for number, detection in in_lanes(detect, [tuple(numbers) for _, numbers in of_one], jobs):
+            found[number] = detection
+            on_detection(len(found), len(todo), detection)
+        killers = dict(in_lanes(kill_more, [(mutant,) for mutant in mutants], jobs)) if further else {}
+        detections = [found[number] for number in sorted(found)]
+        of_mutants = tuple(one for one in detections if one.mutant != deviations)
+        killing = {(one.mutant.control, one.scenario_id): one for one in of_mutants if one.scenario_id}
+        false_alarms = tuple(in_lanes(try_controls, [(one,) for one in killing.values()], jobs))
+    return Found(of_mutants, tuple(one for one in detections if one.mutant == deviations), killers, false_alarms)

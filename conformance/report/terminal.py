@@ -36,7 +36,7 @@ from conformance.run.patience import HANGS_IN_A_ROW, SHORT_DEADLINE_S, hangs_aft
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue
-from conformance.suite import work
+from conformance.spec.cheapest import work
 from conformance.verdict import Verdict
 
 STYLES = {

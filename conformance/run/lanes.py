@@ -30,8 +30,8 @@ Work = Callable[[Iterator[Task]], Generator[Result]]
 _PROCESSORS_OF_A_LANE = 2
 #: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
 _BYTES_OF_A_LANE = 2 * 2**30
-#: A lane imports torch for itself, which takes as long as this many scenarios.
-_FEWEST_IN_A_LANE = 100
+#: A lane begins with ranks that have run nothing, which takes as long as some scenarios.
+_FEWEST_IN_A_LANE = 16
 #: How long lanes may take to end their ranks once they are told to stop.
 _END_TIMEOUT_S = 20.0
 

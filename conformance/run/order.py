@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from conformance.own_mistake import certain
 from conformance.scenario import Scenario
-from conformance.suite import one_per_requirement
+from conformance.spec.cheapest import one_per_requirement
 
 ORDERS = ("listed", "reversed", "shuffled")
 

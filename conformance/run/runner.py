@@ -6,13 +6,12 @@ The command line and the mutants are thin layers over `run`; pytest, which order
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 from conformance.backends.backend import Backend
@@ -84,8 +83,8 @@ def run(
     check(chosen, backend)
     preload = preloads_of(chosen)
     judging = _Judging(chosen, subject, backend, native, excuses, one_at_a_time)
-    ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
     if controller is not None or jobs == 1:
+        ranks = nullcontext(controller) if controller else Controller(backend, preload=preload, zygote=zygote)
         with ranks as own:
             return _run(
                 judging,
@@ -94,15 +93,15 @@ def run(
             )  # fmt: skip
 
     def lane(places: Iterator[int]) -> Generator[_Judged]:
-        for channel in zygote.sources if zygote else ():
-            channel.close()  # the parent's: the zygote is to notice when that is gone
-        with Controller(backend, preload=preload) as own:
+        with shared.here() as branch, Controller(backend, preload=preload, zygote=branch) as own:
             yield from judging.outcomes(places, own)
 
     def in_them(batches: list[tuple[int, ...]], begin: Callable[[int], int]) -> Generator[_Judged]:
+        shared.await_ready()
         return in_lanes(lane, (tuple(map(begin, batch)) for batch in batches), min(jobs, len(batches)))
 
-    with ranks as probed:
+    lent = nullcontext(zygote) if zygote else closing(ZygoteProcess(None, preload))
+    with lent as shared, Controller(backend, preload=preload, zygote=shared) as probed:
         return _run(judging, in_them, probed, fail_fast, most_hangs, on_event, on_schedule, jobs=jobs)
 
 
@@ -273,7 +272,7 @@ def _run(
     try:
         if subject != NO_DDP:
             probe(subject, scenarios[0].world_size, ranks, backend.source or backend.name)
-        with contextlib.closing(judge(batches_of(scenarios), begin)) as outcomes:
+        with closing(judge(batches_of(scenarios), begin)) as outcomes:
             for one in outcomes:
                 judged[one.place] = one
                 on_event(Progress(scenarios[one.place], len(judged), len(scenarios), one.outcome))

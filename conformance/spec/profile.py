@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from conformance.errors import SpecificationError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import LEVELS, Catalogue, hint
+from conformance.spec.quick import QUICK, load_kills, quick
 
 
 def levels_of(profile: str) -> tuple[str, ...]:
@@ -32,7 +33,9 @@ def about_ddps(scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Sce
 def in_profile(profile: str, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
     """Return the scenarios of a profile in their order; raises as `levels_of` does.
 
-    A scenario belongs to the level of the requirement that its id names.
+    A scenario belongs to the level of the requirement that its id names. Profile quick is a part of full.
     """
+    if profile == QUICK:
+        return quick(in_profile("full", scenarios, catalogue), catalogue, load_kills())
     levels = levels_of(profile)
     return tuple(one for one in scenarios if catalogue.requirement(one.id.split("/")[1]).level in levels)

@@ -10,8 +10,9 @@ from conformance.backends.backend import CAPABILITIES as OF_BACKENDS
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import Catalogue, load_catalogue, read_catalogue
+from conformance.spec.cheapest import one_per_requirement
 from conformance.subjects.subject import CAPABILITIES
-from conformance.suite import Selection, check_scenarios, load_scenarios, one_per_requirement
+from conformance.suite import Selection, check_scenarios, load_scenarios
 
 CHAPTER = """
 [chapter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -11,6 +12,7 @@ from conformance.errors import ScenarioError
 from conformance.mutants.catalogue import Kill, Mutant, load_mutants
 from conformance.mutants.detector import Detector
 from conformance.scenario import Scenario
+from conformance.workers.zygote_process import ZygoteProcess
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def test_an_order_that_no_compilation_could_mean_is_refused(order: dict[str, obj
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
-    with Detector(PRELOAD, tmp_path_factory.mktemp("ranks")) as detector:
+    with closing(ZygoteProcess(tmp_path_factory.mktemp("ranks"), PRELOAD)) as zygote, Detector(zygote) as detector:
         yield detector
 
 

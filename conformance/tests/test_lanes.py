@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -16,14 +17,20 @@ from conformance.backends.backend import get_backend
 from conformance.cli import main
 from conformance.errors import SubjectError
 from conformance.run import runner
-from conformance.run.lanes import LaneError, in_lanes, num_lanes
+from conformance.run.lanes import LaneError, Work, in_lanes, num_lanes
 from conformance.run.order import LISTED, Order
 from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.surroundings.processes import children_of
+from conformance.tests.processes import all_end, processes_under
 from conformance.verdict import Verdict
+from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
+
+PROGRAMS = "conformance.tests.worker_programs"
+STEP = Scenario("lanes/LANE-01/step", ("LANE-01",), "workers/step")
 
 
 def waits(tasks: Iterator[int]) -> Generator[tuple[int, int]]:
@@ -92,7 +99,7 @@ def test_who_wants_no_more_ends_lanes_in_the_midst_of_their_work_and_they_clean_
 def test_ranks_that_share_a_device_have_one_lane() -> None:
     assert num_lanes("cuda") == 1
     assert num_lanes("cpu") >= 1
-    assert num_lanes("cpu", num_scenarios=120) == 1
+    assert num_lanes("cpu", num_scenarios=20) == 1
 
 
 def scenario(name: str, requirement: str = "GRAD-01", world_size: int = 2) -> Scenario:
@@ -114,6 +121,49 @@ def test_a_schedule_says_how_idle_its_lanes_were_and_what_no_lane_shortens() -> 
     assert schedule.idle_share == pytest.approx(0.6)
     assert str(schedule) == "2 lane(s), idle for 60% of 10.0 s; no number of them takes less than the 4.0 s of a."
     assert str(Schedule(3, (), 0.0, 1.0)) == "3 lane(s), no scenario."
+
+
+def steps_on(zygote: ZygoteProcess) -> Work[int, tuple[bool, set[str]]]:
+    """Return what runs a step for each task and yields whether `zygote` forked its ranks' zygote, and their ends."""
+
+    def steps(tasks: Iterator[int]) -> Generator[tuple[bool, set[str]]]:
+        with zygote.here() as own, Controller(get_backend("gloo"), zygote=own) as controller:
+            for _ in tasks:
+                ends = {str(seen.fate) for seen in controller.run(STEP, get_subject("torch")).values()}
+                yield own.pid in children_of(zygote.pid), ends
+
+    return steps
+
+
+def test_lanes_share_what_one_zygote_has_imported(tmp_path: Path) -> None:
+    with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
+        zygote.await_ready()
+        assert list(in_lanes(steps_on(zygote), [(1,), (2,)], 2)) == [(True, {"returned"})] * 2
+        assert processes_under(tmp_path) == [zygote.pid]
+        assert [path.name for path in zygote.directory.iterdir() if path.is_dir()] == []
+    assert processes_under(tmp_path) == []
+
+
+def test_a_lane_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
+    def is_killed(tasks: Iterator[int]) -> Generator[object]:
+        for one in steps_on(zygote)(tasks):
+            yield one
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
+        zygote.await_ready()
+        with pytest.raises(LaneError, match="exit code -9"):
+            list(in_lanes(is_killed, [(1,), (2,)], 2))
+        assert all_end([pid for pid in processes_under(tmp_path) if pid != zygote.pid], within_s=10)
+
+
+def test_lanes_whose_zygote_has_ended_have_new_ones(tmp_path: Path) -> None:
+    with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
+        zygote.await_ready()
+        os.kill(zygote.pid, signal.SIGKILL)
+        assert all_end([zygote.pid], within_s=10)
+        assert list(in_lanes(steps_on(zygote), [(1,), (2,)], 2)) == [(False, {"returned"})] * 2
+    assert processes_under(tmp_path) == []
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from conformance.cli import main
 from conformance.mutants.catalogue import Kill, Mutant, chosen, load_deviations, load_mutants
 from conformance.mutants.detector import Detector, Fate, scenarios_of
 from conformance.spec.catalogue import load_catalogue
+from conformance.workers.zygote_process import ZygoteProcess
 
 CATALOGUE = load_catalogue()
 MUTANTS = load_mutants()
@@ -58,7 +60,7 @@ def pairs() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
-    with Detector((), tmp_path_factory.mktemp("ranks")) as detector:
+    with closing(ZygoteProcess(tmp_path_factory.mktemp("ranks"), ())) as zygote, Detector(zygote) as detector:
         yield detector
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from conformance.run.order import LISTED, Order
-from conformance.suite import load_scenarios, one_per_requirement
+from conformance.spec.cheapest import one_per_requirement
+from conformance.suite import load_scenarios
 
 
 def test_every_requirement_is_asked_for_before_any_is_asked_for_again() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.suite import load_scenarios, one_per_requirement
+from conformance.spec.cheapest import one_per_requirement
+from conformance.suite import load_scenarios
 
 SUBJECTS = "conformance.tests.subjects"
 

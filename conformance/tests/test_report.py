@@ -35,7 +35,8 @@ from conformance.run.outcome import Note, Outcome, Progress, combine, combined_t
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario, Step
 from conformance.spec.catalogue import load_catalogue
-from conformance.suite import Selection, work
+from conformance.spec.cheapest import work
+from conformance.suite import Selection
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
     CATALOGUE,

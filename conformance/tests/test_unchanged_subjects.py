@@ -16,9 +16,10 @@ from conformance.programs.registry import preloads_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
+from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.profile import in_profile
 from conformance.subjects.subject import KNOWN, Subject
-from conformance.suite import load_scenarios, one_per_requirement
+from conformance.suite import load_scenarios
 from conformance.workers.controller import Controller
 
 #: What is about the class, and one training.

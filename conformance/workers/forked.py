@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +22,33 @@ _PR_SET_PDEATHSIG = 1
 _MOST_LOOKS = 100
 
 _exit = os._exit  # a subject may have replaced that of the module when it is needed
+
+
+class ForeignProcess:
+    """A process that another one has forked and reaps, as far as it is like a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        """Hold the process; raises `ProcessLookupError` if it has ended."""
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)  # its number may be another's as soon as it is reaped
+
+    def poll(self) -> int | None:
+        """Return None while it lives, and then 0: how it ended only its parent knows."""
+        return 0 if wait([self._handle], 0) else None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
+        if not wait([self._handle], timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, sig)
+
+    def kill(self) -> None:
+        """Kill it, if it still lives."""
+        self.send_signal(signal.SIGKILL)
 
 
 def lead_own_group(pid: int) -> None:

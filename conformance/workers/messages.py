@@ -94,6 +94,13 @@ class Preloaded(Struct, frozen=True, tag=True):
     error: str = ""
 
 
+class Branched(Struct, frozen=True, tag=True):
+    """Zygote to the controller that has just connected: its process id, or the traceback of what imports failed."""
+
+    pid: int
+    error: str = ""
+
+
 class Forked(Struct, frozen=True, tag=True):
     """Zygote to controller: the process ids, in the order of the seats, or why there are none."""
 
@@ -111,4 +118,4 @@ class Ended(Struct, frozen=True, tag=True):
 
 
 ToZygote = ForkPool | SignalRank | Preload
-FromZygote = Preloaded | Forked | Ended
+FromZygote = Preloaded | Branched | Forked | Ended

@@ -110,7 +110,7 @@ class Rank:
         self._recorder.start()
         self._interference.start()
         before = surroundings()
-        started_ns = time.perf_counter_ns()
+        started_ns, cpu_started_ns = time.perf_counter_ns(), time.process_time_ns()
         facts: dict[str, Any] = {}
         raised, unsupported = None, ""
         try:
@@ -151,6 +151,7 @@ class Rank:
             interference=self._interference.found,
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
+            cpu_ns=time.process_time_ns() - cpu_started_ns,
         )
 
     def _context(self, scenario: Scenario, subject: Subject) -> RankContext:

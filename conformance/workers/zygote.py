@@ -3,11 +3,12 @@
 The controller starts `python -m conformance.workers.zygote` in a separate interpreter, because a rank must inherit
 nothing from the controller: no threads, no CUDA context, no open files. The zygote imports what ranks need, runs none
 of it, and has a single thread whenever it forks. Afterwards it only forks, signals and reaps ranks on the controller's
-orders, and reports every death at once, which only a parent process can do.
+orders, and reports every death at once, which only a parent process can do. For each further controller that connects
+to the socket `LISTENER` in the private directory, it forks a branch: a zygote like itself, in a directory of its own.
 
 No process outlives the controller, however the controller ends. Its end of the connection closes with it; the zygote
 then kills the ranks and the processes that they started, removes the private directory, and exits. If the zygote itself
-is killed, the kernel kills the ranks (`PR_SET_PDEATHSIG`).
+is killed, the kernel kills the ranks and branches (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from conformance.workers.channel import Channel, wait
@@ -30,8 +32,10 @@ from conformance.workers.forked import (
     signal_group,
     signal_main_thread,
 )
+from conformance.workers.listener import accepted, listen
 from conformance.workers.messages import (
     STACK_SIGNAL,
+    Branched,
     Ended,
     Forked,
     ForkPool,
@@ -50,10 +54,12 @@ _HANDLES_TIMEOUT_S = 60.0
 class Nursery:
     """The ranks that have been forked and not yet reaped."""
 
-    def __init__(self, channel: Channel) -> None:
-        """Start without ranks; `channel` leads to the controller."""
+    def __init__(self, channel: Channel, listener: socket.socket | None = None, preloaded: Sequence[str] = ()) -> None:
+        """Start without ranks; `channel` leads to the controller, and to `listener` others connect."""
         self._channel = channel
-        self._preloaded: list[str] = []
+        self._listener = listener
+        self._preloaded = list(preloaded)
+        self._failure = ""
         self._seats: dict[int, Seat] = {}
         self._wakeup, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -64,7 +70,7 @@ class Nursery:
     def serve(self) -> None:
         """Carry out the controller's orders until it is gone."""
         while True:
-            ready = wait([self._channel, self._wakeup], None)
+            ready = wait([self._channel, self._wakeup, *([self._listener] if self._listener else ())], None)
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._bury()
@@ -79,13 +85,16 @@ class Nursery:
                     self._signal(message)
                 elif isinstance(message, Preload):
                     self.preload(message.modules)
+            elif self._listener is not None and self._listener in ready:  # what is to be imported, is imported first
+                self._branch(self._listener)
 
     def preload(self, modules: tuple[str, ...]) -> bool:
         """Import what ranks need and tell the controller; returns whether that succeeded."""
         try:
             preload(modules)
         except BaseException:
-            self._channel.send(Preloaded(traceback.format_exc()))
+            self._failure = traceback.format_exc()
+            self._channel.send(Preloaded(self._failure))
             return False
         self._preloaded += modules
         self._channel.send(Preloaded())
@@ -110,7 +119,8 @@ class Nursery:
                 return
             lead_own_group(pid)
             if pid == 0:
-                for other in (*handles, self._wakeup, self._wakeup_writer, self._channel.fileno()):
+                listening = [self._listener.fileno()] if self._listener else []
+                for other in (*handles, *listening, self._wakeup, self._wakeup_writer, self._channel.fileno()):
                     if other != handle:
                         os.close(other)  # else this rank would keep another rank's connection, or the zygote's, open
                 _become_rank(seat, handle, zygote, self._preloaded)
@@ -119,6 +129,15 @@ class Nursery:
         for handle in handles:
             os.close(handle)
         self._channel.send(Forked(seats[0].pool, tuple(pids)), None)
+
+    def _branch(self, listener: socket.socket) -> None:
+        """Fork a zygote for a controller that has connected; if it cannot be forked, the connection ends."""
+        zygote = os.getpid()
+        with suppress(OSError), accepted(listener) as connected:
+            if os.fork() == 0:
+                for other in (self._wakeup, self._wakeup_writer, self._channel.fileno(), listener.fileno()):
+                    os.close(other)
+                _become_branch(Channel(connected, ToZygote), zygote, self._preloaded, self._failure)
 
     def _give_up(self, pool: int, handles: list[int], error: OSError) -> None:
         """End the ranks of a pool that cannot be complete, and tell the controller."""
@@ -143,7 +162,7 @@ class Nursery:
                 return
             seat = self._seats.pop(pid, None)
             if seat is None:
-                continue  # a process that a preloaded module has started
+                continue  # a branch, or a process that a preloaded module has started
             signal_group(pid, signal.SIGKILL)  # processes that a dead rank started must not live on
             self._channel.send(Ended(seat.pool, seat.rank, os.waitstatus_to_exitcode(status)), None)
 
@@ -163,6 +182,22 @@ def _become_rank(seat: Seat, handle: int, zygote: int, preloaded: Sequence[str])
         end_process(1)
 
 
+def _become_branch(channel: Channel, zygote: int, preloaded: Sequence[str], failure: str) -> NoReturn:
+    """Serve another controller in the forked child, and exit; never returns into the first zygote's code."""
+    try:
+        die_with(zygote)
+        nursery = Nursery(channel, preloaded=preloaded)
+        channel.send(Branched(os.getpid(), failure))
+        try:
+            nursery.serve()
+        finally:
+            nursery.kill_all()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(1)
+
+
 def main(arguments: list[str]) -> None:
     """Serve the controller at the other end of the file descriptor `arguments[0]`.
 
@@ -170,7 +205,7 @@ def main(arguments: list[str]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a child inherits the signals that the controller's parent blocked
     channel, directory = Channel(socket.socket(fileno=int(arguments[0])), ToZygote), arguments[1]
-    nursery = Nursery(channel)
+    nursery = Nursery(channel, listen(directory))
     try:
         if nursery.preload(tuple(arguments[2:])):
             nursery.serve()

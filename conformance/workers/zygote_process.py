@@ -1,23 +1,31 @@
-"""The controller's handle of the zygote: starts it, asks it for ranks, and records how they ended."""
+"""The controller's handle of the zygote: starts it, asks it for ranks, and records how they ended.
+
+Importing torch takes seconds of a processor. Controllers in forked processes share that: each has a branch, a zygote
+that the first one has forked.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import os
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 from conformance.errors import ConformanceError
 from conformance.surroundings.processes import is_stopped
 from conformance.workers import machine_time
 from conformance.workers.channel import Channel, MessageError, pair
-from conformance.workers.forked import MARKER, kill_heirs, name_of_signal, signal_group
+from conformance.workers.forked import MARKER, ForeignProcess, kill_heirs, name_of_signal, signal_group
 from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
+from conformance.workers.listener import connect
 from conformance.workers.messages import (
     Ended,
     Forked,
@@ -45,8 +53,21 @@ class ZygoteGoneError(ConformanceError):
     """The zygote has ended unexpectedly, or does not answer; its ranks are gone with it."""
 
 
+class _Process(Protocol):
+    """The process of a zygote; exit statuses are negative for signals, and None where only another one is told."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int | None: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 class ZygoteProcess:
     """A zygote and the private directory that it shares with its ranks."""
+
+    _process: _Process
 
     def __init__(
         self, work_dir: Path | None, preload: tuple[str, ...], environment: Mapping[str, str] | None = None
@@ -56,17 +77,10 @@ class ZygoteProcess:
         `environment` overrides the usual environment variables of ranks.
         """
         try:
-            self.directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
+            directory = Path(tempfile.mkdtemp(prefix="ddp-conformance-", dir=work_dir))
         except OSError as error:
             raise ConformanceError(f"cannot make a private directory for the ranks: {error}") from error
-        self.gone = False
-        self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
-        self._imports = 1  #: how many times the zygote has yet to say that it has imported what it was asked to
-        self._failure = ""
-        self._pids: dict[tuple[int, int], int] = {}
-        self._ended: dict[tuple[int, int], int] = {}
-        self._pool_numbers = itertools.count()
-        self._forked: dict[int, Forked] = {}
+        self._begin(directory, preload)
         with open(self.directory / "zygote.output", "wb") as output:
             self._process, self._channel = start_interpreter(
                 "conformance.workers.zygote",
@@ -77,15 +91,44 @@ class ZygoteProcess:
                 output=output,
             )
 
+    def _begin(self, directory: Path, modules: tuple[str, ...]) -> None:
+        self.directory = directory
+        self.gone = False
+        self.end = ""  #: how the zygote ended of itself or was killed by others, such as `was killed by SIGKILL`
+        self._creator = os.getpid()
+        self._modules = frozenset(modules)  #: what the zygote was asked to import
+        self._imports = 1  #: how many times the zygote has yet to say that it has imported what it was asked to
+        self._failure = ""
+        self._pids: dict[tuple[int, int], int] = {}
+        self._ended: dict[tuple[int, int], int] = {}
+        self._pool_numbers = itertools.count()
+        self._forked: dict[int, Forked] = {}
+
+    def here(self) -> AbstractContextManager[ZygoteProcess]:
+        """Return this zygote, which stays open; in a process that was forked since then one of its own, to be closed.
+
+        That is a branch, or a new zygote where this one has ended. This one, for which the parent must have waited
+        (`await_ready`), stays the parent's and must not be used.
+        """
+        if os.getpid() == self._creator:
+            return nullcontext(self)
+        self._channel.close()  # the parent's: the zygote is to notice when that is gone
+        try:
+            return closing(Branch(self))
+        except ZygoteGoneError:
+            return closing(ZygoteProcess(self.directory.parent, tuple(self._modules)))
+
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the zygote import `modules`, too, before it forks further ranks. Does not wait for it."""
-        if not modules or self.gone:
+        new = tuple(one for one in modules if one not in self._modules)
+        if not new or self.gone:
             return
         try:
-            self._channel.send(Preload(modules))
+            self._channel.send(Preload(new))
         except OSError as error:
             self._lose(error)
         else:
+            self._modules |= {*new}
             self._imports += 1
 
     def new_pool(self) -> tuple[int, Path]:
@@ -140,6 +183,11 @@ class ZygoteProcess:
             self._channel.send(SignalRank(seat.pool, seat.rank, signum))
         except OSError as error:
             self._lose(error)
+
+    @property
+    def pid(self) -> int:
+        """The zygote's process id."""
+        return self._process.pid
 
     @property
     def sources(self) -> tuple[Channel, ...]:
@@ -214,7 +262,8 @@ class ZygoteProcess:
         self.gone = True
         if isinstance(error, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):  # it lives, and has closed its connection
-                self.end = _described(self._process.wait(_END_TIMEOUT_S))
+                status = self._process.wait(_END_TIMEOUT_S)
+                self.end = "" if status is None else _described(status)
         if not self._imports and self._process.poll() is None:
             why = (
                 "a signal has stopped it" if is_stopped(self._process.pid) else str(error) or "it closed its connection"
@@ -233,6 +282,22 @@ class ZygoteProcess:
                 signal_group(pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+
+
+class Branch(ZygoteProcess):
+    """A zygote that another one has forked, for a process that its controller has forked."""
+
+    def __init__(self, of: ZygoteProcess) -> None:
+        """Have `of`, the parent's, fork it; raises `ZygoteGoneError` if that does not live or does not answer."""
+        self._begin(of.directory / f"branch{os.getpid()}", tuple(of._modules))
+        try:
+            self._channel = Channel(connect(of.directory), FromZygote)
+            branched = self._channel.receive(START_TIMEOUT_S)
+            self.directory.mkdir()
+            self._process = ForeignProcess(branched.pid)
+        except (EOFError, OSError, MessageError) as error:
+            raise ZygoteGoneError(f"the ranks' zygote forked no other one: {error}") from error
+        self._record(Preloaded(branched.error))
 
 
 def _described(status: int) -> str:

@@ -1,0 +1,36 @@
+"""What scenarios cost, and the cheapest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conformance.scenario import Scenario
+
+
+def work(scenario: Scenario) -> int:
+    """Return about how much a scenario has to do, in forward passes over all ranks, plus a share for starting it."""
+    passes = sum(step.local_backwards + step.synchronised for step in scenario.schedule)
+    return scenario.world_size * (2 + passes)
+
+
+def cheapest_first(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
+    """Return `scenarios` by ascending cost; those of a single rank, which can tell little, come last."""
+    return tuple(sorted(scenarios, key=lambda scenario: (scenario.world_size == 1, work(scenario))))
+
+
+def one_per_requirement(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
+    """Return for each requirement the cheapest scenario that gives evidence for it, in the order of `scenarios`.
+
+    A scenario whose id names the requirement comes before one that only counts for it too; of equally cheap ones the
+    first is taken, so that the choice changes with the suite alone.
+    """
+    scenarios = tuple(scenarios)
+    chosen: dict[str, Scenario] = {}
+    cheapest = cheapest_first(scenarios)
+    for scenario in cheapest:
+        chosen.setdefault(scenario.id.split("/")[1], scenario)
+    for scenario in cheapest:
+        for requirement_id in scenario.requirements:
+            chosen.setdefault(requirement_id, scenario)
+    ids = {scenario.id for scenario in chosen.values()}
+    return tuple(scenario for scenario in scenarios if scenario.id in ids)
