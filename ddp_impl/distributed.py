@@ -261,7 +261,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         return in_graph(
             self._compiled_calls.reduction,
             ForwardFacts(
-                synchronises=self._synchronises,
+                synchronises=self._synchronises and not self.reducer.is_deaf,
                 averaged=self._compiled_calls.averaged,
                 options=self._options,
                 group=self.process_group,

@@ -282,6 +282,12 @@ def planned(rank: int, what: str, buckets: Sequence[tuple[int, Sequence[str]]], 
     return "\n".join(lines)
 
 
+def times(rank: int, iteration: int, averages_ns: Mapping[str, int]) -> str:
+    """Return the log's line about averages of times over the iterations that were sampled so far."""
+    told = ", ".join(f"{name}={duration}" for name, duration in averages_ns.items())
+    return f"[rank {rank}] DistributedDataParallel after iteration {iteration}, in ns: {told}"
+
+
 def bucket(index: int, num_buckets: int, names: Sequence[str]) -> str:
     """Return how messages call a bucket."""
     return f"bucket {index} of {num_buckets} ({enumerate_names(names)})"

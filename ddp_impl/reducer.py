@@ -263,6 +263,11 @@ class Reducer(BucketReduction):
         self._anchor.let_go()
         self.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it has stopped listening to the parameters."""
+        return self._hooks.are_removed
+
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
 
@@ -759,7 +764,8 @@ class Reducer(BucketReduction):
             self._hand_out_averages()
         self.usage.end_iteration()
         self.iteration.outputs = ()
-        self.telemetry.end()
+        if self.telemetry.end() and is_verbose():
+            milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
             if self.usage.num_reading < size_of(self.group):
                 self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it

@@ -80,17 +80,23 @@ class Telemetry:
         """Note that a synchronised forward begins."""
         self.current.forward_start = Moment.now()
 
-    def end(self) -> None:
-        """Note that all averages are handed out."""
+    def end(self) -> bool:
+        """Note that all averages are handed out; return whether the iteration is one of those that are sampled."""
         self.current.end = Moment.now()
         finished, self.current = self.current, IterationTimes()
         index = self.num_iterations
         self.num_iterations += 1
-        if index < _ALWAYS_SAMPLED or index % self.sample_rate == 0:
+        is_sampled = index < _ALWAYS_SAMPLED or index % self.sample_rate == 0
+        if is_sampled:
             self.last, self.last_index = finished, index
             self.num_samples += 1
             for name, duration in self.last.durations_ns().items():
                 self.totals_ns[name] = self.totals_ns.get(name, 0) + duration
+        return is_sampled
+
+    def averages_ns(self) -> dict[str, int]:
+        """Return the averages of torch's four durations over the sampled iterations, of which there is one at least."""
+        return {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
 
     def logged(self, error: AnyError) -> AnyError:
         """Keep the text of `error` for the logging data, and return it to be raised."""
@@ -107,7 +113,7 @@ class Telemetry:
         if not self.num_samples:
             return data
         data |= self.last.durations_ns()
-        data |= {f"avg_{name}": total // self.num_samples for name, total in self.totals_ns.items()}
+        data |= self.averages_ns()
         data |= {
             "iteration": self.last_index,
             "forward_compute_time_start": self.last.forward_start.wall_ns,

@@ -283,7 +283,10 @@ class TorchSurface:
         self.reducer.check_finished()
 
     def _remove_autograd_hooks(self) -> None:
-        """Stop averaging: backward leaves local gradients from now on. Every rank must call it."""
+        """Stop averaging: backwards of later forwards leave local gradients, compiled ones too; for every rank to call.
+
+        Between forward and backward it stops the reducer, but not what a compiled backward averages by itself.
+        """
         self.reducer.remove_hooks()
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:

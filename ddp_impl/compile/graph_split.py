@@ -37,7 +37,7 @@ from ddp_impl.compile.graph_parameters import (
     specs_of,
     value_of,
 )
-from ddp_impl.logs import graph_log, log
+from ddp_impl.logs import graph_log, log_cuts
 from ddp_impl.options import BucketCaps
 from ddp_impl.torch_internals import (
     GLOBAL_STATE,
@@ -70,6 +70,14 @@ class SplitPlan:
     def num_parts(self) -> int:
         """How many graphs are compiled."""
         return len(self.starts)
+
+    def summary(self) -> str:
+        """Return in one line how many buckets and parts there are."""
+        num_averaged = sum(map(len, self.buckets))
+        return (
+            f"DistributedDataParallel: graph with {num_averaged} averaged parameters: {len(self.buckets)} buckets, "
+            f"compiled in {self.num_parts} parts"
+        )
 
     def table(self) -> str:
         """Return the buckets as text, one line per parameter."""
@@ -218,11 +226,7 @@ class SplitBackend:
         fake_mode = _ensure_values(gm, example_inputs)
         plan = plan_split(gm, example_inputs, self.averaged, self.caps)
         self.splits.append(plan)
-        log.info(
-            "graph with %d averaged parameters: %d buckets, compiled in %d parts",
-            sum(len(bucket) for bucket in plan.buckets), len(plan.buckets), plan.num_parts,
-        )  # fmt: skip
-        log.debug("buckets of the graph:\n%s", plan.table())
+        log_cuts(plan.summary(), plan.table())
         if plan.num_parts == 1:
             return self.backend(gm, example_inputs, **options)
         graph_log.debug("graph before it is split\n%s", gm.graph)

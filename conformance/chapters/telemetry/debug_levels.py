@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,12 +15,14 @@ from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts, Raised
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
+from conformance.programs.standard_error import written_to_stderr
 from conformance.programs.truth import truth_of
 from conformance.programs.written_steps import observe_run, rank_step, run_steps
 from conformance.scenario import Scenario
 from conformance.truth.expected import Satisfies
 
 _VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+_TIMES = ("forward compute time", "backward compute time", "backward comm time", "backward compute comm overlap time")
 
 
 class Net(nn.Module):
@@ -111,31 +111,57 @@ def debugged_milestones(ctx: RankContext) -> None:
     """
     module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
     with _debug_level(ctx.arguments["level"], by_environment=False):
-        with _written_to_stderr() as text:
+        with written_to_stderr() as text:
             model = ctx.wrap(module)
         ctx.observe("constructed", ["last.weight" in text(), "find_unused_parameters" in text()])
-        with _written_to_stderr() as text:
+        with written_to_stderr() as text:
             for index in range(3):
                 turn = rank_step(ctx, index)
                 turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
         ctx.observe("trained", ["last.weight" in text(), "bucket" in text()])
 
 
-@contextmanager
-def _written_to_stderr() -> Iterator[Callable[[], str]]:
-    """Collect what this process writes to its file descriptor of stderr, from C++ too."""
-    with tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
-        kept = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: text
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            text = file.read().decode()
+@program("debugged_times", invariants=("leaves_no_trace",))
+def debugged_times(ctx: RankContext) -> None:
+    """Train three steps at debug level `level`; observe whether each of the four times is told on stderr (`told`).
+
+    All ranks run it.
+    """
+    module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
+    with _debug_level(ctx.arguments["level"], by_environment=False), written_to_stderr() as text:
+        model = ctx.wrap(module)
+        for index in range(3):
+            turn = rank_step(ctx, index)
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+    said = text().lower().replace("_", " ")
+    ctx.observe("told", [name in said for name in _TIMES])
+
+
+@debugged_times.expects
+def _times(scenario: Scenario) -> Mapping[int, Facts]:
+    said = [scenario.arguments["level"] == "DETAIL"] * len(_TIMES)
+    return {rank: {"told": said} for rank in range(scenario.world_size)}
+
+
+@program("logged_milestones", invariants=("leaves_no_trace",))
+def logged_milestones(ctx: RankContext) -> None:
+    """Train three steps with TORCH_CPP_LOG_LEVEL=INFO in the environment and debug level OFF.
+
+    Observes `told`, whether stderr has an option of the wrapper, and speaks of buckets. All ranks run it.
+    """
+    module = with_integer_weights(Net(), ctx.scenario.seed).to(ctx.device)
+    told_by_level = mock.patch.dict(os.environ, {"TORCH_CPP_LOG_LEVEL": "INFO"})
+    with told_by_level, _debug_level("OFF", by_environment=False), written_to_stderr() as text:
+        model = ctx.wrap(module)
+        for index in range(3):
+            turn = rank_step(ctx, index)
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(4, 3), True)))
+    ctx.observe("told", ["find_unused_parameters" in text(), "bucket" in text()])
+
+
+@logged_milestones.expects
+def _logged(scenario: Scenario) -> Mapping[int, Facts]:
+    return {rank: {"told": [True, True]} for rank in range(scenario.world_size)}
 
 
 @debugged_milestones.expects

@@ -15,7 +15,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
-from ddp_impl.telemetry import Moment
+from ddp_impl.telemetry import Moment, Telemetry
 
 
 @replaces(Reducer, "_finalize")
@@ -147,3 +147,24 @@ def TakesAnyRate(ddp: Ours, set_ddp_runtime_logging_sample_rate: Call, sample_ra
 @replaces(Reducer, "log_plan")
 def SaysNothingOfItsBuckets(reducer: Reducer, log_plan: Call, what: str) -> None:
     """BUG: a rebuild of buckets leaves no trace in the log."""
+
+
+class _Unsampled(Telemetry):
+    def end(self) -> bool:
+        super().end()
+        return False
+
+
+class TellsNoTimes(Ours):
+    """BUG: no iteration is taken for one whose times are told."""
+
+    def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
+        super()._attach_reducer(members)
+        self.reducer.telemetry = _Unsampled()
+
+
+@replaces(Reducer, "log_plan")
+def SaysNothingWithoutADebugLevel(reducer: Reducer, log_plan: Call, what: str) -> None:
+    """BUG: TORCH_CPP_LOG_LEVEL is not read."""
+    if get_debug_level() != DebugLevel.OFF:
+        log_plan(what)

@@ -91,3 +91,5 @@ def _levels() -> Iterator[Scenario]:
         yield from _grid("TELE-16", "", "debug_level", 2, level, ways)
         yield from _grid("TELE-17", "", "debugged_mistake", 2, level, (PLAIN.at(2, 3), by_environment), ENDS_SOON)
     yield from _grid("TELE-18", "", "debugged_milestones", (1, 2), (off, info, detail))
+    yield from _grid("TELE-19", "", "debugged_times", (1, 2), (off, detail))
+    yield from _grid("TELE-20", "", "logged_milestones", 2)

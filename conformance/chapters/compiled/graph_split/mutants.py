@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,8 +16,10 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, as_part, replaces
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl import logs
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.compile import graph_split
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.who_averages import Reduction
 from ddp_impl.options import BucketCaps
@@ -76,3 +79,19 @@ def ForgetsTheMeshWhenCompiled(ddp: Ours, forward_compiled: Call, callback: Any,
     """BUG: once compiled, it averages over all ranks, whatever dimension of a mesh the module was wrapped for."""
     ddp._update_process_group(present(dist.group.WORLD))
     return forward_compiled(callback, inputs, kwargs)
+
+
+class TellsOnlyItsOwnLog(Ours):
+    """BUG: how graphs are cut goes to a log that TORCH_LOGS=+dynamo does not show."""
+
+    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
+        with mock.patch.object(logs, "_dynamo_log", logs.log):
+            return super()._forward_compiled(callback, inputs, kwargs)
+
+
+class ShowsNoGraphs(Ours):
+    """BUG: TORCH_LOGS=ddp_graphs shows the graph before it is cut, and not its parts."""
+
+    def _forward_compiled(self, callback: Any, inputs: Any, kwargs: Any) -> Any:
+        with mock.patch.object(graph_split, "_log_artifacts"):
+            return super()._forward_compiled(callback, inputs, kwargs)

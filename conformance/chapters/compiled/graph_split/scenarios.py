@@ -58,6 +58,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _overlap()
     yield from _meshes()
     yield from _ways()
+    yield from _told()
     yield from _make.written("SPLIT-32", "step", "compiled_step", way=(PLAIN, EACH_ALONE, UNUSED, STATIC))
 
 
@@ -241,6 +242,11 @@ def _ways() -> Iterator[Scenario]:
     yield from _way("module", 4, inside="module", way=ONE_MIB | VIEW)
     for inside, backend in (("module", "aot_eager"), ("module", "inductor"), ("parts", "inductor")):
         yield from _way(f"{inside}-{backend}", inside=inside, compile_={"backend": backend})
+
+
+def _told() -> Iterator[Scenario]:
+    for slug, switch in (("dynamo", "+dynamo"), ("graphs", "ddp_graphs")):
+        yield from _make.written("SPLIT-36", slug, "logged_cuts", way=ONE_MIB, compile_=_AOT, switch=switch)
 
 
 def _meshes() -> Iterator[Scenario]:

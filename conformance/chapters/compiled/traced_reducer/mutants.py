@@ -45,6 +45,14 @@ def AveragesUnderNoSync(ddp: Ours, averages_in_graph: Call) -> Any:
     return found
 
 
+class AveragesInGraphsForEver(Ours):
+    """BUG: removed hooks stop the reducer, and not the compiled backward."""
+
+    def _averages_in_graph(self) -> InGraph | None:
+        with mock.patch.object(Reducer, "is_deaf", False):
+            return super()._averages_in_graph()
+
+
 @replaces(LocalGradients, "_begin")
 def WaitsForTheEndOfCompiledBackwards(gradients: LocalGradients, begin: Call, kind: str) -> None:
     """BUG: it asks compiled autograd to report the end of a backward, which that does for whole graphs alone."""

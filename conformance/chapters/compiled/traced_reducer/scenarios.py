@@ -53,6 +53,7 @@ def _features() -> Iterator[Scenario]:
     yield from _make.compiled("TRACE-11", "1-3", "uneven_training", num_inputs=[1, 3])
     yield from _make.members("TRACE-12", [[0, 1, 2], [0, 1], [0, 1, 2]], 3)
     yield from _make.members("TRACE-12", [[0, 1], [0]], 2)
+    yield from _make.compiled("TRACE-24", "removed", "removed_hooks", uses=["b", "b"])
 
 
 def _graphs() -> Iterator[Scenario]:

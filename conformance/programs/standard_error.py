@@ -1,0 +1,26 @@
+"""What a program's process writes to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def written_to_stderr() -> Iterator[Callable[[], str]]:
+    """Collect what this process writes to its file descriptor of stderr, from C++ too."""
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: text
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            text = file.read().decode()
