@@ -17,7 +17,7 @@ def levels_of(profile: str) -> tuple[str, ...]:
     a DDP do not need them, and backend, because it has no DDP. Raises `SpecificationError` for an unknown profile.
     """
     if profile not in LEVELS:
-        raise SpecificationError(f"unknown profile {profile!r}{hint(profile, LEVELS)}")
+        raise SpecificationError(f"unknown profile {profile!r}{hint(profile, (*LEVELS, QUICK))}")
     return ("core", "full") if profile == "full" else (profile,)
 
 

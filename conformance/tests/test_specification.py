@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 
 from conformance.chapters.construction.subgroups import groups_of
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.observation import Raised
+from conformance.own_mistake import present
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
-from conformance.programs.registry import get_program
+from conformance.programs.registry import Program, get_program, load_programs
+from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
@@ -122,3 +129,38 @@ def test_caps_follow_the_options() -> None:
 def test_groups_share_out_all_ranks() -> None:
     assert groups_of(4) == [[0, 1], [2, 3]]
     assert groups_of(3) == [[0], [1, 2]]
+
+
+def _states_what_must_be(body: Callable[..., None]) -> bool:
+    """Return whether a program, or a function of its module that it uses, calls something with `must=`."""
+    module = ast.parse(inspect.getsource(present(inspect.getmodule(body))))
+    functions = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    left, seen = [body.__name__], set[str]()
+    while left:
+        name = left.pop()
+        if name in seen or name not in functions:
+            continue
+        seen.add(name)
+        for node in ast.walk(functions[name]):
+            if isinstance(node, ast.keyword) and node.arg == "must":
+                return True
+            left += [node.id] if isinstance(node, ast.Name) else [node.attr] if isinstance(node, ast.Attribute) else []
+    return False
+
+
+def _states_for_nobody(programs: Iterable[Program]) -> list[str]:
+    return [
+        each.name
+        for each in programs
+        if "truth_of" not in (inspect.getsource(each.expectation) if each.expectation else "")
+        and each.expectation is not truth_of
+        and _states_what_must_be(each.body)
+    ]
+
+
+def test_what_a_program_states_is_judged() -> None:
+    programs = load_programs()
+    assert not _states_for_nobody(programs.values()), "these need `expects(truth_of)`: what must be is read there alone"
+    without = dataclasses.replace(programs["debugged_mistake"], expectation=None)
+    stating = dataclasses.replace(programs["copied_wrapper"], expectation=None)
+    assert _states_for_nobody([without, stating]) == [stating.name]
