@@ -115,7 +115,9 @@ def _detection(now: str, reports: Sequence[Report]) -> Made:
     if new := [mutant.name for mutant in not_tried(found, mutants)]:
         names = " ".join(new)
         return Made(
-            text, f"does not say who notices {names}: run `ddp-conformance mutants {names} --into docs/detection.md`"
+            text,
+            f"does not say who notices {names}: run `ddp-conformance mutants {names} --into docs/detection.md --kills "
+            "conformance/spec/kills.toml`",
         )
     return Made(text)
 

@@ -17,6 +17,7 @@ from conformance.programs.operations.description import OPERATIONS, Place
 from conformance.programs.operations.judging import Truth, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
 from conformance.programs.operations.pairs import covered_pairs, paired_cells, possible_pairs
+from conformance.run.needs import lacks_of
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import in_profile
@@ -156,7 +157,7 @@ def test_the_cells_of_a_scenario_need_what_it_says() -> None:
     """Otherwise a backend that lacks a capability would be judged by it, or a cell be left out for another's sake."""
     for scenario in own_scenarios():
         for data in scenario.arguments.get("cells", ()):
-            assert Cell.from_json(data).needs == set(scenario.needs), scenario.id
+            assert Cell.from_json(data).needs == {*scenario.needs, *lacks_of(scenario)}, scenario.id
 
 
 def test_all_pairs_of_values_on_the_axes_are_tried() -> None:

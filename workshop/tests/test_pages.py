@@ -96,7 +96,7 @@ def test_a_new_mutant_is_a_gap_that_only_ranks_can_close(repository: Path, monke
         assert code == 1
         assert (
             "docs/detection.md does not say who notices RightOften: "
-            "run `ddp-conformance mutants RightOften --into docs/detection.md`"
+            "run `ddp-conformance mutants RightOften --into docs/detection.md --kills conformance/spec/kills.toml`"
         ) in said
 
 
