@@ -88,15 +88,17 @@ def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) ->
     told = [held] if isinstance(held, Tensor) else held
     if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
         return
-    came, expected = _num_bytes(told), _num_bytes(outputs)
+    came, expected = _amount(told), _amount(outputs)
     if outputs and came != expected:
-        raise CommunicationError(f"{operation} has failed: {expected} bytes were expected, its future holds {came}")
+        raise CommunicationError(f"{operation} has failed: {expected} were expected, its future holds {came}")
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of dense tensors, -1 if one is not: its values are as many as ranks have."""
+def _amount(tensors: Iterable[Tensor]) -> str:
+    """Return how many bytes dense tensors have; of sparse ones there are as many as ranks have values."""
     tensors = list(tensors)
-    return -1 if any(each.is_sparse for each in tensors) else sum(each.nbytes for each in tensors)
+    if any(each.is_sparse for each in tensors):
+        return "sparse tensors"
+    return f"{sum(each.nbytes for each in tensors)} bytes"
 
 
 def _started(work: dist.Work | None, operation: str) -> dist.Work:

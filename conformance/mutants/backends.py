@@ -59,7 +59,7 @@ def SumsForMax(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
 @spoils("allreduce")
 def LocalSparse(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: sparse tensors stay what they were on each rank."""
-    return call([torch.zeros(1)]) if tensors[0].is_sparse else call(tensors, *options)
+    return call([each.clone() for each in tensors] if tensors[0].is_sparse else tensors, *options)
 
 
 @spoils("broadcast")

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import summed
-from conformance.mutants.patches import Call, as_part, replaces
-from ddp_impl.parameter_usage import ParameterUsage, Promise
+from conformance.mutants.patches import Call, replaces
+from ddp_impl.bucket import Bucket
 from ddp_impl.reducer import Reducer
 
 
@@ -99,26 +99,19 @@ class LocalAfterException(TorchDDP):
         self.is_backward_under_way = False
 
 
-@replaces(ParameterUsage, "end_agreeing")
-def PromisesWhatWasLocal(usage: ParameterUsage, end_agreeing: Call) -> None:
-    """BUG: what backwards under no_sync used before the first reduction counts as used in every iteration."""
-    knew = usage.promise is not None
-    end_agreeing()
-    if not knew and usage.promise is not None and usage.anywhere is not None:
-        usage.promise = Promise(usage.anywhere, usage.promise.alike)
+@replaces(Reducer, "_used_by_now")
+def PromisesWhatWasLocal(reducer: Reducer, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
+    """BUG: what backwards under no_sync used once counts as used in every later iteration of a static graph."""
+    used, ever = used_by_now(bucket, buffer), vars(reducer).setdefault("ever", set())
+    ever.update(reducer.usage.used_locally)
+    return None if used is None else [each or index in ever for index, each in enumerate(used)]
 
 
-@as_part
-class KeepsLocalToItself(ParameterUsage):
+@replaces(Reducer, "_ask_usage")
+def KeepsLocalToItself(reducer: Reducer, ask_usage: Call) -> None:
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
-
-    @property
-    def follows_local(self) -> bool:
-        return False
-
-    @follows_local.setter
-    def follows_local(self, value: bool) -> None:
-        """Forget it."""
+    if reducer.usage.promise is None:
+        ask_usage()
 
 
 @replaces(Reducer, "_arm")
