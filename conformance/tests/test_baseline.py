@@ -66,7 +66,7 @@ def test_a_baseline_of_a_backend_by_itself_goes_onto_the_earlier_one_of_that_and
     assert [one.scenarios for one in joined(earlier, alone, load_catalogue(), digests).broken] == [
         (OTHER.id, BROKEN.id)
     ]
-    with pytest.raises(KnownFailureError, match="over gloo, and torch .* over gloo-alone"):
+    with pytest.raises(KnownFailureError, match=r"over gloo, and torch .* over gloo-alone"):
         joined(dataclasses.replace(earlier, backend="gloo"), alone, load_catalogue(), digests)
 
 
