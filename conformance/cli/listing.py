@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -12,12 +14,14 @@ from conformance.cli.options import selection_of, selection_options
 from conformance.spec.catalogue import LEVELS, Requirement, load_catalogue
 from conformance.spec.profile import in_profile, levels_of
 from conformance.spec.quick import QUICK, load_kills, sentence
+from conformance.spec.upstream import UpstreamTest, upstream_tests
 from conformance.suite import Selection
 
 
 @click.command("list")
 @selection_options
 @click.option("--profile", default="", metavar="LEVEL", help="Only what this profile of `run` judges.")
+@click.option("--upstream", is_flag=True, help="Print which requirements ask for what torch's tests of backends do.")
 @click.option("--scenarios", "as_scenarios", is_flag=True, help="Print scenario ids, one per line.")
 def command(
     names: tuple[str, ...],
@@ -26,6 +30,7 @@ def command(
     world_size: tuple[int, ...],
     keyword: str,
     profile: str,
+    upstream: bool,
     as_scenarios: bool,
 ) -> None:
     """Print the requirements: all of them, or those of the chapters and ids in NAMES.
@@ -39,7 +44,12 @@ def command(
     ddp-conformance list --profile backend
     ddp-conformance list --scenarios GRAD-01 --world-size 4
     ddp-conformance list --profile quick
+    ddp-conformance list --upstream
     """
+    if upstream:
+        console = make_console()
+        console.print(upstream_table(upstream_tests()))
+        return
     catalogue = load_catalogue()
     wanted = {catalogue.chapter(name).name for name in chapter} | {catalogue.requirement(id_).id for id_ in requirement}
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
@@ -63,6 +73,16 @@ def command(
     console = make_console()
     console.print(requirements_table(shown))
     console.print(f"\n{counted(len(shown), 'requirement')}", highlight=False)
+
+
+def upstream_table(tests: Iterable[UpstreamTest]) -> Table:
+    """Return one row per test of upstream's: the requirements that ask for the same, and what none of them does."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+    for title, ratio in (("upstream's test", 3), ("requirements", 3), ("not asked for here", 2), ("its flag", 2)):
+        table.add_column(title, ratio=ratio, overflow="fold")
+    for one in tests:
+        table.add_row(one.name, ", ".join(one.requirements) or "none", Text(one.missing), one.flag)
+    return table
 
 
 def requirements_table(requirements: list[Requirement]) -> Table:

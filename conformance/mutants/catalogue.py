@@ -67,7 +67,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A DDP or backend that is wrong on purpose; `of` is what it was before: torch, ddp_impl or gloo."""
+    """A DDP or backend that is wrong on purpose; `of` is what it was before: torch, ddp_impl or gloo.
+
+    A `backend` that is made from gloo, and a mutant from that, is its own control.
+    """
 
     name: str
     target: str
@@ -91,7 +94,8 @@ class Mutant:
     def control(self) -> Trial:
         """The base, made into a mutant that has no bug: what tells it from the base tells of no bug."""
         if self.of == "gloo":
-            return Trial(self.base.subject, get_backend(f"{UNCHANGED}:RELAYED"))
+            relayed = f"{UNCHANGED}:RELAYED" if self.backend == "gloo" else self.backend
+            return Trial(self.base.subject, get_backend(relayed))
         name = CONTROLS[self.of]
         return Trial(replace(self.base.subject, name=name, target=f"{UNCHANGED}:{name}"), self.base.backend)
 
@@ -105,7 +109,8 @@ class Mutant:
         return " ".join(text.removeprefix(_BUG).split("\n\n")[0].split())
 
 
-#: A table of `mutants.toml` is called by what its mutants are made from, `ddp_impl`, or `ddp_impl on sim`.
+#: A table of `mutants.toml` is called by what its mutants are made from, `ddp_impl`, or `ddp_impl on sim`; backends are
+#: made from `gloo`, or from a relay over it, `gloo on conformance.mutants.modest:MODEST`.
 _ON = " on "
 
 #: torch's own DDP, where it deviates: judged as a mutant of `ddp_impl`, and not counted as one.

@@ -50,7 +50,12 @@ def spoils(*methods: str) -> Callable[[Spoil], Backend]:
 
 def of_class(kind: type[Relay]) -> Backend:
     """Return the backend whose groups are of a class: a class decorator, for what no single method makes."""
-    return dataclasses.replace(GLOO, name=kind.__name__, create=kind)
+    return made_from(GLOO)(kind)
+
+
+def made_from(base: Backend) -> Callable[[type[Relay]], Backend]:
+    """Return a decorator like `of_class`, for a backend that declares what `base` does."""
+    return lambda kind: dataclasses.replace(base, name=kind.__name__, create=kind)
 
 
 def finished(work: Any) -> Any:

@@ -22,7 +22,7 @@ from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, told
 from conformance.programs.operations.judging import Truth, wrong_values
-from conformance.programs.operations.lifetimes import complete
+from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena
 from conformance.programs.operations.neighbours import Neighbours
 from conformance.programs.rank_context import RankContext, Unsupported
@@ -58,10 +58,11 @@ def operation_cells(ctx: RankContext) -> None:
     refusable = bool(ctx.arguments.get("refusable"))
     groups = Groups(ctx.process_group, ctx.rank, ctx.world_size, ctx.device, _TIMEOUT if refusable else None)
     changed: dict[str, str] = {}
+    patience = Patience()
     num_spoilt = 0
     for cell in cells_of(ctx.scenario):
         if refusable:
-            outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed)
+            outcome = _right_or_refused(ctx, cell, groups, f"twin#{num_spoilt}", changed, patience)
             ctx.observe(cell.describe(), outcome.wrong)
             num_spoilt += outcome.spoilt
             continue
@@ -73,7 +74,7 @@ def operation_cells(ctx: RankContext) -> None:
             continue
         with ctx.phase(cell.describe()):
             try:
-                wrong = _Trial(ctx, cell, groups, group, neighbour, changed).run()
+                wrong = _Trial(ctx, cell, groups, group, neighbour, changed, patience).run()
             except Unsupported:
                 raise
             except Exception as error:
@@ -107,7 +108,9 @@ class _Outcome:
     spoilt: bool
 
 
-def _right_or_refused(ctx: RankContext, cell: Cell, groups: Groups, name: str, changed: dict[str, str]) -> _Outcome:
+def _right_or_refused(
+    ctx: RankContext, cell: Cell, groups: Groups, name: str, changed: dict[str, str], patience: Patience
+) -> _Outcome:
     """Try a cell that a backend may refuse, in a group that may break; an error is as good as right values.
 
     Where only some ranks refuse, the others must come to right values or to an error, such as that of the timeout.
@@ -115,7 +118,7 @@ def _right_or_refused(ctx: RankContext, cell: Cell, groups: Groups, name: str, c
     group = groups.get(name)
     with ctx.phase(cell.describe()):
         try:
-            wrong, said = _Trial(ctx, cell, groups, group, None, changed).run(), "returned"
+            wrong, said = _Trial(ctx, cell, groups, group, None, changed, patience).run(), "returned"
         except Exception as error:
             text = shorten(str(error))
             wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
@@ -132,8 +135,16 @@ class _Trial:
     """One cell on one rank."""
 
     def __init__(
-        self, ctx: RankContext, cell: Cell, groups: Groups, group: Any, neighbour: Any, changed: dict[str, str]
+        self,
+        ctx: RankContext,
+        cell: Cell,
+        groups: Groups,
+        group: Any,
+        neighbour: Any,
+        changed: dict[str, str],
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._ctx, self._cell, self._group, self._neighbour = ctx, cell, group, neighbour
         self._groups, self._device, self._changed = groups, ctx.device, changed
         size = group.size()
@@ -168,7 +179,7 @@ class _Trial:
             del given
             if cell.lifetime == "inputs-dropped":
                 self._reuse_memory(inputs)
-            wrong_work = complete(issued, cell.lifetime, self._barrier) if issued.works else ""
+            wrong_work = complete(issued, cell.lifetime, self._barrier, self._patience) if issued.works else ""
             if cell.lifetime == "dropped" and not issued.works:
                 self._barrier()
         results = list(issued.outputs)

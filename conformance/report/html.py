@@ -24,7 +24,9 @@ from conformance.errors import ReportError
 from conformance.report.blame import blamed
 from conformance.report.causes import Cause, causes_of
 from conformance.report.failure import advice_on, replay_command, run_command
+from conformance.report.groups import groups_of
 from conformance.report.headline import headline
+from conformance.report.operations import OperationMatrix, operation_matrix
 from conformance.report.ratio_chart import ratio_chart
 from conformance.report.timeline import Timeline, timeline
 from conformance.report.words import CHECKERS
@@ -162,6 +164,7 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
     columns = _columns(reports, folders or [None] * len(reports))
     entries = tuple(_entries(columns))
     heads, heat = _heat_map(columns)
+    own = [column for column in columns if not column.is_native]
     script, style = _asset("report.js"), _asset("report.css")
     return (
         _environment()
@@ -173,6 +176,8 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
             causes=_told_causes(columns, entries),
             heads=heads,
             heat=heat,
+            groups=[(column, {group.chapter: group for group in groups_of(column.report)}) for column in own],
+            matrices=[(column, matrix) for column in own if (matrix := _matrix(column)).rows],
             failures=[entry for entry in entries if entry.is_failure],
             others=[entry for entry in entries if not entry.is_failure],
             verdicts=[verdict for verdict in Verdict if _occurs(verdict, columns)],
@@ -280,6 +285,10 @@ def _heat_map(columns: Sequence[Column]) -> tuple[list[tuple[Column, int]], list
             cells.append(Cell(combine(verdicts), _count(verdicts), f"chapter-{chapter}") if verdicts else Cell(None))
         rows.append(HeatRow(chapter, tuple(cells)))
     return heads, rows
+
+
+def _matrix(column: Column) -> OperationMatrix:
+    return operation_matrix(column.report.scenarios)
 
 
 def _shared(texts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from conformance.checkers.explanation import counted, shorten
 from conformance.report.causes import Cause, causes_in, statements_of
 from conformance.report.diff import ReportDiff, compare, difference_lines
 from conformance.report.failure import run_command
+from conformance.report.groups import all_groups, groups_of
 from conformance.report.headline import headline
 from conformance.run.outcome import Outcome, combined_text, subjects_text, verdicts_of
 from conformance.run.report import Report
@@ -76,11 +77,16 @@ def _causes(report: Report, difference: ReportDiff | None) -> tuple[tuple[Cause,
 def _chapters(report: Report) -> str:
     lines = [
         "\n<details><summary>Chapters</summary>\n",
-        "| chapter | scenarios | subject | torch's DDP |",
-        "|---|--:|---|---|",
+        "| chapter | requirements passed | scenarios | subject | torch's DDP |",
+        "|---|---|--:|---|---|",
     ]
-    for chapter in dict.fromkeys(scenario.chapter for scenario in report.scenarios):
-        lines.append(_row(chapter, [scenario for scenario in report.scenarios if scenario.chapter == chapter]))
+    groups = {group.chapter: group for group in groups_of(report)}
+    chapters = list(dict.fromkeys(scenario.chapter for scenario in report.scenarios))
+    for chapter in chapters:
+        scenarios = [scenario for scenario in report.scenarios if scenario.chapter == chapter]
+        lines.append(_row(chapter, str(groups.get(chapter, "")), scenarios))
+    if len(chapters) > 1:
+        lines.append(_row("all", str(all_groups(report)), report.scenarios))
     return "\n".join([*lines, "\n</details>\n"])
 
 
@@ -109,9 +115,9 @@ def _performance(ratios: Sequence[Ratio]) -> str:
     return "\n".join([*lines, "\n</details>\n"])
 
 
-def _row(chapter: str, scenarios: list[Outcome]) -> str:
+def _row(chapter: str, passed: str, scenarios: Sequence[Outcome]) -> str:
     native = verdicts_of(one.native for one in scenarios)
-    cells = [chapter, str(len(scenarios)), subjects_text(scenarios), combined_text(native) if native else "-"]
+    cells = [chapter, passed, str(len(scenarios)), subjects_text(scenarios), combined_text(native) if native else "-"]
     return f"| {' | '.join(map(as_text, cells))} |"
 
 

@@ -65,6 +65,12 @@ def _impossible(report: Report) -> Iterator[str]:
     for name, value in _amounts(report):
         if value < 0:
             yield f"{name}: must be >= 0, got {value}"
+    for index, scenario in enumerate(report.scenarios):
+        for operation, counts in scenario.tried.items():
+            for name, found in counts.items():
+                if len(found) != 2 or not 0 <= found[1] <= found[0]:
+                    where = f"scenarios[{index}].tried.{operation}.{name}"
+                    yield f"{where}: must be how many cells there are and how many are wrong, got {list(found)}"
 
 
 def _amounts(report: Report) -> Iterator[tuple[str, float]]:

@@ -20,6 +20,7 @@ from conformance.checkers.explanation import counted, shorten
 from conformance.report.blame import blamed
 from conformance.report.causes import Cause, Kind, causes_of
 from conformance.report.failure import failure_path, failure_text, replay_command
+from conformance.report.groups import all_groups, groups_of
 from conformance.report.headline import kept
 from conformance.run.outcome import (
     Outcome,
@@ -190,17 +191,24 @@ def print_report(
 
 
 def chapters_table(report: Report, catalogue: Catalogue) -> Table:
-    """Return the table of verdicts with one row per chapter."""
+    """Return the table with one row per chapter: requirements passed of those that apply, and scenarios' verdicts."""
     with_native = bool(report.native_verdicts)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("chapter", no_wrap=True)
+    table.add_column("passed", no_wrap=True)
     table.add_column("scenarios", justify="right")
     table.add_column(_short(report))
     if with_native:
         table.add_column("torch's DDP")
-    for chapter in catalogue.chapters:
-        if relevant := [outcome for outcome in report.scenarios if outcome.chapter == chapter.name]:
-            table.add_row(chapter.name, *_cells(relevant, with_native))
+    groups = {group.chapter: group for group in groups_of(report)}
+    shown = [
+        chapter.name for chapter in catalogue.chapters if any(one.chapter == chapter.name for one in report.scenarios)
+    ]
+    for chapter in shown:
+        relevant = [outcome for outcome in report.scenarios if outcome.chapter == chapter]
+        table.add_row(chapter, str(groups.get(chapter, "")), *_cells(relevant, with_native))
+    if len(shown) > 1:
+        table.add_row("all", str(all_groups(report)), *_cells(list(report.scenarios), with_native), style="bold")
     return table
 
 

@@ -35,8 +35,10 @@ from conformance.spec.catalogue import Catalogue
 from conformance.subjects.subject import NO_DDP
 from conformance.verdict import ScenarioResult, Verdict
 
+#: What is behind the name of a backend in a baseline of it without a DDP.
+_ALONE = "-alone"
 #: What the baseline of gloo without a DDP is called.
-ALONE = "gloo-alone"
+ALONE = f"gloo{_ALONE}"
 FOLDER = Path(__file__).parent.parent / "baselines"
 _KEYS = {"id": str, "reason": str, "source": list, "scenarios": list}
 
@@ -131,7 +133,7 @@ def baseline_of(reports: Iterable[Report], catalogue: Catalogue, digests: Mappin
             raise KnownFailureError("torch's DDP ran no scenario of this release in a report; a baseline is about it")
         for scenario_id, result in found.items():
             results.setdefault(scenario_id, []).append(result)
-    versions = {(Version(one.package_version("torch")).base_version, one.backend) for one in reports}
+    versions = {(Version(one.package_version("torch")).base_version, _over(one)) for one in reports}
     if len(versions) != 1:
         raise KnownFailureError(f"a baseline is of one torch over one backend, got {sorted(versions)}")
     broken: dict[str, dict[str, ScenarioResult]] = {}
@@ -171,7 +173,8 @@ def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_id
 def baseline_to_toml(baseline: Baseline) -> str:
     """Return the file's text; `read_baseline` gives back an equal baseline."""
     count = sum(len(one.scenarios) for one in baseline.broken)
-    who = "gloo by itself" if baseline.backend == ALONE else "torch's own DDP"
+    alone = baseline.backend.removesuffix(_ALONE)
+    who = f"{alone} by itself" if alone != baseline.backend else "torch's own DDP"
     lines = [
         f"# What {who} breaks: {count} scenarios of {len(baseline.broken)} requirements. Made by",
         "# `ddp-conformance report baseline`; docs/known_failures.md says what it is for.",
@@ -192,6 +195,11 @@ def baseline_to_toml(baseline: Baseline) -> str:
             "]",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _over(report: Report) -> str:
+    """Return the backend as a baseline names it: `gloo-alone` where no DDP was judged."""
+    return f"{report.backend}{_ALONE}" if report.subject.name == NO_DDP.name else report.backend
 
 
 def _of_torch(report: Report, digests: Mapping[str, str]) -> dict[str, ScenarioResult]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.run.known_failures import Excuse
@@ -12,6 +12,10 @@ from conformance.scenario import Scenario, leading_requirement
 from conformance.verdict import ScenarioResult, Verdict
 
 NATIVE = "torch"  # the subject of the second column
+
+#: By operation, then by `axis value`, such as `dtype int8`: how many cells had it, and how many of them were wrong.
+#: The count of all cells stands under an empty name. Values that are the default of their axis are left out.
+Tried = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Outcome:
 
     `warm` tells whether the ranks had run something before; only warm times are worth comparing. `expectation` is the
     known failure that applied, if any. `replay` is the scenario itself, kept when it failed. `contaminated_by` is the
-    scenario after which the subject failed, if it did not fail on fresh ranks, whose verdict it then has.
+    scenario after which the subject failed, if it did not fail on fresh ranks, whose verdict it then has. `tried` is
+    what it tried of a backend's operations.
     """
 
     id: str
@@ -49,6 +54,7 @@ class Outcome:
     expectation: Excuse | None
     replay: Mapping[str, Any] | None
     contaminated_by: str = ""
+    tried: Tried = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -60,11 +66,12 @@ class Outcome:
         warm: bool = False,
         excuse: Excuse | None = None,
         contaminated_by: str = "",
+        tried: Tried | None = None,
     ) -> Outcome:
         """Return what `scenario` came to."""
         outcome = Outcome(
             scenario.id, scenario.requirements, scenario.world_size, scenario.seed, scenario.digest, warm, notes,
-            subject, native, excuse, None, contaminated_by,
+            subject, native, excuse, None, contaminated_by, tried or {},
         )  # fmt: skip
         return replace(outcome, replay=scenario.to_json()) if outcome.is_failure else outcome
 

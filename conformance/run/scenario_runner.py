@@ -19,6 +19,7 @@ from conformance.run.outcome import NATIVE, Outcome
 from conformance.run.patience import hangs_after, hurried
 from conformance.run.settlement import Settlement
 from conformance.run.shortage import denials, shortage_since
+from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
@@ -120,6 +121,7 @@ class ScenarioRunner:
             warm=bool(settled.attempt.after),
             excuse=self._excuses(scenario, settled.result.verdict),
             contaminated_by=settled.contaminated_by,
+            tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
         )
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome

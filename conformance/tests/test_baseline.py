@@ -14,6 +14,7 @@ from conformance.cli.known_failures import excuses_from, excuses_of
 from conformance.errors import KnownFailureError
 from conformance.report.read import read_report
 from conformance.run.baseline import (
+    ALONE,
     FOLDER,
     Baseline,
     Broken,
@@ -27,6 +28,7 @@ from conformance.run.baseline import (
 from conformance.run.environment import package_version
 from conformance.run.known_failures import MET, Circumstances
 from conformance.spec.catalogue import load_catalogue
+from conformance.subjects.subject import NO_DDP
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import CRASH, FAIL, HANG, HARNESS_ERROR, PASS, outcome, run_report, scenario
 from conformance.verdict import Verdict
@@ -54,6 +56,18 @@ def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it
     assert read_baseline(baseline_to_toml(made)) == made
     changed = baseline_of([beside], load_catalogue(), {**digests, BROKEN.id: "another scenario"})
     assert changed.broken == ()
+
+
+def test_a_baseline_of_a_backend_by_itself_goes_onto_the_earlier_one_of_that_and_no_other() -> None:
+    digests = {one.id: one.digest for one in (BROKEN, OTHER)}
+    alone = baseline_of([run_report(outcome(OTHER, FAIL), subject=NO_DDP.name)], load_catalogue(), digests)
+    assert (alone.backend, "gloo by itself" in baseline_to_toml(alone)) == (ALONE, True)
+    earlier = dataclasses.replace(BASELINE, torch=alone.torch, backend=ALONE)
+    assert [one.scenarios for one in joined(earlier, alone, load_catalogue(), digests).broken] == [
+        (OTHER.id, BROKEN.id)
+    ]
+    with pytest.raises(KnownFailureError, match=r"over gloo, and torch .* over gloo-alone"):
+        joined(dataclasses.replace(earlier, backend="gloo"), alone, load_catalogue(), digests)
 
 
 def test_a_baseline_holds_what_torch_breaks_now_and_then() -> None:

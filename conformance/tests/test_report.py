@@ -409,9 +409,10 @@ Let   A = it was FAIL
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
 
-chapter    scenarios  ddp_impl              torch's DDP
-gradients          4  CRASH 1, FAIL 1 of 4  FAIL 1 of 3, 1 unsupported
-buckets            2  PASS, 1 unsupported   PASS, 1 unsupported
+chapter    passed  scenarios  ddp_impl                             torch's DDP
+gradients  0 of 2          4  CRASH 1, FAIL 1 of 4                 FAIL 1 of 3, 1 unsupported
+buckets    1 of 1          2  PASS, 1 unsupported                  PASS, 1 unsupported
+all        1 of 3          6  CRASH 1, FAIL 1 of 5, 1 unsupported  FAIL 1 of 4, 2 unsupported
 
 median warm scenario at world size 2: 12.0 ms, others beside it
 6 scenarios in 12.5 s, evidence for 3 requirements (one scenario may serve several)
@@ -427,9 +428,10 @@ UNSUPPORTED, and so not judged:
         self.assertExpectedInline(
             shown(report),
             """\
-chapter    scenarios  ddp_impl
-gradients          1  PASS
-buckets            1  PASS
+chapter    passed  scenarios  ddp_impl
+gradients  1 of 1          1  PASS
+buckets    1 of 1          1  PASS
+all        2 of 2          2  PASS
 
 2 scenarios in 12.5 s, evidence for 2 requirements
 ddp_impl: 2 PASS
@@ -448,9 +450,10 @@ ddp_impl keeps 2 of 2 requirements.""",
         self.assertExpectedInline(
             shown(run_report(*passed, *outcomes)),
             """\
-chapter    scenarios  ddp_impl             torch's DDP
-gradients          1  PASS                 PASS
-buckets           10  PASS, 9 unsupported  PASS
+chapter    passed  scenarios  ddp_impl             torch's DDP
+gradients  1 of 1          1  PASS                 PASS
+buckets    1 of 1         10  PASS, 9 unsupported  PASS
+all        2 of 2         11  PASS, 9 unsupported  PASS
 
 median warm scenario at world size 2: 12.5 ms, others beside it
 11 scenarios in 12.5 s, evidence for 2 requirements

@@ -19,9 +19,28 @@ _LATE_S = 0.005
 _PAUSE_S = 0.0002
 #: Nothing that is due takes so long, where the machine lets the process have that time.
 _PATIENCE_S = 3.0
+#: After a wait in vain the scenario has failed; others of its kind are given less.
+_SHORT_S = 0.5
 
 
-def complete(issued: Issued, lifetime: str, barrier: Callable[[], None]) -> str:
+class Patience:
+    """How long a rank waits for what is due, in one scenario: less, once it has waited in vain."""
+
+    def __init__(self) -> None:
+        """Begin with all of it."""
+        self.seconds = _PATIENCE_S
+
+    def until(self, due: Callable[[], bool]) -> bool:
+        """Whether something becomes true in time."""
+        return any(due() for _ in own_seconds(self.seconds, pause_s=_PAUSE_S))
+
+    def in_vain(self) -> float:
+        """Return for how many seconds it was waited, and wait less from now on."""
+        waited, self.seconds = self.seconds, _SHORT_S
+        return waited
+
+
+def complete(issued: Issued, lifetime: str, barrier: Callable[[], None], patience: Patience) -> str:
     """Wait as `lifetime` says until the result must be there; return what is wrong with a Work, empty if nothing is.
 
     `barrier` makes all ranks of the group wait for each other, by which a Work that was dropped is known to be done.
@@ -32,7 +51,7 @@ def complete(issued: Issued, lifetime: str, barrier: Callable[[], None]) -> str:
         barrier()
         return ""
     for work in works:
-        if wrong := _WAYS[lifetime](work):
+        if wrong := _WAYS[lifetime](work, patience):
             return wrong
     if lifetime == "value":
         return _wrong_value([work.get_future().value() for work in works], issued.outputs)
@@ -53,49 +72,46 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in real])
 
 
-def _wait(work: Any) -> str:
+def _wait(work: Any, patience: Patience) -> str:
     answer = work.wait()
     return "" if answer is True else f"wait() returned {answer!r}, expected True"
 
 
-def _wait_late(work: Any) -> str:
+def _wait_late(work: Any, patience: Patience) -> str:
     time.sleep(_LATE_S)
-    if wrong := _wait(work):
+    if wrong := _wait(work, patience):
         return wrong
     return "" if work.is_completed() else "is_completed() is False after wait()"
 
 
-def _wait_twice(work: Any) -> str:
-    return _wait(work) or _in_a_thread(work, "a second wait()")
+def _wait_twice(work: Any, patience: Patience) -> str:
+    return _wait(work, patience) or _in_a_thread(work, patience, "a second wait()")
 
 
-def _polled(work: Any) -> str:
-    for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S):
-        if work.is_completed():
-            return "" if work.is_completed() else "is_completed() went back to False"
-    return f"is_completed() was still False after {_PATIENCE_S:g} s, although every rank had called"
+def _polled(work: Any, patience: Patience) -> str:
+    if patience.until(work.is_completed):
+        return "" if work.is_completed() else "is_completed() went back to False"
+    return f"is_completed() was still False after {patience.in_vain():g} s, although every rank had called"
 
 
-def _future(work: Any) -> str:
+def _future(work: Any, patience: Patience) -> str:
     work.get_future().wait()
     return ""
 
 
-def _then(work: Any) -> str:
+def _then(work: Any, patience: Patience) -> str:
     calls: list[int] = []
     work.get_future().then(lambda future: calls.append(1)).wait()
     return "" if len(calls) == 1 else f"a callback of the future ran {len(calls)} times"
 
 
-def _future_polled(work: Any) -> str:
-    future = work.get_future()
-    for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S):
-        if future.done():
-            return ""
-    return f"the future was still not done after {_PATIENCE_S:g} s, although every rank had called"
+def _future_polled(work: Any, patience: Patience) -> str:
+    if patience.until(work.get_future().done):
+        return ""
+    return f"the future was still not done after {patience.in_vain():g} s, although every rank had called"
 
 
-def _then_late(work: Any) -> str:
+def _then_late(work: Any, patience: Patience) -> str:
     future = work.get_future()
     future.wait()
     calls: list[int] = []
@@ -103,25 +119,24 @@ def _then_late(work: Any) -> str:
     return "" if len(calls) == 1 else f"a callback that was added to a future that is done ran {len(calls)} times"
 
 
-def _in_a_thread(work: Any, what: str = "wait() in another thread") -> str:
+def _in_a_thread(work: Any, patience: Patience, what: str = "wait() in another thread") -> str:
     answers: list[str] = []
 
     def wait() -> None:
         try:
-            answers.append(_wait(work))
+            answers.append(_wait(work, patience))
         except Exception as error:
             answers.append(f"{what} raised {type(error).__name__}: {error}")
 
     thread = threading.Thread(target=wait, daemon=True)  # one that hangs may not hold up the end of the process
     thread.start()
-    for _ in own_seconds(_PATIENCE_S, pause_s=_PAUSE_S):
-        if answers:
-            thread.join()
-            return answers[0]
-    return f"{what} did not return within {_PATIENCE_S:g} s"
+    if patience.until(lambda: bool(answers)):
+        thread.join()
+        return answers[0]
+    return f"{what} did not return within {patience.in_vain():g} s"
 
 
-_WAYS: dict[str, Callable[[Any], str]] = {
+_WAYS: dict[str, Callable[[Any, Patience], str]] = {
     "sync": _wait,
     "wait": _wait,
     "wait-late": _wait_late,

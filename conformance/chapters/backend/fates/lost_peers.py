@@ -21,7 +21,7 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import OPERATIONS, SUMMED, Block, Blocks, Place
 from conformance.programs.operations.hearsay import Board, told
 from conformance.programs.operations.judging import Truth, wrong_values
-from conformance.programs.operations.lifetimes import complete
+from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
@@ -208,7 +208,7 @@ class _Call:
     def wait(self) -> None:
         """Wait for what is under way."""
         if self._issued.works:
-            complete(self._issued, "wait", lambda: None)
+            complete(self._issued, "wait", lambda: None, Patience())
 
     def wrong(self) -> str:
         """Return what is wrong with the results; empty if nothing is."""

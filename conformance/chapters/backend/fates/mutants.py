@@ -6,8 +6,9 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+from conformance.mutants.modest import MODEST, Modest
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, gives, of_class, spoils
+from conformance.mutants.spoilt import WorkAround, gives, made_from, of_class, spoils
 
 
 class _Nothing(WorkAround):
@@ -141,3 +142,23 @@ def names_nobody(group: Any, call: Any, *args: Any) -> Any:
         return call(*args)
     except RuntimeError:
         raise RuntimeError("some rank is missing") from None
+
+
+@made_from(MODEST)
+class ends_no_wait(Modest):
+    """BUG: abort(), which it declares, lets a wait() that goes on go on."""
+
+    def abort(self) -> None:
+        pass
+
+
+@made_from(MODEST)
+class counts_the_aborted_as_done(Modest):
+    """BUG: a wait() that abort() ends returns as if the operation were done."""
+
+    def allreduce(self, *args: Any) -> Any:
+        return _Forgives(super().allreduce(*args))
+
+
+class _Forgives(_Swallows):
+    word = "aborted"
