@@ -240,10 +240,11 @@ def compiled_ways(ctx: RankContext) -> None:
     """Train a row of layers that fill a bucket each, for 20 steps.
 
     Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
-    order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer; `batches`, numbers of rows by turns; `num_graphs`, how
-    many the compiler is to be given; `begun`, how many reductions the last step must have issued, at least, when its
-    backward comes to each layer, the last layer first. Observes gradients, `begun`, `num_issued`, how many reductions
-    the last step issued, and `num_graphs` after the first steps and after all. All ranks run it.
+    order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
+    `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given; `begun`, how many
+    reductions the last step must have issued, at least, when its backward comes to each layer, the last layer first.
+    Observes gradients, `begun`, `num_issued`, how many reductions the last step issued, and `num_graphs` after the
+    first steps and after all. All ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
