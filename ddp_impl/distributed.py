@@ -124,6 +124,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         check_nested(module, gradient_as_bucket_view)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+        if precision is not None:
+            precision.check_can_cast(module)
         if check_reduction:
             warnings.warn("check_reduction has no effect and will go away; leave it out", FutureWarning, stacklevel=2)
         self.process_group = resolve_group(process_group, device_mesh)
