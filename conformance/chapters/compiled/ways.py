@@ -126,7 +126,8 @@ def _one_part(row: Row, keywords: _Keywords) -> None:
 
 def _methods(row: Any, keywords: _Keywords) -> None:
     # As Lightning's Trainer: one context of `torch.compile` compiles each method that a loop calls.
-    context = torch.compile(row, **keywords).dynamo_ctx
+    optimized: Any = torch.compile(row, **keywords)
+    context = optimized.dynamo_ctx
     row.forward, row.training_step = context(row.forward), context(row.training_step)
 
 
@@ -141,16 +142,17 @@ INSIDE: Mapping[str, Callable[[Row, _Keywords], None]] = {
 }
 
 
-def _regions(module: nn.Module, keywords: _Keywords) -> nn.Module:
+def _regions(module: Any, keywords: _Keywords) -> Any:
     """Return a copy of `module` with each block of a list compiled, and each part that is in no list and holds none.
 
     It is as accelerate's regional compilation: whatever lies around the blocks is copied, the wrapper too if it was
     there before, and shares all but its parts with what it is a copy of. Nothing keeps the latter.
     """
     if isinstance(module, nn.ModuleList):
-        return nn.ModuleList(torch.compile(block, **keywords) for block in module)
+        blocks: list[Any] = [torch.compile(block, **keywords) for block in module]
+        return nn.ModuleList(blocks)
     if not any(isinstance(part, nn.ModuleList) for part in module.modules()):
-        return torch.compile(module, **keywords)  # type: ignore[no-any-return]
+        return torch.compile(module, **keywords)
     copy = module.__class__.__new__(module.__class__)
     copy.__dict__.update(module.__dict__)
     copy._modules = {}

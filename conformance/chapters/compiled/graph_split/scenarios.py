@@ -255,8 +255,8 @@ def _ways() -> Iterator[Scenario]:
         for way in ("wrapper", "before", "inner"):
             yield from _way(f"way-{way}-{backend}", 4, compile_={"way": way, "backend": backend})
         for inside in ("module", "forward", "methods", "parts", "one_part", "nested", "regions"):
-            order = {"backend": backend}
-            yield from _way(f"{inside}-{backend}", INSIDE_GRAPHS[inside], inside=inside, compile_=order)
+            named = {"backend": backend}
+            yield from _way(f"{inside}-{backend}", INSIDE_GRAPHS[inside], inside=inside, compile_=named)
 
 
 def _told() -> Iterator[Scenario]:
