@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -182,11 +183,11 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _replicate(rank: int) -> None:
-    from torch.distributed._composable import replicate
+    from torch.distributed._composable.replicate import replicate
 
     install()
     try:
-        module = replicate(torch.nn.Linear(2, 2), mixed_precision=MixedPrecision(param_dtype=torch.float16))
+        module: Any = replicate(torch.nn.Linear(2, 2), mixed_precision=MixedPrecision(param_dtype=torch.float16))
         with pytest.raises(ValueError, match=r"param_dtype=torch.float16: .* Wrap the module itself"):
             module(torch.ones(1, 2))
         module = replicate(torch.nn.Linear(2, 2), mixed_precision=MixedPrecision(reduce_dtype=torch.float16))

@@ -195,12 +195,12 @@ def attend(rank: int) -> None:
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(rank))
     with replicated_parameters(ddp):
         ddp(x).square().sum().backward()
-    weight = ddp.module.layer.weight  # type: ignore[union-attr]
-    replicated, weight.grad = weight.grad, None  # type: ignore[union-attr]
+    weight: Any = ddp.module.layer.weight
+    replicated, weight.grad = weight.grad, None
     assert torch.backends.cuda.flash_sdp_enabled()
     ddp(x).square().sum().backward()
     # Another kernel rounds otherwise: float32, sums of some ten products.
-    torch.testing.assert_close(replicated, weight.grad, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr]
+    torch.testing.assert_close(replicated, weight.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_computed_by_operators_that_dtensor_knows(tmp_path: Path) -> None:
