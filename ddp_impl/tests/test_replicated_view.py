@@ -195,7 +195,8 @@ def attend(rank: int) -> None:
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(rank))
     with replicated_parameters(ddp):
         ddp(x).square().sum().backward()
-    weight: Any = ddp.module.layer.weight
+    module: Any = ddp.module
+    weight = module.layer.weight
     replicated, weight.grad = weight.grad, None
     assert torch.backends.cuda.flash_sdp_enabled()
     ddp(x).square().sum().backward()
