@@ -44,8 +44,12 @@ from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expa
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
     "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
-    "_local_gradients", "_peers",
+    "_local_gradients", "_peers", "_in_use",
 )  # fmt: skip
+
+
+class _InUse:
+    """Lives as long as a wrapper, or another object that has its attributes."""
 
 
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
@@ -120,6 +124,8 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         check_nested(module, gradient_as_bucket_view)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
+        if precision is not None:
+            precision.check_can_cast(module)
         if check_reduction:
             warnings.warn("check_reduction has no effect and will go away; leave it out", FutureWarning, stacklevel=2)
         self.process_group = resolve_group(process_group, device_mesh)
@@ -511,8 +517,10 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         for parameter in frozen:
             parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
-        weakref.finalize(self, self.reducer.remove_hooks)
-        self._peers.serve(self)
+        # They must outlive it in what shares its attributes: accelerate compiles regions of a copy of that kind.
+        self._in_use = _InUse()
+        weakref.finalize(self._in_use, self.reducer.remove_hooks)
+        self._peers.serve(self._in_use)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.specs),

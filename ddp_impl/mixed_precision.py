@@ -72,6 +72,19 @@ class MixedPrecision:
                 raise TypeError(f"mixed_precision.{name} must be a floating-point torch.dtype or None; got {dtype!r}")
         return checked
 
+    def check_can_cast(self, module: nn.Module) -> None:
+        """Raise `ValueError` if `module` is a bare list of parameters, which casts would not reach.
+
+        `torch.distributed._composable.replicate` wraps such a list, and runs the module that owns the parameters by
+        itself.
+        """
+        if self.param_dtype is not None and type(module) is nn.ParameterList:
+            raise ValueError(
+                f"mixed_precision.param_dtype={self.param_dtype}: parameters are cast while DistributedDataParallel "
+                "runs their module; got a ParameterList, as replicate() makes it, whose owner would compute in full "
+                "precision. Wrap the module itself, or give reduce_dtype alone"
+            )
+
     @property
     def communication_dtype(self) -> torch.dtype | None:
         """The dtype in which gradients are reduced; None for that of the parameter."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddp_impl.distributed import DistributedDataParallel
 from ddp_impl.parameter_swap import ParameterSwap
@@ -30,7 +31,8 @@ def replicated_parameters(ddp: DistributedDataParallel) -> Iterator[None]:
 
     A forward and its backward both belong in the block: plain tensors that meet a `DTensor` count as replicated in it,
     and torch refuses to mix them elsewhere. So it does with operators that `DTensor` does not know, recurrent layers on
-    CPU for one. Nothing is communicated on entry, and blocks may be nested.
+    CPU for one. Attention on a CPU is therefore computed by torch's kernel that consists of others. Nothing is
+    communicated on entry, and blocks may be nested.
     """
     global _open_blocks
     view = _ReplicatedView(ddp)
@@ -75,6 +77,8 @@ class _ReplicatedView:
         # Found anew for each forward: mixed precision has put casts in the place of parameters by now, and these are
         # the tensors to replicate.
         self._swap.enter_context(ParameterSwap(module).swapped(self._replicated_parameter))
+        if self._mesh.device_type == "cpu":  # DTensor knows the fused kernels of accelerators, and not the CPU's
+            self._swap.enter_context(sdpa_kernel(SDPBackend.MATH))
         return tree_map_only(Tensor, self._replicated_input, (inputs, kwargs))
 
     def leave(self, module: nn.Module, _: Any, output: Any) -> Any:

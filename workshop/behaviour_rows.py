@@ -1,4 +1,4 @@
-"""The rows of docs/behaviours.md: what a complete DDP does, and the requirements that test it."""
+"""The rows of docs/behaviours.md and docs/systems.md: what a complete DDP does, and the requirements that test it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ SECTIONS = {"systems": "What a complete DDP consists of", "reports": "What users
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One row: what a DDP does, in a user's words, with the discussions it comes from and its requirements."""
+    """One row: what a DDP does, in a user's words, with the discussions it comes from and its requirements.
+
+    A system also says what it is there for. Right numbers show nothing of that: it has requirements of its own.
+    """
 
     section: str
     name: str
     promise: str
     sources: tuple[str, ...]
     requirements: tuple[str, ...]
+    purpose: str = ""
+    purpose_requirements: tuple[str, ...] = ()
 
 
 def load_behaviours(file: Path = BEHAVIOURS_FILE) -> tuple[Behaviour, ...]:
@@ -32,7 +37,8 @@ def load_behaviours(file: Path = BEHAVIOURS_FILE) -> tuple[Behaviour, ...]:
     for number, row in enumerate(rows, start=1):
         try:
             sources, requirements = tuple(row.pop("sources")), tuple(row.pop("requirements"))
-            behaviour = Behaviour(**row, sources=sources, requirements=requirements)
+            shown = tuple(row.pop("purpose_requirements", ()))
+            behaviour = Behaviour(**row, sources=sources, requirements=requirements, purpose_requirements=shown)
         except (KeyError, TypeError) as error:
             raise SpecificationError(f"{file.name}, row {number}: {error}") from error
         if behaviour.section not in SECTIONS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from workshop.page import Made, Make, Page
 from workshop.pairs import CHAPTER as PAIRS
 from workshop.pairs import features_in, pairs_page
 from workshop.specification import specification_pages
+from workshop.systems import systems_page
 
 COUNTS = "docs/counts.toml"
 SPECIFICATION = "docs/specification"
@@ -45,6 +47,7 @@ def generated_pages(root: Path) -> tuple[Page, ...]:
         Page(COUNTS, _holding(count().to_toml())),
         *_specification(root),
         Page("docs/behaviours.md", _behaviours),
+        Page("docs/systems.md", _holding(_systems())),
         Page("docs/pairs.md", _pairs),
         Page("docs/devices.md", _devices),
         Page("docs/detection.md", _detection),
@@ -62,6 +65,11 @@ def _specification(root: Path) -> list[Page]:
     wanted = specification_pages(load_catalogue(), load_scenarios())
     names = sorted({*wanted, *(file.name for file in (root / SPECIFICATION).glob("*.md"))})
     return [Page(f"{SPECIFICATION}/{name}", _holding(wanted.get(name))) for name in names]
+
+
+def _systems() -> str:
+    kills = (kill.requirement for mutant in load_mutants() for kill in mutant.kills)
+    return systems_page(load_behaviours(), Counter(kills))
 
 
 def _holding(text: str | None) -> Make:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from ddp_impl.torch_internals import GradBucket as TorchGradBucket
 
 #: What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
 BoundHook = Callable[[GradBucket], Any]
+
+#: The module of torch's hooks that wait for collectives in the callback of another. It is not imported: it needs NumPy.
+_WAITS_IN_CALLBACKS = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 
 
 class BufferHookLocation(Enum):
@@ -65,6 +70,8 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
         signature = inspect.signature(hook)
     except ValueError:  # built in C: nothing can be known
         return lambda bucket: hook(state, bucket)
+    if _waits_in_callbacks(hook):
+        hook = _OneBucketAtATime(hook)
     try:
         bound = signature.bind(state, None)
     except TypeError as error:
@@ -79,6 +86,33 @@ def bind_hook(state: Any, hook: Any) -> BoundHook:
             f"{signature.return_annotation!r}"
         )
     return lambda bucket: hook(state, bucket)
+
+
+def _waits_in_callbacks(hook: Any) -> bool:
+    """Whether `hook` is one of torch's PowerSGD hooks, or what a wrapper of torch's makes of it."""
+    hook = hook.func if isinstance(hook, functools.partial) else hook
+    inner = inspect.getclosurevars(hook).nonlocals.values() if inspect.isfunction(hook) else ()
+    return any(getattr(one, "__module__", "") == _WAITS_IN_CALLBACKS for one in (hook, *inner))
+
+
+class _OneBucketAtATime:
+    """Calls a hook for a bucket on a CPU when it is done with the bucket before.
+
+    gloo runs callbacks in the two threads that communicate. Where two of them wait, nothing is communicated any more;
+    and the collectives of several buckets come in an order that differs between ranks.
+    """
+
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+        self._before: Any = None
+
+    def __call__(self, state: Any, bucket: GradBucket) -> Any:
+        if self._before is not None and bucket.index() > 0 and bucket.buffer().device.type == "cpu":
+            # Whoever consumes that future raises what it holds.
+            with contextlib.suppress(Exception):
+                self._before.wait()
+        self._before = self._hook(state, bucket)
+        return self._before
 
 
 def builtin_hook(kind: Any, group: Callable[[], dist.ProcessGroup]) -> BoundHook | None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ import torch
 import ddp_impl
 from ddp_impl.__main__ import main
 from ddp_impl.installation import TORCH_DDP, install, is_installed, uninstall
+from ddp_impl.mixed_precision import MixedPrecision
+from ddp_impl.tests.ranks import run_ranks
 
 OUR_DDP: type = ddp_impl.DistributedDataParallel
 EARLY = "from torch.nn.parallel import DistributedDataParallel as Wrapped\nimport torch.nn.parallel.distributed as d\n"
@@ -177,3 +180,22 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+def _replicate(rank: int) -> None:
+    from torch.distributed._composable.replicate import replicate
+
+    install()
+    try:
+        module: Any = replicate(torch.nn.Linear(2, 2), mixed_precision=MixedPrecision(param_dtype=torch.float16))
+        with pytest.raises(ValueError, match=r"param_dtype=torch.float16: .* Wrap the module itself"):
+            module(torch.ones(1, 2))
+        module = replicate(torch.nn.Linear(2, 2), mixed_precision=MixedPrecision(reduce_dtype=torch.float16))
+        module(torch.full((1, 2), rank + 1.0)).sum().backward()
+        assert module.weight.grad.tolist() == [[1.5, 1.5], [1.5, 1.5]]
+    finally:
+        uninstall()
+
+
+def test_what_replicate_wraps_cannot_be_cast(tmp_path: Path) -> None:
+    run_ranks(_replicate, 2, tmp_path / "ranks")

@@ -176,3 +176,33 @@ def ignore(rank: int) -> None:
 
 def test_ignored_parameters_are_not_called_replicated(tmp_path: Path) -> None:
     run_ranks(ignore, WORLD_SIZE, tmp_path / "ranks")
+
+
+class Attention(nn.Module):
+    """Attends with torch's fused operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.layer(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def attend(rank: int) -> None:
+    ddp = DistributedDataParallel(Attention())
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(rank))
+    with replicated_parameters(ddp):
+        ddp(x).square().sum().backward()
+    module: Any = ddp.module
+    weight = module.layer.weight
+    replicated, weight.grad = weight.grad, None
+    assert torch.backends.cuda.flash_sdp_enabled()
+    ddp(x).square().sum().backward()
+    # Another kernel rounds otherwise: float32, sums of some ten products.
+    torch.testing.assert_close(replicated, weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_is_computed_by_operators_that_dtensor_knows(tmp_path: Path) -> None:
+    run_ranks(attend, WORLD_SIZE, tmp_path / "ranks")

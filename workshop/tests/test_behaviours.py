@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.errors import SpecificationError
+from conformance.mutants.catalogue import load_mutants
 from conformance.run.outcome import Note
 from conformance.run.report import JudgedSubject
 from conformance.spec.catalogue import load_catalogue
@@ -26,6 +27,18 @@ def test_every_row_has_requirements_with_scenarios(row: Behaviour) -> None:
         assert requirement in catalogue
     covered = {one for scenario in load_scenarios() for one in scenario.requirements}
     assert set(row.requirements) <= covered
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in load_behaviours() if row.section == "systems"], ids=lambda row: row.name
+)
+def test_value_and_purpose_of_every_system_can_fail(row: Behaviour) -> None:
+    noticed = {kill.requirement for mutant in load_mutants() for kill in mutant.kills}
+    covered = {one for scenario in load_scenarios() for one in scenario.requirements}
+    assert row.purpose
+    assert row.purpose_requirements, f"nothing shows what {row.name!r} is for"
+    assert noticed & set(row.requirements), f"no mutant shows that a requirement on {row.name!r} can fail"
+    assert set(row.purpose_requirements) <= covered & noticed, f"{row.name!r}: a requirement without scenario or mutant"
 
 
 def test_names_of_rows_are_used_once() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import sync_batch_norm
+from ddp_impl import replicated_view, sync_batch_norm
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.reducer import Reducer
 
@@ -135,6 +135,18 @@ def TakesNoSubclassSeriously(ddp: Ours, init: Call, module: Any, **options: Any)
     ddp.__class__ = Ours
     Ours.__init__(ddp, module, **options)
     ddp.__class__ = kind
+
+
+_replicated = replicated_view._ReplicatedView._replicated
+
+
+@replaces(Ours, "forward")
+def ReplicatesCopies(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
+    """BUG: what forward sees as replicated parameters are copies of the parameters."""
+    with mock.patch.object(
+        replicated_view._ReplicatedView, "_replicated", lambda view, tensor: _replicated(view, tensor.clone())
+    ):
+        return forward(*inputs, **kwargs)
 
 
 @replaces(Ours, "forward")

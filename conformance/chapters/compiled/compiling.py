@@ -96,6 +96,11 @@ class GraphWatch:
         """How many graphs the backend was given; for one of torch's, how many Dynamo captured since its reset."""
         return len(self.captured) or int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
+    @property
+    def num_compiled(self) -> int:
+        """How many graphs code was made for in forward; for one of torch's backends, how many its AOTAutograd had."""
+        return len(self.captured) or int(torch._dynamo.utils.counters["aot_autograd"]["total"])
+
     def num_reductions(self) -> int:
         """Return how many reductions are nodes of graphs that code was generated for."""
         return sum(str(node.target) in REDUCTIONS_IN_GRAPHS for graph in self.generated for node in graph.graph.nodes)

@@ -124,30 +124,67 @@ def _one_part(row: Row, keywords: _Keywords) -> None:
     row.halves[1].compile(**keywords)
 
 
+def _methods(row: Any, keywords: _Keywords) -> None:
+    # As Lightning's Trainer: one context of `torch.compile` compiles each method that a loop calls.
+    optimized: Any = torch.compile(row, **keywords)
+    context = optimized.dynamo_ctx
+    row.forward, row.training_step = context(row.forward), context(row.training_step)
+
+
 #: Ways to compile inside of what is wrapped: called before the module is wrapped, or after.
 INSIDE: Mapping[str, Callable[[Row, _Keywords], None]] = {
     "module": _module,
     "forward": _forward,
+    "methods": _methods,
     "parts": _parts,
     "one_part": _one_part,
     "nested": _nested,
 }
 
 
+def _regions(module: Any, keywords: _Keywords) -> Any:
+    """Return a copy of `module` with each block of a list compiled, and each part that is in no list and holds none.
+
+    It is as accelerate's regional compilation: whatever lies around the blocks is copied, the wrapper too if it was
+    there before, and shares all but its parts with what it is a copy of. Nothing keeps the latter.
+    """
+    if isinstance(module, nn.ModuleList):
+        blocks: list[Any] = [torch.compile(block, **keywords) for block in module]
+        return nn.ModuleList(blocks)
+    if not any(isinstance(part, nn.ModuleList) for part in module.modules()):
+        return torch.compile(module, **keywords)
+    copy = module.__class__.__new__(module.__class__)
+    copy.__dict__.update(module.__dict__)
+    copy._modules = {}
+    for name, part in module.named_children():
+        copy.add_module(name, _regions(part, keywords))
+    return copy
+
+
+class Redirected:
+    """Calls the wrapper as Lightning does: for the length of a call, `training_step` takes the place of `forward`."""
+
+    def __init__(self, row: Any, model: Any) -> None:
+        self._row = row
+        self._model = model
+
+    def __call__(self, hidden: Tensor) -> Any:
+        """Return what the wrapper returns."""
+        row, forward = self._row, self._row.forward
+
+        def training_step(hidden: Tensor) -> Any:
+            row.forward = forward
+            return row.training_step(hidden)
+
+        row.forward = training_step
+        return self._model(hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
 def _called_function(row: Row, keywords: _Keywords) -> nn.Module:
     return Around(row, torch.compile(lambda hidden: row(hidden), **keywords))
-
-
-def _training_step(row: Any, keywords: _Keywords) -> nn.Module:
-    # As Lightning's Trainer: the wrapper's forward is redirected to a compiled method of the module.
-    row.training_step = torch.compile(row.training_step, **keywords)
-    return Around(row, lambda hidden: row.training_step(hidden))
-
-
-def _replaced_parts(row: Row, keywords: _Keywords) -> nn.Module:
-    # As accelerate's compile_regions: blocks are exchanged for what `torch.compile` returns.
-    parts = [torch.compile(half, **keywords) for half in row.halves]
-    return Around(row, lambda hidden: parts[1](parts[0](hidden)))
 
 
 def _warm(row: Row, keywords: _Keywords) -> nn.Module:
@@ -160,24 +197,30 @@ def _warm(row: Row, keywords: _Keywords) -> nn.Module:
 #: Ways that wrap something else, or have a past.
 _REPLACING: Mapping[str, Callable[[Any, _Keywords], nn.Module]] = {
     "function": _called_function,
-    "training_step": _training_step,
-    "replaced_parts": _replaced_parts,
+    "regions": _regions,
     "warm": _warm,
 }
 
 
 def _wrap(inside: CompilingContext, row: Row, scenario: Scenario) -> Any:
-    """Return the wrapped row, compiled as arguments `inside` and `when` say, or else as the order's `way`."""
+    """Return what is called: the wrapped row, compiled and redirected as the scenario's arguments say."""
+    model = _wrap_compiled(inside, row, scenario)
+    return Redirected(row, model) if scenario.arguments.get("redirected") else model
+
+
+def _wrap_compiled(inside: CompilingContext, row: Row, scenario: Scenario) -> Any:
     name = scenario.arguments.get("inside")
     if name is None:
         return inside.wrap(row)
     wrap, keywords = inside.uncompiled.wrap, inside.keywords()
-    if name in _REPLACING:
-        return wrap(_REPLACING[name](row, keywords))
     if scenario.arguments.get("when") != "after":
+        if name in _REPLACING:
+            return wrap(_REPLACING[name](row, keywords))
         INSIDE[name](row, keywords)
         return wrap(row)
     model = wrap(row)
+    if name in _REPLACING:
+        return _REPLACING[name](model, keywords)
     INSIDE[name](row, keywords)
     return model
 
@@ -199,10 +242,11 @@ def compiled_ways(ctx: RankContext) -> None:
     """Train a row of layers that fill a bucket each, for 20 steps.
 
     Arguments: `inside`, a way to compile inside of what is wrapped, and `when` ("after" it is wrapped), instead of the
-    order's `way`; `breaks`, a graph break behind each layer; `batches`, numbers of rows by turns; `num_graphs`, how
-    many the compiler is to be given; `begun`, how many reductions the last step must have issued, at least, when its
-    backward comes to each layer, the last layer first. Observes gradients, `begun`, `num_issued`, how many reductions
-    the last step issued, and `num_graphs` after the first steps and after all. All ranks run it.
+    order's `way`; `redirected`, the wrapper is called as Lightning does; `breaks`, a graph break behind each layer;
+    `batches`, numbers of rows by turns; `num_graphs`, how many the compiler is to be given; `begun`, how many
+    reductions the last step must have issued, at least, when its backward comes to each layer, the last layer first.
+    Observes gradients, `begun`, `num_issued`, how many reductions the last step issued, and `num_graphs` after the
+    first steps and after all. All ranks run it.
     """
     row = _build(ctx.scenario).to(ctx.device)
     begun: list[int] = []
@@ -221,11 +265,11 @@ def compiled_ways(ctx: RankContext) -> None:
     with listening(lambda _: begun.append(issued())), compiling(ctx) as (inside, watch):
         model = _wrap(inside, row, ctx.scenario)
         observe_run(inside, lambda: run_steps(inside, row, model, step, _NUM_FIRST))
-        num_graphs.append(watch.num_captured)
+        num_graphs.append(watch.num_compiled)
         for index in range(_NUM_FIRST, _NUM_STEPS):
             row.zero_grad(set_to_none=True)
             step(model, rank_step(inside, index))
-        num_graphs.append(watch.num_captured)
+        num_graphs.append(watch.num_compiled)
     ctx.observe("begun", begun)
     ctx.observe("num_issued", issued())
     ctx.observe("num_graphs", num_graphs)

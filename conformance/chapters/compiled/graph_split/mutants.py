@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -44,6 +45,13 @@ def CompilesWhole(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPara
 def CutsOnlyAroundItself(calls: CompiledCalls, exchanged: Call, callback: Any) -> Any:
     """BUG: graphs are cut if the wrapper is compiled, and stay whole if what is compiled lies inside of it."""
     return leaving_the_inside(calls, exchanged, callback)
+
+
+@replaces(Ours, "_attach_reducer")
+def EndsWithItsWrapper(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: once the wrapper is garbage, nothing is averaged, although another object that has its attributes trains."""
+    attach_reducer(members)
+    weakref.finalize(ddp, ddp.reducer.remove_hooks)
 
 
 @replaces(Ours, "_averages_in_graph")

@@ -31,12 +31,12 @@ _MIB = 2**18
 INSIDE_GRAPHS = {
     "module": 4,
     "forward": 4,
+    "methods": 4,
     "parts": 4,
     "one_part": 2,
     "nested": 4,
     "function": 4,
-    "training_step": 4,
-    "replaced_parts": 4,
+    "regions": 4,
     "warm": 5,
 }
 _SMALL = capped("", 0.0005)
@@ -234,14 +234,29 @@ def _ways() -> Iterator[Scenario]:
         yield from _way(inside, num_graphs, inside=inside)
         if inside in INSIDE:
             yield from _way(f"{inside}-after", num_graphs, inside=inside, when="after")
-    yield from _way("module-breaks", 2, inside="module", breaks=True)
+    yield from _way("regions-after", 4, inside="regions", when="after")
+    for slug, given in (
+        ("methods", {"inside": "methods"}),
+        ("methods-after", {"inside": "methods", "when": "after"}),
+        ("module-after", {"inside": "module", "when": "after"}),
+        ("wrapper", {}),
+        ("in-place", {"compile_": {"way": "in_place"}}),
+    ):
+        yield from _way(f"redirected-{slug}", 4, redirected=True, **given)
+    for inside in ("module", "forward", "parts", "regions", "nested"):
+        yield from _way(f"{inside}-breaks", 2, inside=inside, breaks=True)
+    yield from _way("wrapper-breaks", 2, breaks=True)
     yield from _way("module-full", 4, inside="module", compile_={"fullgraph": True})
     for slug, dynamic, num_graphs in (("dynamic", True, 4), ("sizes", None, 8)):
         order = {"dynamic": dynamic}
         yield from _way(f"module-{slug}", num_graphs, inside="module", compile_=order, batches=[4, 2, 7])
     yield from _way("module", 4, inside="module", way=ONE_MIB | VIEW)
-    for inside, backend in (("module", "aot_eager"), ("module", "inductor"), ("parts", "inductor")):
-        yield from _way(f"{inside}-{backend}", inside=inside, compile_={"backend": backend})
+    for backend in ("aot_eager", "inductor"):
+        for way in ("wrapper", "before", "inner"):
+            yield from _way(f"way-{way}-{backend}", 4, compile_={"way": way, "backend": backend})
+        for inside in ("module", "forward", "methods", "parts", "one_part", "nested", "regions"):
+            named = {"backend": backend}
+            yield from _way(f"{inside}-{backend}", INSIDE_GRAPHS[inside], inside=inside, compile_=named)
 
 
 def _told() -> Iterator[Scenario]:

@@ -74,9 +74,22 @@ def _others() -> Iterator[Scenario]:
         yield from _make.written("TRACE-17", dashed(mistake), "compiled_mistake", mistake=mistake)
     for case in ("graph_break", "breaks_on_one_rank", "begins_without_parameters"):
         yield from _make.case("TRACE-22", case)
-    for inside, num_graphs in (("module", 1), ("forward", 1), ("parts", 4)):
-        way = ONE_MIB | arguments(inside, inside=inside, num_graphs=num_graphs)
-        yield from _make.written("TRACE-23", "", "compiled_ways", way=way)
+    # What is one graph averages in it; parts are cut instead.
+    for inside, num_graphs in (
+        ("module", 1),
+        ("forward", 1),
+        ("methods", 1),
+        ("nested", 1),
+        ("parts", 4),
+        ("one_part", 2),
+        ("regions", 4),
+    ):
+        for when in ("before", "after"):
+            way = ONE_MIB | arguments(f"{dashed(inside)}-{when}", inside=inside, when=when, num_graphs=num_graphs)
+            yield from _make.written("TRACE-23", "", "compiled_ways", way=way)
+    for when in ("before", "after"):
+        redirected = arguments(f"redirected-{when}", inside="methods", when=when, redirected=True, num_graphs=1)
+        yield from _make.written("TRACE-23", "", "compiled_ways", way=ONE_MIB | redirected)
     for slug, whole, backend in (
         ("", True, "watched"),
         ("with-breaks", False, "watched"),
