@@ -69,7 +69,9 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
 
     from conformance.smoke.ladder import Status, climb
 
-    console, lacking, broken = make_console(), list[str](), list[Footing]()
+    console = make_console()
+    lacking: list[str] = []
+    broken: list[Footing] = []
     with interrupted_once():
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s, keep_going=keep_going):
             _print_footing(console, footing)
