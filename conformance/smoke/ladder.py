@@ -45,9 +45,10 @@ _TOGETHER = Rung(
 )
 _NAMED = Rung(
     "name",
-    "the group names its backend",
-    "A process group in Python returns the backend's name in getBackendName. Without it torch calls the backend"
-    " 'undefined', and whatever asks dist.get_backend(group) goes wrong.",
+    "the group knows its backend's name and its own",
+    "A process group in Python returns the backend's name in getBackendName, and in getGroupName the name that torch"
+    " gives by setGroupName. Without the first torch calls the backend 'undefined', and whatever asks"
+    " dist.get_backend(group) goes wrong; without the others functional collectives and destroy_process_group raise.",
     program="smoke_name",
 )
 

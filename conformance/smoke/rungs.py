@@ -22,6 +22,7 @@ METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "broadcast": ("broadcast",),
         "all_gather": ("allgather",),
         "all_gather_single": ("all_gather_single", "_allgather_base"),
+        "functional all_gather_single": ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
         "reduce_scatter": ("reduce_scatter",),
         "reduce_scatter_single": ("reduce_scatter_single", "_reduce_scatter_base"),
         "all_to_all": ("alltoall",),
@@ -58,8 +59,9 @@ class Rung:
 
         It is empty where that is none in particular.
         """
-        found = (cell.operation for cell in self.cells if where in ("", cell.describe()))
-        names = METHODS.get(next(found, self.operation), ())
+        cell = next((cell for cell in self.cells if where in ("", cell.describe())), None)
+        called = self.operation if cell is None else cell.operation
+        names = METHODS.get(f"{cell.path} {called}" if cell else "", METHODS.get(called, ()))
         return next((name for name in names if hasattr(dist.ProcessGroup, name)), "")
 
     @property
@@ -144,7 +146,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         "all_gather_into_tensor",
         "the same, into one tensor",
         "In {method}, write the parts into the output in the order of the ranks.",
-        (Cell("all_gather_single"),),
+        (Cell("all_gather_single", path="functional"), Cell("all_gather_single")),
         capability="all_gather_into_tensor",
     ),
     Rung(
@@ -220,6 +222,13 @@ COLLECTIVES: tuple[Rung, ...] = (
         _each("all_reduce", "lifetime", ("future-polled", "value", "then", "then-late")),
     ),
     Rung(
+        "work status",
+        "a Work that is done says so",
+        "After wait(), is_success() is True, exception() is None, and result() is the list of the tensors, or empty.",
+        program="status_of_works",
+        arguments={"trials": ["is_success() after wait()", "exception() after wait()", "result() after wait()"]},
+    ),
+    Rung(
         "new_group",
         "some of the ranks form a group of their own",
         "Only the members of a new group call `create` again, with another store; rank and world size are those within"
@@ -228,10 +237,9 @@ COLLECTIVES: tuple[Rung, ...] = (
     ),
     Rung(
         "destroyed groups",
-        "a destroyed group leaves no thread and no open file",
-        "`shutdown` of a group, which destroy_process_group calls, ends its threads and closes its connections.",
-        program="leaks",
-        arguments={"trials": ["descriptors and threads of destroyed groups"]},
+        "a destroyed group leaves no thread",
+        "destroy_process_group calls the group's `shutdown`, which ends its threads and closes its connections.",
+        program="smoke_end",
     ),
 )
 
