@@ -120,14 +120,16 @@ def _hung(late: list[Observation], observations: Mapping[int, Observation], dead
     if missing is not None:
         collective, waiting, absent = missing
         summary += f"; {collective.describe()} was issued by {ranks(waiting)} and never by {ranks(absent)}"
-    if odd := _odd_one_out(late):
-        summary += f"; {odd}"
+    odd = _odd_one_out(late)
+    if odd is not None:
+        summary += f"; rank {odd} is not where the others are (see its stack)"
+    guilty = missing[2] if missing is not None else [] if odd is None else [odd]
     return Breakage(
         summary,
         expected=f"every rank comes back within {deadline_s:g} s",
         came="; ".join(f"rank {one.rank} is in {_where(one)}" for one in late),
         advice=advice,
-        evidence="\n".join(filter(None, (_stacks(late), _other_threads(late, missing[2] if missing else [])))),
+        evidence="\n".join(filter(None, (_stacks(late), _other_threads(late, guilty)))),
     )
 
 
@@ -186,13 +188,14 @@ def _frames(observation: Observation) -> tuple[str, ...]:
     return tuple(line for line in frames if not any(part in line for part in OUR_FRAMES))[:_NUM_FRAMES]
 
 
-def _odd_one_out(late: list[Observation]) -> str:
-    """Return a phrase that names the one rank whose stack differs from that of all others; empty if there is none."""
-    places = [_frames(one) for one in late]
-    odd = [one for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
-    if len(late) < 3 or len(odd) != 1 or len(set(places)) != 2:
-        return ""
-    return f"rank {odd[0].rank} is not where the others are (see its stack)"
+def _odd_one_out(late: list[Observation]) -> int | None:
+    """Return the one rank whose threads are elsewhere than those of all others, which are in one place; else None."""
+    places = [
+        tuple(line for line in one.stack.splitlines() if line.strip() and not line.startswith(("Thread", "Current")))
+        for one in late
+    ]
+    odd = [one.rank for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
+    return odd[0] if len(late) > 2 and len(odd) == 1 and len(set(places)) == 2 else None
 
 
 def _stacks(observations: list[Observation]) -> str:

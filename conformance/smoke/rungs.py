@@ -59,7 +59,8 @@ class Rung:
 
         It is empty where that is none in particular.
         """
-        cell = next((cell for cell in self.cells if where in ("", cell.describe())), None)
+        plain = (cell for cell in self.cells if cell.path != "functional")
+        cell = next((cell for cell in self.cells if cell.describe() == where), next(plain, None))
         called = self.operation if cell is None else cell.operation
         names = METHODS.get(f"{cell.path} {called}" if cell else "", METHODS.get(called, ()))
         return next((name for name in names if hasattr(dist.ProcessGroup, name)), "")
