@@ -69,7 +69,9 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
 
     from conformance.smoke.ladder import Status, climb
 
-    console, lacking, broken = make_console(), list[str](), list[Footing]()
+    console = make_console()
+    lacking: list[str] = []
+    broken: list[Footing] = []
     with interrupted_once():
         for footing in climb(backend, ddp, world_size=world_size, deadline_s=deadline_s, keep_going=keep_going):
             _print_footing(console, footing)
@@ -84,8 +86,10 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
     options = _options(backend, ddp)
     if lacking:
         console.print(_declaration(ddp, lacking), highlight=False, markup=False, soft_wrap=True)
+    on_core = f"ddp-conformance run --profile core --fail-fast{options}"
+    by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}\nThen a DDP on it: {on_core}"
     console.print(
-        f"Every rung holds. Next, up to the first mistake: ddp-conformance run --profile core --fail-fast{options}"
+        f"Every rung holds. Next, up to the first mistake: {on_core if backend == 'gloo' else by_itself}"
         "\nWithout --fail-fast it goes on, and tells all failures by cause.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

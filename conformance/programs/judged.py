@@ -24,8 +24,12 @@ def judged(
     """Register the decorated function as program `name`; it returns the trials of a rank, which run in their order.
 
     `names` returns what the trials are called, which is known before they run. An error in a trial is what is wrong,
-    if every rank raises one; otherwise it ends the program. All ranks run it.
+    if every rank raises one; otherwise it ends the program. All ranks run it. A scenario with the argument `trials`
+    tries only those.
     """
+
+    def chosen(scenario: Scenario) -> list[str]:
+        return [called for called in names(scenario) if called in scenario.arguments.get("trials", (called,))]
 
     def made(trials: Trials) -> Program:
         def body(ctx: RankContext) -> None:
@@ -33,15 +37,15 @@ def judged(
             certain(
                 list(found) == list(names(ctx.scenario)), f"the trials of {name} are called otherwise than expected"
             )
-            for called, trial in found.items():
+            for called in chosen(ctx.scenario):
                 with ctx.phase(called):
-                    ctx.observe(called, _tried(ctx, called, trial))
+                    ctx.observe(called, _tried(ctx, called, found[called]))
 
         body.__doc__ = trials.__doc__
         registered = program(name, invariants=(), speaks_for=speaks_for, without_ddp=True)(body)
 
         def expected(scenario: Scenario) -> Mapping[int, Facts]:
-            return {rank: dict.fromkeys(names(scenario), Right()) for rank in range(scenario.world_size)}
+            return {rank: dict.fromkeys(chosen(scenario), Right()) for rank in range(scenario.world_size)}
 
         registered.expects(expected)
         return registered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -31,7 +32,8 @@ class _Installation:
     made_default: bool = False
 
     def create(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
-        created = self.backend.create(store, rank, world_size, timeout)
+        with nullcontext() if self.recorder is None else self.recorder.calling_backend():
+            created = self.backend.create(store, rank, world_size, timeout)
         self._check(created, rank, world_size)
         group = as_process_group(created, store)
         label, self.made_default = "" if self.made_default else "default", True

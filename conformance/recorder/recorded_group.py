@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -76,6 +77,9 @@ class CollectiveLog(Protocol):
     ) -> Flight:
         """Record a collective just before it is issued."""
 
+    def calling_backend(self) -> AbstractContextManager[None]:
+        """Return a context in which the backend is called: threads that start in it are the backend's."""
+
 
 class RecordedWork(dist.Work):
     """The real `Work`; it also records when somebody waits for it (or takes its future) and it completes.
@@ -83,10 +87,11 @@ class RecordedWork(dist.Work):
     `inner` is None where the backend completed the collective before it returned.
     """
 
-    def __init__(self, inner: dist.Work | None, flights: Sequence[Flight]) -> None:
+    def __init__(self, inner: dist.Work | None, flights: Sequence[Flight], log: CollectiveLog) -> None:
         """Wrap `inner`, the Work of `flights`: several if they were coalesced into one."""
         super().__init__()
         self._inner = inner
+        self._log = log
         self._flights = flights
         if inner is None:
             self._land()
@@ -97,7 +102,8 @@ class RecordedWork(dist.Work):
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait as the real work does; raises what it raises."""
-        done = True if self._inner is None else self._inner.wait(*args, **kwargs)
+        with self._log.calling_backend():
+            done = True if self._inner is None else self._inner.wait(*args, **kwargs)
         self._land()
         return done
 
@@ -126,7 +132,8 @@ class RecordedWork(dist.Work):
             future: torch.futures.Future[Any] = torch.futures.Future()
             future.set_result([])
             return future
-        future = self._inner.get_future()
+        with self._log.calling_backend():
+            future = self._inner.get_future()
         for flight in self._flights:
             flight.poll = future.done
         return future
@@ -214,21 +221,24 @@ class RecordedGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device_type: torch.device) -> RecordedWork:
         flights, self._coalescing = self._coalescing or [], None
-        return self._watched(self.inner._end_coalescing(device_type), flights)
+        with self._log.calling_backend():
+            work = self.inner._end_coalescing(device_type)
+        return self._watched(work, flights)
 
     def _issue(self, method: str, op: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes, dtypes = _describe(args, kwargs, position)
         reduce_op, root = _options(op, args, kwargs)
         self._members = self._members or tuple(sorted(_world.pg_group_ranks.get(self, ())))  # once torch knows them
         flight = self._log.issue(op, self._label, shapes, dtypes, reduce_op, root, self._members)
-        work = getattr(self.inner, method)(*args, **kwargs)
+        with self._log.calling_backend():
+            work = getattr(self.inner, method)(*args, **kwargs)
         if self._coalescing is not None:
             self._coalescing.append(flight)
             return work
         return self._watched(work, (flight,))
 
     def _watched(self, work: Any, flights: Sequence[Flight]) -> RecordedWork:
-        watched = RecordedWork(work, flights)
+        watched = RecordedWork(work, flights, self._log)
         if work is not None:
             for flight in flights:
                 flight.completed = work.is_completed

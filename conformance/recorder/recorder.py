@@ -7,9 +7,11 @@ a new history. This module does not communicate; the groups do (`recorded_group`
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
@@ -40,6 +42,17 @@ class Recorder:
         self._open: list[Flight] = []
         self._indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._phase, self._step, self._sync = "", -1, True
+        #: The Python threads that calls into the backend have started: a pool may start them when it needs them.
+        self.backend_threads: set[threading.Thread] = set()
+
+    @contextmanager
+    def calling_backend(self) -> Iterator[None]:
+        """Count the threads that start in this block among the backend's."""
+        before = set(threading.enumerate())
+        try:
+            yield
+        finally:
+            self.backend_threads.update(thread for thread in threading.enumerate() if thread not in before)
 
     def entered(self, phase: str, step: int, sync: bool) -> None:
         """Record the program's phase from here on; drop landed flights, so that their tensors can be freed."""

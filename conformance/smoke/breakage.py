@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from conformance.checkers.explanation import ranks, shorten
 from conformance.checkers.facts import WrongFact, wrong_facts
 from conformance.checkers.fate import OUR_FRAMES, missing_from
-from conformance.models.traced_blocks import read_block
 from conformance.observation import Facts, Observation
 from conformance.own_mistake import present
-from conformance.smoke.programs.arrivals import LATER
 from conformance.truth.difference import kind, show
-from conformance.truth.expected import mismatch
+from conformance.truth.expected import Right
 
 #: What torch says when a group in Python lacks a method, and it has no backend in C++ to ask.
 _NO_METHOD = "No backend type associated with device type"
+#: How a rank that judges for itself begins what it says of an error that every rank raised.
+_RAISED = "raised "
 _NUM_FRAMES = 6
 _TRACEBACK_LINES = 6
 _STDERR_LINES = 6
@@ -30,7 +30,7 @@ _NUM_VALUES = 12
 class Breakage:
     """Why a rung broke: a sentence that names the ranks, what was expected, what came, what to do, and evidence.
 
-    `wrong_value` tells that every rank came back, with something else than it should have.
+    `refused` tells that every rank raised an error, and nothing else went wrong.
     """
 
     summary: str
@@ -38,7 +38,7 @@ class Breakage:
     came: str = ""
     advice: str = ""
     evidence: str = ""
-    wrong_value: bool = False
+    refused: bool = False
 
 
 def find_breakage(
@@ -47,11 +47,11 @@ def find_breakage(
     *,
     deadline_s: float,
     advice: str,
-    method: str = "",
+    method: Callable[[str], str] = lambda where: "",
 ) -> Breakage | None:
     """Return the most severe thing that went wrong on any rank; None if every rank observed what it must.
 
-    `method` is the method of the process group that torch calls in this rung, if it is one in particular.
+    `method` returns the method of the process group that torch calls in a cell or trial, if it is one in particular.
     """
     seen = [observations[rank] for rank in sorted(observations)]
     if dead := [one for one in seen if one.fate.kind in ("killed", "exited")]:
@@ -63,7 +63,7 @@ def find_breakage(
     if declined := [one for one in seen if one.unsupported]:
         return Breakage(f"{ranks(one.rank for one in declined)} declined: {declined[0].unsupported}", advice=advice)
     wrong = wrong_facts(expected or {}, {one.rank: one.facts for one in seen})
-    return _wrong(wrong, expected or {}, observations, advice) if wrong else None
+    return _wrong(wrong, expected or {}, observations, advice, method) if wrong else None
 
 
 def _died(dead: list[Observation], advice: str) -> Breakage:
@@ -77,16 +77,22 @@ def _died(dead: list[Observation], advice: str) -> Breakage:
     )
 
 
-def _raised(raised: list[Observation], num_ranks: int, advice: str, method: str) -> Breakage:
+def _lacks(method: str, who: str, error: str, advice: str, *, refused: bool) -> Breakage:
+    return Breakage(
+        f"the process group of {who} has no method {method}, which this torch calls",
+        expected=f"the class that `create` returns defines {method}",
+        came=f"torch looked for a C++ backend instead: {shorten(error)}",
+        advice=advice,
+        refused=refused,
+    )
+
+
+def _raised(raised: list[Observation], num_ranks: int, advice: str, method: Callable[[str], str]) -> Breakage:
     first, error = raised[0], present(raised[0].raised)
     who = "every rank" if len(raised) == num_ranks > 1 else ranks(one.rank for one in raised)
-    if method and _NO_METHOD in error.message:
-        return Breakage(
-            f"the process group of {who} has no method {method}, which this torch calls",
-            expected=f"the class that `create` returns defines {method}",
-            came=f"torch looked for a C++ backend instead: {shorten(str(error))}",
-            advice=advice,
-        )
+    refused = len(raised) == num_ranks
+    if _NO_METHOD in error.message and (lacking := method(first.phase)):
+        return _lacks(lacking, who, str(error), advice, refused=refused)
     explains_itself = "ConformanceError" in error.bases
     traceback = [] if explains_itself else [line for line in error.traceback.splitlines() if line.strip()]
     return Breakage(
@@ -97,6 +103,7 @@ def _raised(raised: list[Observation], num_ranks: int, advice: str, method: str)
         evidence="\n".join(
             [f"End of rank {first.rank}'s traceback:", *traceback[-_TRACEBACK_LINES:]] if traceback else []
         ),
+        refused=refused,
     )
 
 
@@ -113,44 +120,46 @@ def _hung(late: list[Observation], observations: Mapping[int, Observation], dead
     if missing is not None:
         collective, waiting, absent = missing
         summary += f"; {collective.describe()} was issued by {ranks(waiting)} and never by {ranks(absent)}"
-    if odd := _odd_one_out(late):
-        summary += f"; {odd}"
+    odd = _odd_one_out(late)
+    if odd is not None:
+        summary += f"; rank {odd} is not where the others are (see its stack)"
+    guilty = missing[2] if missing is not None else [] if odd is None else [odd]
     return Breakage(
         summary,
         expected=f"every rank comes back within {deadline_s:g} s",
         came="; ".join(f"rank {one.rank} is in {_where(one)}" for one in late),
         advice=advice,
-        evidence="\n".join(filter(None, (_stacks(late), _other_threads(late, missing[2] if missing else [])))),
+        evidence="\n".join(filter(None, (_stacks(late), _other_threads(late, guilty)))),
     )
 
 
 def _wrong(
-    wrong: list[WrongFact], expected: Mapping[int, Facts], observations: Mapping[int, Observation], advice: str
+    wrong: list[WrongFact],
+    expected: Mapping[int, Facts],
+    observations: Mapping[int, Observation],
+    advice: str,
+    method: Callable[[str], str],
 ) -> Breakage:
-    first = wrong[0]
-    culprits = [fact.rank for fact in wrong if fact.name == first.name]
-    right = [rank for rank in observations if first.name in expected[rank] and rank not in culprits]
-    summary = f"{first.name}: wrong on {ranks(culprits)}" + (f", right on {ranks(right)}" if right else "")
-    facts = observations[first.rank].facts
-    if first.name not in facts:
-        return Breakage(summary, _values(expected[first.rank][first.name]), "nothing", advice)
-    came = facts[first.name]
-    reading = _reading(came, len(observations))
-    later = [rank for rank in culprits if _came_later(first.name, expected[rank], observations[rank].facts)]
-    if later == culprits:
-        summary += f"; the right value came later: wait() returned too early on {ranks(later)}"
+    name, first = wrong[0].name, wrong[0].rank
+    culprits = [fact.rank for fact in wrong if fact.name == name]
+    right = [rank for rank in observations if name in expected[rank] and rank not in culprits]
+    place = f"wrong on {ranks(culprits)}" + (f", right on {ranks(right)}" if right else "")
+    if not isinstance(expected[first][name], Right):
+        value = observations[first].facts.get(name)
+        came = "nothing" if value is None else f"{_values(value)} on rank {first}"
+        return Breakage(f"{name}: {place}", _values(expected[first][name]), came, advice)
+    clauses = {rank: str(observations[rank].facts.get(name, "nothing")) for rank in culprits}
+    clause, who = clauses[first], ranks(culprits) if right else "every rank"
+    refused = all(str(observations[fact.rank].facts.get(fact.name)).startswith(_RAISED) for fact in wrong)
+    if _NO_METHOD in clause and (lacking := method(name)):
+        return _lacks(lacking, who, clause.removeprefix(_RAISED), advice, refused=refused)
+    raised = f"{who} raised in {name}: {clause.removeprefix(_RAISED)}"
     return Breakage(
-        summary,
-        wrong_value=True,
-        expected=_values(expected[first.rank][first.name]),
-        came=f"{_values(came)} on rank {first.rank}{reading}",
+        raised if clause.startswith(_RAISED) else f"{name}: {place}: {clause}",
+        came="\n".join(f"rank {rank}: {said}" for rank, said in clauses.items()),
         advice=advice,
+        refused=refused,
     )
-
-
-def _came_later(name: str, expected: Facts, observed: Facts) -> bool:
-    later = name + LATER
-    return later in observed and not mismatch(expected[name], observed[later])
 
 
 def _where(observation: Observation) -> str:
@@ -171,20 +180,6 @@ def _number(number: Any) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def _reading(value: Any, world_size: int) -> str:
-    """Return whose block a wrong tensor holds, if it holds one; else an empty text."""
-    if not isinstance(value, Tensor):
-        return ""
-    if (value == -1).all():
-        return ": what the tensor held before, nothing was written"
-    found = read_block(value, world_size)
-    if found is None:
-        return ""
-    source, destination = found
-    whose = f"rank {source}'s own block" if source == destination else f"rank {source}'s block for rank {destination}"
-    return f": {whose}"
-
-
 def _frames(observation: Observation) -> tuple[str, ...]:
     """Return the innermost frames of the main thread; faulthandler prints it last, with the latest call first."""
     lines = observation.stack.splitlines()
@@ -193,13 +188,14 @@ def _frames(observation: Observation) -> tuple[str, ...]:
     return tuple(line for line in frames if not any(part in line for part in OUR_FRAMES))[:_NUM_FRAMES]
 
 
-def _odd_one_out(late: list[Observation]) -> str:
-    """Return a phrase that names the one rank whose stack differs from that of all others; empty if there is none."""
-    places = [_frames(one) for one in late]
-    odd = [one for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
-    if len(late) < 3 or len(odd) != 1 or len(set(places)) != 2:
-        return ""
-    return f"rank {odd[0].rank} is not where the others are (see its stack)"
+def _odd_one_out(late: list[Observation]) -> int | None:
+    """Return the one rank whose threads are elsewhere than those of all others, which are in one place; else None."""
+    places = [
+        tuple(line for line in one.stack.splitlines() if line.strip() and not line.startswith(("Thread", "Current")))
+        for one in late
+    ]
+    odd = [one.rank for one, place in zip(late, places, strict=True) if place and places.count(place) == 1]
+    return odd[0] if len(late) > 2 and len(odd) == 1 and len(set(places)) == 2 else None
 
 
 def _stacks(observations: list[Observation]) -> str:

@@ -32,26 +32,24 @@ DEFAULT_WORLD_SIZE = 3
 #: Short, because the backend or DDP has not declared that this works.
 _UNDECLARED_DEADLINE_S = 5.0
 
-#: So long a rung that broke waits for values that `wait()` has promised already.
-_LINGER_S = 0.5
-
 _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
     " world size, on every rank."
 )
-_ALONE = Rung("factory", "one rank alone gets a process group", _CREATE_ADVICE, "smoke_presence")
+_ALONE = Rung("factory", "one rank alone gets a process group", _CREATE_ADVICE, program="smoke_presence")
 _TOGETHER = Rung(
     "rendezvous",
     "all ranks get a process group that knows who they are",
     f"{_CREATE_ADVICE} Ranks find each other through the store: what one sets, the others can wait for.",
-    "smoke_presence",
+    program="smoke_presence",
 )
 _NAMED = Rung(
     "name",
-    "the group names its backend",
-    "A process group in Python returns the backend's name in getBackendName. Without it torch calls the backend"
-    " 'undefined', and whatever asks dist.get_backend(group) goes wrong.",
-    "smoke_name",
+    "the group knows its backend's name and its own",
+    "A process group in Python returns the backend's name in getBackendName, and in getGroupName the name that torch"
+    " gives by setGroupName. Without the first torch calls the backend 'undefined', and whatever asks"
+    " dist.get_backend(group) goes wrong; without the others functional collectives and destroy_process_group raise.",
+    program="smoke_name",
 )
 
 
@@ -153,27 +151,18 @@ class _Climber:
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         started = time.perf_counter()
-        found, observations = self._try(rung, world_size, subject)
-        duration_ms = (time.perf_counter() - started) * 1000
-        if found is not None and found.wrong_value:  # does the right value come, only later than wait() says?
-            again, _ = self._try(rung, world_size, subject, linger_s=_LINGER_S)
-            found = again or found
-        declared = not rung.capability or rung.capability in self._backend.capabilities
-        name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
-        status, detail = _judge(rung, found, declared, all(one.raised for one in observations.values()))
-        return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
-
-    def _try(
-        self, rung: Rung, world_size: int, subject: Subject, linger_s: float = 0.0
-    ) -> tuple[Breakage | None, Mapping[int, Observation]]:
-        scenario = rung.scenario(world_size, self._deadline_s, linger_s)
+        scenario = rung.scenario(world_size, self._deadline_s)
         expected = self._controller.expect(scenario)
         observations = self._controller.run(scenario, subject)
         found = find_breakage(
             observations, _facts(expected, observations), deadline_s=self._deadline_s, advice=rung.hint,
             method=rung.method,
         )  # fmt: skip
-        return found, observations
+        duration_ms = (time.perf_counter() - started) * 1000
+        declared = not rung.capability or rung.capability in self._backend.capabilities
+        name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
+        status, detail = _judge(rung, found, declared)
+        return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
 
     def try_undeclared(self, capability: str, subject: Subject) -> Iterator[Footing]:
         """Yield the result of the first scenario that needs `capability`, which `subject` does not declare.
@@ -241,12 +230,12 @@ def _facts(expected: Pending[Mapping[int, Facts]], observations: Mapping[int, Ob
         return {}
 
 
-def _judge(rung: Rung, found: Breakage | None, declared: bool, refused: bool) -> tuple[Status, str]:
+def _judge(rung: Rung, found: Breakage | None, declared: bool) -> tuple[Status, str]:
     if declared:
         return (Status.HOLDS, "") if found is None else (Status.BROKEN, found.summary)
     if found is None:
         return Status.UNDECLARED, f"works: add {rung.capability!r} to the capabilities to be judged by it"
-    if refused:
+    if found.refused:
         return Status.ABSENT, f"{rung.capability!r} is not declared, and refused with an error"
     return Status.UNCLEAN, f"{rung.capability!r} is not declared; a clean error would be better: {found.summary}"
 

@@ -1,51 +1,96 @@
-"""The rungs of the smoke ladder, in order: what each checks, and what to do when it breaks."""
+"""The rungs of the smoke ladder, in order: what each checks, and what to do when it breaks.
+
+They are the first page of profile `backend`: cells of its operations, and trials of its programs, the easiest first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
 
+from conformance.programs.operations.cell import Cell
 from conformance.scenario import Scenario, Step
-from conformance.smoke.programs.arrivals import LINGER
+
+#: By what names versions of torch call the process group's method for an operation, the latest first.
+METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "all_reduce": ("allreduce",),
+        "broadcast": ("broadcast",),
+        "all_gather": ("allgather",),
+        "all_gather_single": ("all_gather_single", "_allgather_base"),
+        "functional all_gather_single": ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        "reduce_scatter": ("reduce_scatter",),
+        "reduce_scatter_single": ("reduce_scatter_single", "_reduce_scatter_base"),
+        "all_to_all": ("alltoall",),
+        "all_to_all_single": ("all_to_all_single", "alltoall_base"),
+        "all_to_all_uneven": ("all_to_all_single", "alltoall_base"),
+        "gather": ("gather",),
+        "scatter": ("scatter",),
+        "send_recv": ("send",),
+        "all_reduce_coalesced": ("allreduce_coalesced",),
+        "barrier": ("barrier",),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One check of a backend, by one program that every rank runs.
+    """One check of a backend: cells of its operations, or another program that every rank runs.
 
     `asks` states what must be true, `advice` what to look at if it is not. `capability` is the one that a backend
-    declares for it; if it is empty, every DDP needs the rung. `methods` are the names by which versions of torch call
-    the group's method, the latest first.
+    declares for it; if it is empty, every DDP needs the rung. `operation` is what a rung without cells is about.
     """
 
     name: str
     asks: str
     advice: str
-    program: str
+    cells: tuple[Cell, ...] = ()
+    program: str = "operation_cells"
     capability: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    methods: tuple[str, ...] = ()
+    operation: str = ""
 
-    @property
-    def method(self) -> str:
-        """The method of a process group that the installed torch calls here; empty if it is none in particular."""
-        return next((name for name in self.methods if hasattr(dist.ProcessGroup, name)), "")
+    def method(self, where: str = "") -> str:
+        """Return the method that the installed torch calls in the cell or trial called `where`; the first by default.
+
+        It is empty where that is none in particular.
+        """
+        plain = (cell for cell in self.cells if cell.path != "functional")
+        cell = next((cell for cell in self.cells if cell.describe() == where), next(plain, None))
+        called = self.operation if cell is None else cell.operation
+        names = METHODS.get(f"{cell.path} {called}" if cell else "", METHODS.get(called, ()))
+        return next((name for name in names if hasattr(dist.ProcessGroup, name)), "")
 
     @property
     def hint(self) -> str:
         """What to look at, with the method that the installed torch calls."""
-        return self.advice.replace("{method}", self.method)
+        return self.advice.replace("{method}", self.method())
 
-    def scenario(self, world_size: int, deadline_s: float, linger_s: float = 0.0) -> Scenario:
-        """Return what the ranks run; with `linger_s` they look at what arrived once more, that much later."""
+    def scenario(self, world_size: int, deadline_s: float) -> Scenario:
+        """Return what the ranks run; cells are left out that so few ranks cannot try."""
+        arguments = dict(self.arguments)
+        if self.cells:
+            arguments["cells"] = [cell.to_json() for cell in self.cells if _is_possible(cell, world_size)]
         return Scenario(
-            f"smoke/{self.name}", ("SMOKE",), self.program, "mlp", world_size,
-            arguments={**self.arguments, **({LINGER: linger_s} if linger_s else {})},
-            min_collectives=0, deadline_s=deadline_s, schedule=(Step(),),
+            f"smoke/{self.name}", ("SMOKE",), self.program, "mlp", world_size, arguments=arguments,
+            min_collectives=0, deadline_s=deadline_s, schedule=(Step(),), recorded=self.program == "train",
         )  # fmt: skip
+
+
+def _is_possible(cell: Cell, world_size: int) -> bool:
+    return cell.root < world_size and not (world_size == 1 and cell.what.of_pairs)
+
+
+def _from_every_root(*operations: str) -> tuple[Cell, ...]:
+    return tuple(Cell(operation, root=root) for operation in operations for root in range(3))
+
+
+def _each(operation: str, axis: str, values: Iterable[Any], **others: Any) -> tuple[Cell, ...]:
+    return tuple(Cell(operation, **{axis: value}, **others) for value in values)
 
 
 def _dtype(name: str) -> Rung:
@@ -53,9 +98,8 @@ def _dtype(name: str) -> Rung:
         f"all_reduce {name}",
         f"a sum of {name} tensors is exact",
         f"Sum in {name}, or leave {name} out of the capabilities.",
-        "smoke_all_reduce_dtype",
+        (Cell("all_reduce", name),),
         capability=name,
-        arguments={"dtype": name},
     )
 
 
@@ -65,104 +109,98 @@ COLLECTIVES: tuple[Rung, ...] = (
         "every rank gets what the root has",
         "In broadcast, the root sends its tensor and every other rank receives into the tensor that it passed; the root"
         " is opts.rootRank. Its Work, like every Work, has a wait() that returns once the tensor is there.",
-        "smoke_broadcast",
-        methods=("broadcast",),
+        _from_every_root("broadcast"),
     ),
     Rung(
         "all_reduce",
         "every rank gets the sum of what all ranks pass, in place",
         "In allreduce, every rank's tensor must end up with the same sum, written into the tensor that was passed.",
-        "smoke_all_reduce",
-        methods=("allreduce",),
+        _each("all_reduce", "dtype", ("float32", "float64", "int32", "int64")),
     ),
     Rung(
         "all_reduce sizes",
         "odd and large tensors are summed, every element of them",
         "In allreduce, look at how a tensor is cut into pieces, and at the last piece.",
-        "smoke_all_reduce_sizes",
-        methods=("allreduce",),
+        _each("all_reduce", "numel", (1, 1_009, 65_537, 1_048_583)),  # primes, and more than anybody sends in one piece
     ),
     Rung(
         "all_reduce max/min",
         "all_reduce honours reductions other than SUM",
         "In allreduce, look at opts.reduceOp: joining uneven inputs needs MAX.",
-        "smoke_all_reduce_extrema",
+        _each("all_reduce", "op", ("MAX", "MIN"), dtype="int64"),
     ),
     Rung(
         "all_reduce avg",
         "AVG is the sum divided by the world size",
         "In allreduce, divide by the world size after summing when opts.reduceOp is AVG, or leave avg out of the"
         " capabilities.",
-        "smoke_all_reduce_avg",
+        (Cell("all_reduce", op="AVG"),),
         capability="avg",
     ),
     Rung(
         "all_gather",
         "every rank gets every rank's tensor, by rank",
         "In allgather, slot r of the output list belongs to rank r, on every rank.",
-        "smoke_all_gather",
-        methods=("allgather",),
+        (Cell("all_gather"),),
     ),
     Rung(
         "all_gather_into_tensor",
         "the same, into one tensor",
         "In {method}, write the parts into the output in the order of the ranks.",
-        "smoke_all_gather_into_tensor",
-        methods=("all_gather_single", "_allgather_base"),
+        (Cell("all_gather_single", path="functional"), Cell("all_gather_single")),
         capability="all_gather_into_tensor",
     ),
     Rung(
         "reduce_scatter",
         "rank r gets the sum of every rank's part r",
-        "In {method}, rank r keeps the sum of part r of every input.",
-        "smoke_reduce_scatter",
-        methods=("reduce_scatter_single", "_reduce_scatter_base"),
+        "In reduce_scatter and {method}, rank r keeps the sum of part r of every input.",
+        (Cell("reduce_scatter_single"), Cell("reduce_scatter")),
         capability="reduce_scatter",
     ),
     Rung(
         "all_to_all",
         "part d of rank s's input is part s of rank d's output",
-        "In {method}, what rank s has at place d goes to rank d, and to place s there; empty lists of split sizes"
-        " mean equal parts.",
-        "smoke_all_to_all",
-        methods=("all_to_all_single", "alltoall_base"),
+        "In alltoall and {method}, what rank s has at place d goes to rank d, and to place s there; empty lists of"
+        " split sizes mean equal parts.",
+        (Cell("all_to_all_single"), Cell("all_to_all_uneven"), Cell("all_to_all")),
         capability="all_to_all",
     ),
     Rung(
         "gather/scatter",
         "the root collects from, and deals out to, every rank",
         "In gather and scatter, only the root passes a list; place r of it belongs to rank r.",
-        "smoke_gather_scatter",
+        _from_every_root("gather", "scatter"),
         capability="gather_scatter",
     ),
     Rung(
         "send/recv",
         "a rank receives what its neighbour sends",
         "The rank that send and recv take is the peer's; one rank must be able to send and receive at once.",
-        "smoke_send_recv",
+        (Cell("send_recv"),),
         capability="send_recv",
     ),
     Rung(
         "barrier",
         "no rank leaves before every rank has entered",
         "In barrier, wait() must not return before every rank has called barrier.",
-        "smoke_barrier",
-        methods=("barrier",),
+        program="barriers",
+        arguments={"trials": ["barrier"]},
+        operation="barrier",
     ),
     Rung(
         "coalesced",
         "several tensors are summed in one call",
         "In allreduce_coalesced, reduce every tensor of the list, whatever their sizes.",
-        "smoke_all_reduce_coalesced",
-        methods=("allreduce_coalesced",),
+        (Cell("all_reduce_coalesced", path="group"),),
         capability="coalesced",
     ),
     Rung(
         "all_reduce sparse",
         "sparse tensors are summed row by row",
         "In allreduce, reduce tensors of layout torch.sparse_coo too, or leave sparse out of the capabilities.",
-        "smoke_all_reduce_sparse",
+        program="smoke_sparse",
         capability="sparse",
+        operation="all_reduce",
     ),
     _dtype("float16"),
     _dtype("bfloat16"),
@@ -172,21 +210,37 @@ COLLECTIVES: tuple[Rung, ...] = (
         "several collectives may be in flight, and be waited for in any order",
         "Each call returns a Work of its own; wait() returns once that collective is done, and is_completed() is True"
         " from then on.",
-        "smoke_async",
+        (
+            Cell("all_reduce", lifetime="wait", neighbour="in-flight"),
+            *_each("all_reduce", "lifetime", ("wait-late", "polled", "wait-twice")),
+        ),
     ),
     Rung(
         "futures",
         "a Work's future is completed with the tensors",
         "Work.get_future() must return a torch.futures.Future that is completed, with the list of the tensors, when the"
         " collective is: DDPs wait for buckets by their futures.",
-        "smoke_future",
+        _each("all_reduce", "lifetime", ("future-polled", "value", "then", "then-late")),
+    ),
+    Rung(
+        "work status",
+        "a Work that is done says so",
+        "After wait(), is_success() is True, exception() is None, and result() is the list of the tensors, or empty.",
+        program="status_of_works",
+        arguments={"trials": ["is_success() after wait()", "exception() after wait()", "result() after wait()"]},
     ),
     Rung(
         "new_group",
         "some of the ranks form a group of their own",
         "Only the members of a new group call `create` again, with another store; rank and world size are those within"
-        " the new group. `shutdown` of a destroyed group ends its threads.",
-        "smoke_new_group",
+        " the new group.",
+        (*_each("all_reduce", "group", ("without-0", "ends")), Cell("broadcast", root=1, group="without-0")),
+    ),
+    Rung(
+        "destroyed groups",
+        "a destroyed group leaves no thread",
+        "destroy_process_group calls the group's `shutdown`, which ends its threads and closes its connections.",
+        program="smoke_end",
     ),
 )
 
@@ -195,5 +249,5 @@ STEP = Rung(
     "after one step of {ddp} every rank has the mean of the gradients",
     "All collectives below work, so look at how this DDP uses them: the timing of wait() and of futures, and"
     " tensors that are views into a larger one.",
-    "train",
+    program="train",
 )

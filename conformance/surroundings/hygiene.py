@@ -23,7 +23,7 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, partial
 from itertools import product
 
@@ -267,6 +267,13 @@ def _children() -> dict[str, str]:
     except ChildProcessError:
         return {}
     return {str(number): name for number, name in children_of(os.getpid()).items()}
+
+
+def knowing(before: Surroundings, threads: Iterable[threading.Thread]) -> Surroundings:
+    """Return `before` as if these `threads` had been there, so that nobody is blamed for them."""
+    known = before["thread"]
+    assert isinstance(known, dict)  # noqa: S101 - our own mistake
+    return {**before, "thread": {**known, **{str(thread.ident): thread.name for thread in threads}}}
 
 
 def traces(before: Surroundings) -> tuple[str, ...]:

@@ -60,6 +60,16 @@ def test_what_every_wrapper_keeps_is_a_failure(controller: Controller) -> None:
     assert "thread left behind" in result.summary
 
 
+@pytest.mark.parametrize(("subject", "verdict"), [("Flattens", "PASS"), ("StartsAThread", "FAIL")])
+def test_a_ddp_is_not_blamed_for_the_threads_of_the_backend(subject: str, verdict: str) -> None:
+    lazy = get_backend("conformance.tests.lazy_pool:LAZY_POOL")
+    with Controller(lazy) as controller:
+        runner = ScenarioRunner(SUBJECTS[subject], lazy, controller, native=False)
+        result = runner.run(SCENARIOS["compatibility/COMPAT-12/used-world2"]).subject
+    assert result.verdict.value == verdict, result.summary
+    assert "worker of the pool" not in result.summary
+
+
 def test_agreeing_once_is_excepted_and_no_more(controller: Controller) -> None:
     result = run(controller, "AgreesTwice", "buffers/BUFFER-09/no-buffers-world2")
     assert result.verdict.value == "FAIL"

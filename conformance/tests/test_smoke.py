@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from conformance.cli import main
 from conformance.cli.smoke import _declaration
 from conformance.history import Collective
-from conformance.models.traced_blocks import block, read_block, summands
 from conformance.observation import Ending, Observation, Raised
+from conformance.programs.operations.cell import Cell
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
-from conformance.smoke.programs.arrivals import LATER
-from conformance.smoke.rungs import COLLECTIVES
+from conformance.smoke.rungs import COLLECTIVES, Rung
 from conformance.subjects.subject import CAPABILITIES
 from conformance.tests.busy_machine import at_this_load
+from conformance.truth.expected import Right
 from conformance.workers.zygote_process import ZygoteProcess
 
 BROKEN = "broken_backends"
@@ -58,10 +58,9 @@ def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
     assert result.exit_code == 1, result.output
     assert footings(result.output)[-1] == ("BROKEN", "all_reduce")
     for line in (
-        "all_reduce SUM of float32: wrong on rank 1, right on ranks 0 and 2",
+        "all_reduce SUM of float32, 7 elements: wrong on rank 1, right on ranks 0 and 2: the result: 7 of 7 elements",
         "asked       every rank gets the sum of what all ranks pass, in place",
-        "expected    [6, 9, 12, 15] (4 float32)",
-        "came        [7, 10, 13, 16] (4 float32) on rank 1",
+        "came        rank 1: the result: 7 of 7 elements are wrong, the first at [0]: expected -1111763.0",
         "do          In allreduce, every rank's tensor must end up with the same sum",
     ):
         assert line in result.output
@@ -80,28 +79,28 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
         pytest.param(
             "STUCK_BROADCAST",
             "broadcast",
-            "no rank came back from broadcast #0 (4 x float32) within {deadline_s} s",
-            "rank 1 is in broadcast #0 (4 x float32)",
+            "no rank came back from broadcast of float32, 7 elements, root 0 within {deadline_s} s",
+            "rank 1 is in broadcast of float32, 7 elements, root 0",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
             "NO_FUTURE",
             "futures",
-            "no rank came back from future.wait() after all_reduce #0 (4 x float32, sum) within {deadline_s} s",
-            "rank 0 is in future.wait() after all_reduce #0",
+            "all_reduce SUM of float32, 7 elements, lifetime future-polled: wrong on ranks 0, 1 and 2: the future was",
+            "rank 0: the future was still not done after 3 s, although every rank had called",
             marks=pytest.mark.nightly,
         ),
         (
             "MISROUTED_ALL_TO_ALL",
             "all_to_all",
-            "all_to_all_single, from rank 0: wrong on ranks 0, 1 and 2",
-            "[1010, 1011, 1012, 1013] (4 float32) on rank 0: rank 0's block for rank 1",
+            "all_to_all_single of float32, 7 elements: wrong on ranks 0, 1 and 2: the result: 21 of 21 elements are",
+            "the part in which it is holds what rank 0 has for rank 1",
         ),
         (
             "EMPTY_BARRIER",
             "barrier",
-            "stayed in the barrier until every rank had entered it: wrong on rank",
-            "False on rank",
+            "barrier: wrong on ranks 0, 1 and 2: left the barrier before rank 2 had come",
+            "rank 2: rank 0 left the barrier before rank 2 had come",
         ),
         (
             "NO_GROUP_ON_RANK_1",
@@ -220,23 +219,6 @@ def test_more_ranks_than_the_backend_serves_are_a_mistake_in_the_question() -> N
     assert "serves at most 2 rank(s) here, got world size 3" in result.stderr
 
 
-def test_blocks_tell_who_sent_them_to_whom() -> None:
-    for world_size in (2, 3, 12):
-        for source in range(world_size):
-            for destination in range(world_size):
-                values = block(source, destination, world_size)
-                assert read_block(values, world_size) == (source, destination)
-                assert read_block(values[:1], world_size) == (source, destination)
-    assert block(2, 1, 3).tolist() == [1210, 1211, 1212, 1213]
-    assert read_block(torch.full((4,), -1.0), 3) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int32])
-def test_sums_are_exact_in_every_dtype(dtype: torch.dtype) -> None:
-    total = torch.stack([summands(rank, dtype) for rank in range(16)]).sum(0)
-    assert total.to(torch.complex64).tolist() == [136, 152, 168, 184]
-
-
 ISSUED = Collective(0, "all_reduce", "default", ((4,),), ("float32",), "sum", phase="start", finished=False)
 
 
@@ -297,35 +279,46 @@ def test_the_rank_that_is_elsewhere_is_named() -> None:
     assert found.evidence.startswith('Stack of rank 2, the latest call first:\n  File "other.py"')
 
 
-def test_a_tensor_that_was_never_written_is_recognised() -> None:
-    found = broken_by(Observation(0, Ending("returned"), facts={"sum": torch.full((2,), -1.0)}))
-    assert found.came == "[-1, -1] (2 float32) on rank 0: what the tensor held before, nothing was written"
+CELL = Cell("all_gather_single").describe()
 
 
-def test_a_right_value_that_came_after_wait_is_told_from_a_wrong_one() -> None:
-    expected = {0: {"sum": torch.tensor([6.0])}}
-    late = {"sum": torch.tensor([1.0]), f"sum{LATER}": torch.tensor([6.0])}
-    wrong = {"sum": torch.tensor([1.0]), f"sum{LATER}": torch.tensor([1.0])}
-    summaries = []
-    for facts in (late, wrong):
-        found = find_breakage({0: Observation(0, Ending("returned"), facts)}, expected, deadline_s=30, advice="")
-        assert found is not None
-        assert found.wrong_value
-        summaries.append(found.summary)
-    assert summaries == [
-        "sum: wrong on rank 0; the right value came later: wait() returned too early on rank 0", "sum: wrong on rank 0",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "summary", "refused"),
+    [
+        (("", "", ""), "", False),
+        (("it holds 3", "", "it holds 4"), f"{CELL}: wrong on ranks 0 and 2, right on rank 1: it holds 3", False),
+        (("raised ValueError: no",) * 3, f"every rank raised in {CELL}: ValueError: no", True),
+        (
+            ("raised RuntimeError: No backend type associated with device type cpu",) * 3,
+            "the process group of every rank has no method all_gather_single, which this torch calls",
+            True,
+        ),
+    ],
+)
+def test_what_ranks_say_of_a_cell_is_the_sentence(said: tuple[str, ...], summary: str, *, refused: bool) -> None:
+    seen = {rank: Observation(rank, Ending("returned"), {CELL: clause}) for rank, clause in enumerate(said)}
+    rung = Rung("name", "asks", "advice", (Cell("all_gather_single"),))
+    expected = {rank: {CELL: Right()} for rank in seen}
+    found = find_breakage(seen, expected, deadline_s=30, advice="", method=rung.method)
+    assert (found.summary, found.refused) == (summary, refused) if found is not None else summary == ""
+
+
+@pytest.mark.parametrize("rung", COLLECTIVES, ids=lambda rung: rung.name)
+def test_a_rung_needs_no_more_than_its_capability(rung: Rung) -> None:
+    for cell in rung.cells:
+        assert cell.is_possible
+        assert cell.needs <= {rung.capability}
 
 
 def test_a_method_that_a_group_in_python_lacks_is_named_as_torch_calls_it() -> None:
     message = "No backend type associated with device type cpu"
     raised = Observation(0, Ending("raised"), raised=Raised("RuntimeError", ("RuntimeError",), message, "a traceback"))
     rung = next(rung for rung in COLLECTIVES if rung.name == "all_gather_into_tensor")
-    assert hasattr(dist.ProcessGroup, rung.method)
-    assert rung.method in rung.hint
+    assert hasattr(dist.ProcessGroup, rung.method())
+    assert rung.method() in rung.hint
     found = find_breakage({0: raised}, None, deadline_s=30, advice=rung.hint, method=rung.method)
     assert found is not None
-    assert found.summary == f"the process group of rank 0 has no method {rung.method}, which this torch calls"
+    assert found.summary == f"the process group of rank 0 has no method {rung.method()}, which this torch calls"
     assert found.evidence == ""
 
 

@@ -20,7 +20,9 @@ from conformance.workers.zygote_process import ZygoteProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "smoke.md"
 WORK, GROUP = "AcmeWork", "AcmeGroup"
-DEADLINE_S = 3.0
+DEADLINE_S = 10.0
+#: What torch answers as well where nothing fails, what only a DDP that has failed asks for, and an older name.
+NOT_MISSED = ("is_success", "exception", "get_group_store", "abort", "allgather_into_tensor_coalesced")
 
 #: Method -> what is wrong with it, the text that is replaced, and by what.
 BROKEN: dict[str, tuple[str, str, str]] = {
@@ -108,7 +110,7 @@ def variants(source: str) -> Iterator[tuple[str, str, str]]:
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     for one in classes:
         for method in (name for node in one.body for name in sorted(targets_of(node))):
-            if not method.startswith("_"):
+            if not method.startswith("_") and method not in NOT_MISSED:
                 yield f"{one.name.removeprefix('Acme')}.{method}", "left out", without(source, one.name, method)
     for method, (wrong, text, instead) in BROKEN.items():
         assert source.count(text) == 1, (method, source.count(text))
@@ -139,7 +141,9 @@ def page_of(rows: list[tuple[str, str, Footing]]) -> str:
         "",
         "`ddp-conformance new backend acme` writes a process group in Python. For this table each of its methods was",
         "left out once and broken once, and `ddp-conformance smoke` tried what came of it. A nightly test does that",
-        "again (`conformance/tests/test_smoke_sentences.py`, which also writes this page).",
+        "again (`conformance/tests/test_smoke_sentences.py`, which also writes this page). As long as nothing fails",
+        "nobody misses these:",
+        f"{', '.join(f'`{name}`' for name in NOT_MISSED)}.",
         "",
         "| method | what was done | rung | what `smoke` says | what to do |",
         "|---|---|---|---|---|",

@@ -39,7 +39,7 @@ from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject, given_options, load, refused_options, takes
-from conformance.surroundings.hygiene import seed_everything, surroundings, traces
+from conformance.surroundings.hygiene import knowing, seed_everything, surroundings, traces
 from conformance.surroundings.interference import Interference
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 from conformance.workers.channel import Channel, MessageError
@@ -144,7 +144,7 @@ class Rank:
             phase=self._flight.phase,
             faults_fired=self._faults.num_fired,
             hygiene=(
-                *traces(before),
+                *traces(knowing(before, self._recorder.backend_threads)),
                 *(self._relied.changes() if self._relied else ()),
             ),
             device_reports=self._noticed(),
