@@ -3,7 +3,10 @@
 A chapter keeps its mutants in its folder, in `mutants.py`, and says about them in `mutants.toml`:
 
     [torch]                                 # what these are made from: torch or ddp_impl
-    NoDivision = {GRAD-01 = "grad"}         # a mutant, what it breaks, and a word that the explanation must hold
+    NoDivision = {GRAD-01 = "grad", words = ["divide"]}
+
+That is a mutant, the requirement that it breaks with a word that the explanation must hold, and the words by which what
+a user reads first names the bug.
 
 A mutant stands in the chapter of the requirement that it breaks first. Backends that are wrong belong to no chapter:
 they are in `backends.py`, beside this module, made from gloo, and `catalogue.toml` speaks of them.
@@ -23,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import SubjectError
@@ -69,7 +73,8 @@ class Trial:
 class Mutant:
     """A DDP or backend that is wrong on purpose; `of` is what it was before: torch, ddp_impl or gloo.
 
-    A `backend` that is made from gloo, and a mutant from that, is its own control.
+    A `backend` that is made from gloo, and a mutant from that, is its own control. What a user reads first names the
+    bug if each of `words` occurs in it, which are written from the docstring; `a|b` stands for a or b.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Mutant:
     of: str
     kills: tuple[Kill, ...]
     backend: str = "gloo"
+    words: tuple[str, ...] = ()
 
     @property
     def trial(self) -> Trial:
@@ -113,6 +119,9 @@ class Mutant:
 #: made from `gloo`, or from a relay over it, `gloo on conformance.mutants.modest:MODEST`.
 _ON = " on "
 
+#: What a mutant has there besides the requirements that tell it.
+_WORDS = "words"
+
 #: torch's own DDP, where it deviates: judged as a mutant of `ddp_impl`, and not counted as one.
 DEVIATING = "torch"
 
@@ -131,12 +140,15 @@ def load_mutants() -> tuple[Mutant, ...]:
     return (*found, *_mutants("conformance.mutants.backends", backends))
 
 
-def _mutants(module: str, tables: dict[str, dict[str, dict[str, str]]]) -> list[Mutant]:
-    return [
-        Mutant(name, f"{module}:{name}", base.partition(_ON)[0], _kills(kills), base.partition(_ON)[2] or "gloo")
-        for base, table in tables.items()
-        for name, kills in table.items()
-    ]
+def _mutants(module: str, tables: dict[str, dict[str, dict[str, Any]]]) -> list[Mutant]:
+    found = []
+    for heading, table in tables.items():
+        base, _, backend = heading.partition(_ON)
+        for name, told in table.items():
+            found.append(
+                Mutant(name, f"{module}:{name}", base, _kills(told), backend or "gloo", words=tuple(told[_WORDS]))
+            )
+    return found
 
 
 @cache
@@ -153,9 +165,9 @@ def deviations_of(chapter: str, catalogue: Catalogue) -> Mutant | None:
     return Mutant(torch.name, torch.target, torch.of, kills) if kills else None
 
 
-def _kills(table: dict[str, str]) -> tuple[Kill, ...]:
+def _kills(table: dict[str, Any]) -> tuple[Kill, ...]:
     known = table.get("survives")
-    kills = tuple(Kill(where, evidence) for where, evidence in table.items() if where != "survives")
+    kills = tuple(Kill(where, evidence) for where, evidence in table.items() if where not in ("survives", _WORDS))
     return kills if known is None else (*kills, Kill(known, survived=True))
 
 

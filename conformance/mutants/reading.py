@@ -1,23 +1,20 @@
 """Whether the first thing that a user reads of a mutant names its bug: the first cause, and its first line of evidence.
 
-`words.toml` holds for each mutant the words that must occur in it.
+A mutant has the words that must occur in it.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 
+from conformance.mutants.catalogue import load_mutants
 from conformance.mutants.kept import Kept
 from conformance.report.blame import blamed
 from conformance.report.causes import Kind, causes_in
 from conformance.spec.catalogue import load_catalogue
-
-PATH = Path(__file__).with_name("words.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +45,10 @@ def _missing(words: tuple[str, ...], text: str) -> tuple[str, ...]:
     return tuple(each for each in words if not any(word in text.lower() for word in each.lower().split("|")))
 
 
-def load_words(path: Path = PATH) -> dict[str, tuple[str, ...]]:
-    """Return for each mutant the words that must occur; one of those between two bars is enough."""
-    table: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: tuple(words.split(" & ")) for words, names in table.items() for name in names.split()}
-
-
 def readings(kept: Iterable[Kept]) -> list[Reading]:
     """Return what is read first of each mutant of which something was `kept`, judged anew."""
-    words, statements = load_words(), {one.id: one.statement for one in load_catalogue()}
+    words = {mutant.name: mutant.words for mutant in load_mutants()}
+    statements = {one.id: one.statement for one in load_catalogue()}
     by_mutant: dict[str, list[Kept]] = {}
     for one in kept:
         by_mutant.setdefault(one.mutant, []).append(one)
