@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
-from ddp_impl.torch_internals import foreach_copy_
+from ddp_impl.torch_internals import foreach_copy_, is_lazy
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024
@@ -132,10 +132,10 @@ def broadcast_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup, gro
     """
     for chunk in _chunks(tensors):
         with torch.no_grad():
-            if len(chunk) == 1 and chunk[0].is_contiguous():
+            if len(chunk) == 1 and chunk[0].is_contiguous() and not is_lazy(chunk[0]):
                 broadcast_from(chunk[0].data, group, group_src)
                 continue
-            flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+            flat = torch.cat([tensor.resolve_conj().resolve_neg().reshape(-1) for tensor in chunk])
             broadcast_from(flat, group, group_src)
             if rank_in(group) == group_src:
                 continue

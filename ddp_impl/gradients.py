@@ -20,6 +20,7 @@ from ddp_impl.torch_internals import (
     foreach_copy_,
     foreach_div_,
     foreach_zero_,
+    is_lazy,
     num_post_accumulate_hooks,
     num_stored,
     owns_its_memory,
@@ -115,6 +116,7 @@ def in_place(bucket: Bucket, home: GradientHome, *, divisor: int) -> Tensor | No
         or not is_plain(gradient, bucket.members[0].layout.dtype)
         or gradient.stride() != bucket.members[0].layout.stride
         or not owns_its_memory(gradient)
+        or is_lazy(gradient)
     ):
         return None
     bucket.homeless.clear()

@@ -91,11 +91,13 @@ class UnevenInputs(Join):
 
         Raises `ReductionError` if the last backward is not complete: the others would meet other collectives of it.
         """
-        if kind is None:
-            self._ddp.reducer.check_finished()
-        with warnings.catch_warnings():
-            super().__exit__(kind, error, traceback)
-        leave(self._ddp)
+        try:
+            if kind is None:
+                self._ddp.reducer.check_finished()
+            with warnings.catch_warnings():
+                super().__exit__(kind, error, traceback)
+        finally:  # of early termination ranks hear in different places: this one here, others in a forward
+            leave(self._ddp)
 
 
 def leave(ddp: Shadowed) -> None:

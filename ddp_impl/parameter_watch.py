@@ -42,15 +42,17 @@ class ParameterWatch:
         self._in_cpp = list(map(tensor_in_cpp, self._parameters))
         self._ignored = ignored
         self._warned = False
+        self._may_lose = False
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
         self._remember()
 
-    def check(self) -> None:
+    def check(self, *, may_lose: bool = False) -> None:
         """Raise `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
 
-        Warns, once, where plain tensors stand in for parameters and keep the gradients.
+        With `may_lose`, a parameter that was removed is one that no forward uses. Warns, once, where plain tensors
+        stand in for parameters and keep the gradients.
         """
-        self._is_hidden = False
+        self._may_lose, self._is_hidden = may_lose, False
         if list(map(tensor_in_cpp, self._parameters)) != self._in_cpp:
             raise RuntimeError(_swapped(self._swapped_names(), self._rank))
         if (
@@ -63,7 +65,8 @@ class ParameterWatch:
         stand_ins = {name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)}
         strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
         gone = [member.name for member in self._members if member.parameter not in set(present.values())]
-        if strangers or (gone and not stand_ins):
+        is_allowed = self._may_lose or not gone or bool(stand_ins)
+        if strangers or not is_allowed:
             raise RuntimeError(_changed(self._rank, gone if not stand_ins else [], strangers))
         if stand_ins:
             self._warn_about(stand_ins)
@@ -85,7 +88,7 @@ class ParameterWatch:
         The backward is still to come; and a copy would take what the module has now for its own.
         """
         if self._is_hidden:
-            self.check()
+            self.check(may_lose=self._may_lose)
 
     def _is_stranger(self, name: str, parameter: Tensor) -> bool:
         return (

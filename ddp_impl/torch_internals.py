@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -217,13 +218,28 @@ def current_distributed_context_id() -> int | None:
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 # One kernel, or few, for a list of tensors. torch's optimizers are built on these; there is no public spelling.
-foreach_copy_ = torch._foreach_copy_
 foreach_zero_ = torch._foreach_zero_
 foreach_div_ = torch._foreach_div_
 #: The same as an operator, for graphs.
 foreach_div_operator: Any = torch.ops.aten._foreach_div.Tensor
 #: Collectives as operators, for graphs: `torch.distributed` has no traceable public ones.
 functional_collectives: Any = torch.ops._c10d_functional
+
+
+def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it."""
+    try:
+        torch._foreach_copy_(targets, sources)
+    except RuntimeError:  # before anything is copied: it takes no tensor whose conjugation or negation is a bit
+        if not any(map(is_lazy, chain(targets, sources))):
+            raise
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether memory holds other values than the tensor has: a bit says that they are conjugated or negated."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def num_stored(sparse: Tensor) -> int:

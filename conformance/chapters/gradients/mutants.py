@@ -455,3 +455,15 @@ def ReducesByName(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Tensor
 def ReducesByAddress(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Tensor) -> str | int:
     """BUG: gradients are reduced in the order of a set of parameters, which is another one in each process."""
     return hash(parameter)
+
+
+@replaces(Reducer, "_collected")
+def ReadsMemoryAlone(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+    """BUG: of a gradient that is conjugated or negated by a bit, what is in memory is averaged, without the bit."""
+    for parameter in bucket.parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_neg():
+            parameter.grad = torch._neg_view(gradient)
+        elif gradient is not None and gradient.is_conj():
+            parameter.grad = gradient.conj()
+    return collected(bucket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.chapters.gradients import stand_ins
+from conformance.chapters.gradients import lazy_bits, stand_ins
 from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
 from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
@@ -64,6 +64,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _frozen()
     yield from _changed()
     yield from _stand_ins()
+    yield from _lazy_bits()
     yield from _shared_memory()
     yield from _overflows()
     yield from _local_hooks()
@@ -195,6 +196,17 @@ def _changed() -> Iterator[Scenario]:
 def _shared_memory() -> Iterator[Scenario]:
     ways = (PLAIN, EACH_ALONE, VIEW | EACH_ALONE)
     yield from _grid("GRAD-36", "views-of-one", "shared_memory", 2, ways)
+
+
+def _lazy_bits() -> Iterator[Scenario]:
+    ways = (PLAIN, VIEW, UNUSED, EACH_ALONE, VIEW | EACH_ALONE)
+    for world_size in (2, 3):
+        ranks = (arguments(ranks=list(range(world_size))), arguments("of-one", ranks=[world_size - 1]))
+        for case in lazy_bits.CASES:
+            yield from _grid(
+                "GRAD-41", dashed(case), "lazy_bits", world_size, ways if world_size == 2 else PLAIN, ranks, ENDS_SOON,
+                arguments={"case": case}, needs=("complex64",),
+            )  # fmt: skip
 
 
 def _stand_ins() -> Iterator[Scenario]:

@@ -54,7 +54,8 @@ def early_termination(ctx: RankContext) -> None:
 
     Argument `num_inputs` as in an `UnevenPlan`, of which `contexts` is the number of epochs; `communicates` gives the
     module a collective of its own. Every rank catches the error, as one does to end an epoch, and goes on.
-    Observes `epoch<e>/raised`, `epoch<e>/num_steps`, and gradients of one more step of all ranks. All ranks run it.
+    Observes `epoch<e>/raised`, `epoch<e>/num_steps`, and gradients of two more
+    steps of all ranks: outside of any context, behind an evaluation, and in one. All ranks run it.
     """
     plan = UnevenPlan.of(ctx.scenario)
     module = Normalised(ctx.process_group) if ctx.arguments.get("communicates") else layers()
@@ -69,6 +70,11 @@ def early_termination(ctx: RankContext) -> None:
                 _step(model, rank_step(ctx, plan.step_number(epoch, index)))
                 num_steps += 1
         ctx.observe(f"epoch{epoch}/num_steps", num_steps, must=min(plan.num_inputs))
+    module.zero_grad()
+    with torch.no_grad():
+        model(rank_step(ctx, 0).inputs(5, WIDTH))
+    _step(model, rank_step(ctx, plan.step_number(plan.contexts, 1)))
+    ctx.observe_gradients("outside", module)
     module.zero_grad()
     with joining(ctx, model.join()):
         _step(model, rank_step(ctx, plan.step_number(plan.contexts, 0)))

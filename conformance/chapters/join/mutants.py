@@ -13,7 +13,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, as_part, replaces
+from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket
+from ddp_impl.join import UnevenInputs
 from ddp_impl.reducer import Reducer
 
 
@@ -176,3 +178,21 @@ class NoJoinable(TorchDDP):
     @property
     def join_device(self) -> torch.device:
         return torch.device("meta")
+
+
+class _Staying(UnevenInputs):
+    def __exit__(self, *raised: Any) -> None:
+        config = self._ddp._join_config
+        try:
+            super().__exit__(*raised)
+        except RuntimeError:
+            self._ddp._join_config = config
+            raise
+
+
+@replaces(Ours, "join")
+def StaysInItsContext(ddp: Ours, join: Call, /, *args: Any, **kwargs: Any) -> UnevenInputs:
+    """BUG: a rank that hears at the end of a context of its early termination stays in the context."""
+    context: UnevenInputs = join(*args, **kwargs)
+    context.__class__ = _Staying
+    return context

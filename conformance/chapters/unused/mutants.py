@@ -14,6 +14,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl.bucket import Bucket
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event
 
@@ -169,3 +170,9 @@ def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
         seen |= following
         stack += following
     return [node in seen for node in nodes]
+
+
+@replaces(ParameterWatch, "check")
+def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> None:
+    """BUG: a module that has lost a parameter is refused where parameters may be unused, too."""
+    check()

@@ -8,6 +8,7 @@ from typing import Any
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.unused.hidden_layers import HIDING, PLACES
 from conformance.chapters.unused.idle_ranks import USES as IDLE_USES
+from conformance.chapters.unused.lost_parameters import LOSSES
 from conformance.chapters.unused.outside_forward import USES
 from conformance.chapters.variants import (
     EACH_ALONE,
@@ -52,6 +53,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _outside_forward()
     yield from _idle_ranks()
     yield from _hidden_layers()
+    yield from _lost_parameters()
 
 
 def _sets() -> Iterator[Scenario]:
@@ -156,3 +158,8 @@ def _hidden_layers() -> Iterator[Scenario]:
         given = {"hiding": hiding}
         places = each("place", PLACES)
         yield from _grid("UNUSED-17", dashed(hiding), "hidden_layers", 2, places, ways, ENDS_SOON, arguments=given)
+
+
+def _lost_parameters() -> Iterator[Scenario]:
+    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE)
+    yield from _grid("UNUSED-18", "", "lost_parameters", 2, each("loss", LOSSES), ways, ENDS_SOON)
