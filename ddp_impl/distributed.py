@@ -225,7 +225,9 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             self._lazy_init()
         synchronise = self._synchronises
         if synchronise:
-            self._watch.check(may_lose=self.reducer.ranks_may_differ)
+            has_changed = self._watch.check(may_lose=self.reducer.ranks_may_differ)
+            if has_changed:
+                self._has_buffers = bool(self.modules_buffers)
         if torch.is_grad_enabled():  # under `no_sync` too: the backward could not go on
             self.reducer.check_finished()
         if self._join_config.enable:

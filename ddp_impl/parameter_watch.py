@@ -7,7 +7,7 @@ for a parameter would train on each rank's own gradients, without an error (pyto
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -17,7 +17,7 @@ from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
-from ddp_impl.torch_internals import child_table, ignored_names, parameter_table, tensor_in_cpp
+from ddp_impl.torch_internals import buffer_table, child_table, ignored_names, parameter_table, tensor_in_cpp
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -46,8 +46,10 @@ class ParameterWatch:
         self._is_hidden = False  # the forward before ran with stand-ins, behind which a parameter may be another one
         self._remember()
 
-    def check(self, *, may_lose: bool = False) -> None:
-        """Raise `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
+    def check(self, *, may_lose: bool = False) -> bool:
+        """Return whether the module consists of other parts than before, buffers included.
+
+        Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
 
         With `may_lose`, a parameter that was removed is one that no forward uses. Warns, once, where plain tensors
         stand in for parameters and keep the gradients.
@@ -60,7 +62,7 @@ class ParameterWatch:
             and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents))
             and not any(map(_REQUIRES_GRAD, self._frozen))
         ):
-            return
+            return False
         present = dict(self._module.named_parameters())
         stand_ins = {name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)}
         strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
@@ -71,8 +73,9 @@ class ParameterWatch:
         if stand_ins:
             self._warn_about(stand_ins)
             self._is_hidden = True
-            return  # they are there for one call
+            return False  # they are there for one call
         self._remember()  # moved within the module, by torch.nn.utils.parametrize for instance, or without a gradient
+        return True
 
     def _swapped_names(self) -> list[str]:
         now = map(tensor_in_cpp, self._parameters)
@@ -122,17 +125,19 @@ class ParameterWatch:
             )
 
     def _remember(self) -> None:
-        self._tables = list(_tables(self._module))
+        contents = list(_tables(self._module, parameter_table, child_table))
+        self._tables = [*contents, *_tables(self._module, buffer_table)]  # of buffers it matters whether there are any
         self._sizes = [len(table) for table in self._tables]
-        self._filled = [table for table in self._tables if table]
+        self._filled = [table for table in contents if table]
         self._contents = [entry for table in self._filled for entry in table.values()]
         self._frozen = [parameter for parameter in self._module.parameters() if not parameter.requires_grad]
         self._frozen = [parameter for parameter in self._frozen if parameter not in self._averaged]
 
 
-def _tables(module: nn.Module) -> Iterator[dict[str, Any]]:
+def _tables(module: nn.Module, *kinds: Callable[[nn.Module], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for owner in module.modules():
-        for table in (parameter_table(owner), child_table(owner)):
+        for kind in kinds:
+            table = kind(owner)
             if isinstance(table, dict):  # TorchScript has other tables, and modules that it compiled stay as they are
                 yield table
 

@@ -32,10 +32,11 @@ _IN_ROOT = ("table", "count")
 class Drifting(nn.Module):
     """A layer and buffers of every kind; each forward records the buffers' values and writes the rank's own.
 
-    With `replaces`, a forward replaces its buffers by new tensors instead of writing into them.
+    With `replaces`, a forward replaces its buffers by new tensors instead of writing into them. With `registers_later`
+    it has none until `register` is called.
     """
 
-    def __init__(self, rank: int, *, replaces: bool) -> None:
+    def __init__(self, rank: int, *, replaces: bool, registers_later: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
         self.state = nn.Module()
@@ -43,8 +44,16 @@ class Drifting(nn.Module):
         self.replaces = replaces
         self.num_forwards = 0
         self.seen: dict[str, Tensor] = {}
-        for name in BUFFERS:
-            self._owner(name).register_buffer(name, _stored(name, rank, "start"), persistent=name != "hidden")
+        self.names: tuple[str, ...] = ()
+        if not registers_later:
+            self.register()
+
+    def register(self, device: torch.device | None = None) -> None:
+        """Register the buffers, each with a value of this rank's own."""
+        self.names = tuple(BUFFERS)
+        for name in self.names:
+            value = _stored(name, self.rank, "start").to(device)
+            self._owner(name).register_buffer(name, value, persistent=name != "hidden")
 
     def _owner(self, name: str) -> nn.Module:
         return self if name in _IN_ROOT else self.state
@@ -52,7 +61,7 @@ class Drifting(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return rows of 2."""
         self.seen = {name: buffer.clone() for name, buffer in self.named_buffers()}
-        for name in BUFFERS:
+        for name in self.names:
             value = _stored(name, self.rank, self.num_forwards).to(inputs.device)
             if self.replaces:
                 setattr(self._owner(name), name, value)
@@ -69,7 +78,10 @@ def _stored(name: str, *key: object) -> Tensor:
 
 
 def _drifting(scenario: Scenario, rank: int) -> nn.Module:
-    module = Drifting(rank, replaces=bool(scenario.arguments.get("replaces")))
+    given = scenario.arguments
+    module = Drifting(
+        rank, replaces=bool(given.get("replaces")), registers_later=bool(given.get("registers_later"))
+    )  # fmt: skip
     with_integer_weights(module.layer, scenario.seed)
     return module
 
@@ -82,6 +94,8 @@ def _ordinary(model: nn.Module, turn: RankStep) -> None:
 def buffer_sync(ctx: RankContext) -> None:
     """Train steps of `Drifting`; arguments `ignored` (names), `replaces`, and `mode` ("train" or "eval" after step 0).
 
+    With `registers_later` the module has buffers from step 1 on.
+
     Observes gradients, for each step `seen/<name>`, the values that its forward found, and with argument `asks`
     `will_sync`, what the wrapper announced before it; and `final/buffer/<name>`. All ranks run it.
     """
@@ -92,6 +106,8 @@ def buffer_sync(ctx: RankContext) -> None:
     def step(model: Any, turn: RankStep) -> Mapping[str, Any]:
         if turn.step == 1:
             model.train(ctx.arguments.get("mode", "train") == "train")
+            if ctx.arguments.get("registers_later"):
+                module.register(ctx.device)
         facts = {"will_sync": model.will_sync_module_buffers()} if ctx.arguments.get("asks") else {}
         _ordinary(model, turn)
         return {**facts, **{f"seen/{name}": value for name, value in module.seen.items()}}

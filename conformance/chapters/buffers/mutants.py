@@ -13,6 +13,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.buffers import broadcast_state
+from ddp_impl.parameter_watch import ParameterWatch
 
 
 @replaces(TorchDDP, "_sync_buffers")
@@ -141,3 +142,10 @@ def SyncsBuffersInTrainingOnly(ddp: Ours, sync_buffers: Call, authoritative: boo
     """BUG: in eval mode buffers are each rank's own."""
     if ddp.training:
         sync_buffers(authoritative)
+
+
+@replaces(ParameterWatch, "check")
+def CountsBuffersOnce(watch: ParameterWatch, check: Call, /, **kwargs: Any) -> bool:
+    """BUG: a module without buffers at construction is taken for one that never has any."""
+    check(**kwargs)
+    return False

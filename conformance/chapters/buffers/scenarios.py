@@ -48,6 +48,7 @@ def _drifting() -> Iterator[Scenario]:
         yield from _grid("BUFFER-05", "", "buffer_sync", world_size, unsynchronised)
         yield from _grid("BUFFER-07", "", "buffer_sync", world_size, ignored, needs=("ignored_parameters",))
         yield from _grid("BUFFER-08", "replaced", "buffer_sync", world_size, arguments(replaces=True))
+        yield from _grid("BUFFER-08", "registered", "buffer_sync", world_size, arguments(registers_later=True))
     both = options("both-given", broadcast_buffers=False, forward_sync_buffers=True)
     yield from _grid("BUFFER-06", "", "buffer_sync", 2, both)
     for way in (PLAIN, _OFF):
