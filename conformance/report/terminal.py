@@ -294,7 +294,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for number, cause in enumerate(causes[:whole], start=1):
         _print_cause(console, cause, number)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
-        print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay))
+        print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay, title=cause.title))
         console.print()
     if not causes[whole:]:
         return
