@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
+from conformance.checkers.unconnected import unconnected
 from conformance.history import Collective, by_member
 from conformance.observation import PROCESSES, Observation, Raised
 from conformance.verdict import Finding, Verdict
@@ -100,7 +102,8 @@ def no_exception(evidence: Evidence) -> Finding:
     explanation = let_then(lets, thens, notes)
     if any(_is_ours(one.raised) for one in raised):
         return harness_error("no_exception", summary, explanation)
-    return failed("no_exception", summary, explanation)
+    found = failed("no_exception", summary, explanation)
+    return replace(found, mistake="not-connected") if unconnected(evidence.observations) else found
 
 
 @checker("leaves_no_trace")

@@ -134,6 +134,10 @@ MISTAKES = {
         "An exception is raised where there must be none.",
         "The evidence has its message.",
     ),
+    "not-connected": Mistake(
+        "Ranks could not connect to each other, so that the scenario never began.",
+        "Try it again on a machine that does less; if it stays, try the backend by `ddp-conformance smoke`.",
+    ),
     "filled-in": Mistake(
         "An absent gradient is filled in with zeros.",
         "Leave `.grad` None where no rank used the parameter.",

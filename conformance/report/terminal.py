@@ -17,6 +17,7 @@ from rich.text import Text
 from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.unconnected import TRIED_AGAIN
 from conformance.report.blame import blamed
 from conformance.report.causes import Cause, Kind, causes_of
 from conformance.report.failure import failure_path, failure_text, replay_command
@@ -363,6 +364,10 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
     _print_unsupported(console, report)
+    again = [one for each in report.scenarios for one in each.subject.findings if one.summary.startswith(TRIED_AGAIN)]
+    if again:
+        said = f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}."
+        console.print(Text(_broken(said, _width(console), 0)), soft_wrap=True)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
