@@ -118,6 +118,10 @@ MISTAKES = {
         "Values are rounded to a dtype of low precision.",
         "Reduce and keep them in the parameter's dtype.",
     ),
+    "goes-astray": Mistake(
+        "A training takes other steps than without DDP.",
+        "Mend the other causes first: what spoils one step spoils all that follow.",
+    ),
     "part": Mistake(
         "A part of a value is wrong.",
         "See where that part begins and ends in its bucket.",

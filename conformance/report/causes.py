@@ -170,10 +170,13 @@ _WIDTH = 200
 
 
 def in_short(statement: str) -> str:
-    """Return a requirement's sentence without what it has in brackets, up to its first colon or semicolon."""
+    """Return what a requirement demands, without what it has in brackets, up to its first colon or semicolon."""
     whole = re.sub(r" \([^()]*\)", "", statement)
     first = re.split("[:;] ", whole)[0]
-    return shorten(first if first == whole else f"{first}.", _WIDTH)
+    if first == whole:
+        return shorten(whole, _WIDTH)
+    demand = re.match(r".*\b(?:MUST|SHOULD|MAY)\b.*?\. (?=[A-Z])", first)  # what the colon introduces may follow it
+    return shorten(demand[0].rstrip() if demand else f"{first}.", _WIDTH)
 
 
 #: What a value is, by a part of the name of its fact; `seen` are buffers as forward found them.

@@ -57,6 +57,7 @@ _EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
 #: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
 _WIDTH_OF_LOGS = 100
 _NUM_REASONS = 5  # why scenarios were UNSUPPORTED
+_WIDTH_OF_NAME = 40  # of the scenario that runs, beside the bar
 _IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
@@ -72,8 +73,10 @@ class ProgressBar:
     requirement gets a line at once.
     """
 
-    def __init__(self, console: Console, scenarios: tuple[Scenario, ...]) -> None:
-        """Prepare a bar; nothing is drawn before the first event."""
+    def __init__(self, console: Console, scenarios: tuple[Scenario, ...], *, quiet: bool = False) -> None:
+        """Prepare a bar; nothing is drawn before the first event, and nothing at all if `quiet`."""
+        self._quiet = quiet
+        self._runs = ""  # the scenario that began last
         self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
         self._said = 0.0
         self._total = len(scenarios)
@@ -91,7 +94,7 @@ class ProgressBar:
             _Remaining(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=quiet or not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=len(scenarios), verdicts="", left=None)
 
@@ -106,6 +109,10 @@ class ProgressBar:
 
     def __call__(self, event: Progress) -> None:
         """Move the bar on."""
+        if self._quiet:
+            return
+        if event.outcome is None:
+            self._runs = event.scenario.id
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
             self._note_failure(event.outcome)
@@ -116,7 +123,7 @@ class ProgressBar:
         self._progress.update(
             self._task,
             completed=event.done,
-            description=f"world size {event.scenario.world_size}",
+            description=shorten(self._runs, _WIDTH_OF_NAME),
             verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed else "",
         )
         self._said = self._said or self._started
@@ -155,7 +162,8 @@ class ProgressBar:
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
         so_far = f"{done} of {counted(self._total, 'scenario')}"
-        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
+        now = f"; now {self._runs}" if self._runs else ""
+        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}{now}"
 
 
 class _Remaining(bar.ProgressColumn):
@@ -385,7 +393,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
-        console.print(f"{_failed(report)}.", style="bold red", highlight=False)
+        console.print(f"{_failed(report)}. {_short(report)} {kept(report)}.", style="bold red", highlight=False)
 
 
 def _failed(report: Report) -> str:

@@ -21,6 +21,7 @@ from conformance.programs.registry import get_program
 from conformance.run.judge import judge
 from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import SCENARIO, collective, ended, evidence_of, gradients, raised, returned
+from conformance.truth.expected import Raises
 from conformance.verdict import Finding, Verdict
 from conformance.workers.hearing import lost
 
@@ -286,3 +287,16 @@ def test_ranks_that_could_not_connect_never_began_what_the_scenario_is_about() -
 )  # fmt: skip
 def test_what_breaks_later_or_because_a_rank_died_has_begun(seen: tuple[Observation, ...]) -> None:
     assert unconnected({one.rank: one for one in seen}) == ""
+
+
+def test_ranks_that_hang_where_they_had_to_raise_lack_a_check() -> None:
+    hung = (ended(0, "hung", phase="construct"), returned(1, facts={"construct": None}))
+    refusal = Raises(("RuntimeError",))
+    first = {rank: {"construct": refusal, "step0/grad/w": 1.0} for rank in (0, 1)}
+    only = {rank: {"step1/backward": refusal} for rank in (0, 1)}
+    later = (ended(0, "hung", phase="backward"), ended(1, "hung", phase="backward"))
+    for seen, expected, mistake in (
+        (hung, first, "lacks-check"), (later, only, "lacks-check"), (later, first, ""), (hung, None, ""),
+    ):  # fmt: skip
+        finding = _finding("no_hang", replace(evidence_of(*seen), expected=expected))
+        assert (finding.verdict, finding.mistake) == (Verdict.HANG, mistake)

@@ -433,7 +433,7 @@ ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
 torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
 UNSUPPORTED, and so not judged:
      1  it was UNSUPPORTED
-2 scenarios failed.""",
+2 scenarios failed. ddp_impl keeps 1 of 3 requirements.""",
         )
 
     def test_a_green_run_without_the_second_column(self) -> None:
@@ -519,7 +519,7 @@ Replay  ddp-conformance replay report/failures/gradients.GRAD-01.a.json
 median warm scenario at world size 2: 12.5 ms, others beside it
 3 scenarios in 12.5 s, evidence for 3 requirements
 ddp_impl: 2 PASS, 1 FAIL
-1 scenario failed, 2 scenarios passed that were known to fail.
+1 scenario failed, 2 scenarios passed that were known to fail. ddp_impl keeps 2 of 3 requirements.
 """,
         )
 
@@ -641,3 +641,21 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         assert (result.exit_code, "another run writes" in " ".join(result.stderr.split())) == (2, True)
     with sole_writer(tmp_path / "report"):
         pass
+
+
+def test_progress_names_the_scenario_that_runs_and_is_silent_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = tuple(by_hand.scenario(f"gradients/GRAD-01/{name}") for name in ("a", "b"))
+    events = [
+        Progress(scenarios[0], 0, 2), Progress(scenarios[0], 1, 2, by_hand.outcome(scenarios[0], FAIL)),
+        Progress(scenarios[1], 1, 2),
+    ]  # fmt: skip
+    for quiet in (False, True):
+        clock = iter([100.0 + 20 * tick for tick in range(100)])
+        monkeypatch.setattr("conformance.report.terminal.time.monotonic", clock.__next__)
+        with ProgressBar(Console(file=io.StringIO()), scenarios, quiet=quiet) as progress:
+            for event in events:
+                progress(event)
+        said = capsys.readouterr().err
+        assert said.splitlines()[-1:] == [] if quiet else said.endswith("; now gradients/GRAD-01/b\n"), said

@@ -103,7 +103,9 @@ def test_headlines(tmp_path: Path, mixed: Report) -> None:
     green = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS))
     assert headline(green) == "keeps 1 of 1 requirement"
     asked = (outcome(f"gradients/{name}/a", verdict) for name, verdict in (("GRAD-01", PASS), ("GRAD-02", UNSUPPORTED)))
-    assert headline(stored(tmp_path, *asked)) == "keeps 1 of 2 requirements, 1 needs capabilities not declared"
+    assert (
+        headline(stored(tmp_path, *asked)) == "keeps 1 of 2 requirements, 1 needs capabilities that it does not declare"
+    )
     certified = dataclasses.replace(
         green, certified=True, selection=dataclasses.replace(green.selection, profile="core")
     )
