@@ -94,7 +94,7 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
 def _next(backend: str, options: str) -> str:
     """Return what to type next: of a backend that is not this suite's own its own requirements come first."""
     on_ddp = f"few scenarios, which find most mistakes:\n    ddp-conformance run --profile quick{options}"
-    and_all = f"When nothing fails there, all that every DDP owes:\n    ddp-conformance run --profile core{options}"
+    and_all = f"Then all that every DDP owes:\n    ddp-conformance run --profile core{options}"
     if backend == "gloo":
         return f"Next, {on_ddp}\n{and_all}"
     by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}"
