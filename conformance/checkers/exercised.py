@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, failed, harness_error, passed
+from conformance.checkers.checker import DEAD, REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import ranks
 from conformance.checkers.facts import wrong_facts
+from conformance.checkers.unconnected import unconnected
 from conformance.observation import Observation
 from conformance.scenario import Fault
 from conformance.verdict import Finding
@@ -30,6 +31,8 @@ def exercised(evidence: Evidence) -> Finding:
     single rank has nobody to communicate with, and a DDP may know that.
     """
     scenario = evidence.scenario
+    if why := unconnected(evidence.observations):
+        return unknown("exercised", f"the scenario never began: {why}")
     if missing := set(range(scenario.world_size)) - set(evidence.observations) - scenario.doomed:
         return harness_error("exercised", f"no observation of {ranks(missing)}; world size {scenario.world_size}")
     if alive := scenario.doomed & {one.rank for one in evidence.ended(*REPORTED)}:

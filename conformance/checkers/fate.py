@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
+from conformance.checkers.unconnected import unconnected
 from conformance.history import Collective, by_member
 from conformance.observation import PROCESSES, Observation, Raised
+from conformance.truth.expected import Raises
 from conformance.verdict import Finding, Verdict
 
 _TAIL_LINES = 8
@@ -36,6 +39,20 @@ def no_crash(evidence: Evidence) -> Finding:
 @checker("no_hang")
 def no_hang(evidence: Evidence) -> Finding:
     """Every rank finished within the deadline; if not, the finding names the ranks that a collective is missing."""
+    found = _no_hang(evidence)
+    return replace(found, mistake="lacks-check") if found.verdict is Verdict.HANG and _must_refuse(evidence) else found
+
+
+def _must_refuse(evidence: Evidence) -> bool:
+    """Whether ranks hung where all of them had to raise: what is missing is the check, and the hang comes of it."""
+    expected = evidence.expected or {}
+    demands = [list(expected.get(one.rank, {}).values()) for one in evidence.ended("hung")]
+    if all(one.phase == "construct" for one in evidence.ended("hung")):
+        demands = [one[:1] for one in demands]
+    return all(one and all(isinstance(demand, Raises) for demand in one) for one in demands)
+
+
+def _no_hang(evidence: Evidence) -> Finding:
     hung = evidence.ended("hung")
     if not hung:
         if evidence.ended("abandoned") and not evidence.ended(*DEAD, "raised"):
@@ -100,7 +117,8 @@ def no_exception(evidence: Evidence) -> Finding:
     explanation = let_then(lets, thens, notes)
     if any(_is_ours(one.raised) for one in raised):
         return harness_error("no_exception", summary, explanation)
-    return failed("no_exception", summary, explanation)
+    found = failed("no_exception", summary, explanation)
+    return replace(found, mistake="not-connected") if unconnected(evidence.observations) else found
 
 
 @checker("leaves_no_trace")

@@ -118,6 +118,10 @@ MISTAKES = {
         "Values are rounded to a dtype of low precision.",
         "Reduce and keep them in the parameter's dtype.",
     ),
+    "goes-astray": Mistake(
+        "A training takes other steps than without DDP.",
+        "Mend the other causes first: what spoils one step spoils all that follow.",
+    ),
     "part": Mistake(
         "A part of a value is wrong.",
         "See where that part begins and ends in its bucket.",
@@ -133,6 +137,10 @@ MISTAKES = {
     "raises": Mistake(
         "An exception is raised where there must be none.",
         "The evidence has its message.",
+    ),
+    "not-connected": Mistake(
+        "Ranks could not connect to each other, so that the scenario never began.",
+        "Try it again on a machine that does less; if it stays, try the backend by `ddp-conformance smoke`.",
     ),
     "filled-in": Mistake(
         "An absent gradient is filled in with zeros.",

@@ -255,7 +255,21 @@ def _equals_other_rank(case: WrongValue) -> str:
     return ""
 
 
+def _astray(case: WrongValue) -> str:
+    if not _is_course(case):
+        return ""
+    first = int((~equal_values(case.wanted, case.came)).nonzero()[0])
+    return f"right in the first {first} of {case.came.numel()} batches, and those of another training from there on"
+
+
+def _is_course(case: WrongValue) -> bool:
+    """Whether the value is a number per batch of a training: what is wrong in one spoils all that follow."""
+    return case.name.rpartition("/")[2] == "loss" and case.came.dim() == 1 and case.came.numel() > 1
+
+
 def _partly_wrong(case: WrongValue) -> str:
+    if _is_course(case):
+        return ""
     wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
     places = (~equal_values(wanted, came)).nonzero().reshape(-1)
     first, last = int(places[0]), int(places[-1])
@@ -321,5 +335,6 @@ OF_THE_SAME_KIND = (
     Rule("reordered", 4, _reordered),
     Rule("scaled", 5, _scaled),
     Rule("low-precision", 5, _rounded_to_half),
+    Rule("goes-astray", 5, _astray),
     Rule("part", 6, _partly_wrong),
 )

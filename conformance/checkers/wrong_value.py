@@ -71,7 +71,7 @@ class WrongValue:
 
     @cached_property
     def left_before(self) -> dict[int, Tensor]:
-        """What the backward before it in the same step must have left on each rank; empty if there is none."""
+        """What the backward before it must have left on each rank; empty if there is none."""
         if (match := _GRADIENT.match(self.name)) is None:
             return {}
         step, parameter = match["step"], match["parameter"]
@@ -79,7 +79,8 @@ class WrongValue:
             before = f"step{step}/{match['part']}{int(match['number']) - 1}/grad/{parameter}"
         else:
             local = re.compile(rf"step{step}/local\d+/grad/{re.escape(parameter)}")
-            before = next((name for name in reversed(list(self.expected[self.rank])) if local.fullmatch(name)), "")
+            earlier = f"step{int(step) - 1}/grad/{parameter}"  # a step may be one backward, and be under `no_sync`
+            before = next((name for name in reversed(list(self.expected[self.rank])) if local.fullmatch(name)), earlier)
         return self._comparable({rank: exact_value(facts.get(before)) for rank, facts in self.expected.items()})
 
     @property

@@ -19,6 +19,7 @@ from conformance.report.failure import result_text
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
+from conformance.subjects.subject import named
 from conformance.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Run it up to this often; stop at a failure.",
 )
-def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> None:
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Tell only this step.")
+def command(file: Path, ddp: str, backend: str, no_native: bool, times: int, step: int | None) -> None:
     """Run the scenario in FILE again, on the DDP under test and on torch's DDP, and print both verdicts with evidence.
 
     Before the verdicts it tells the DDP's run step by step: the collectives of every rank, and which facts are wrong.
@@ -47,23 +49,27 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int) -> 
     ddp-conformance replay report/failures/buckets.BUCKET-03.mlp.json
     ddp-conformance replay failure.json --ddp torch
     ddp-conformance replay failure.json --times 100
+    ddp-conformance replay failure.json --step 1
     """
     scenario = read_scenario(file)
     catalogue = load_catalogue()
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
+    named(ddp)  # a name that is none is told before torch is imported
     click.echo(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     with early_zygote() as zygote:
-        report = _replayed([scenario] * times, ddp, backend, zygote, native=not no_native)
+        report = _replayed([scenario] * times, ddp, backend, zygote, native=not no_native, step=step)
     print_replay(make_console(), report, catalogue)
     if not report.is_complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
 
 
-def _replayed(repeated: list[Scenario], ddp: str, backend_name: str, zygote: ZygoteProcess, *, native: bool) -> Report:
-    """Run the scenarios, all the same one, and tell the DDP's last run step by step."""
+def _replayed(
+    repeated: list[Scenario], ddp: str, backend_name: str, zygote: ZygoteProcess, *, native: bool, step: int | None
+) -> Report:
+    """Run the scenarios, all the same one, and tell the DDP's last run step by step, or one step of it."""
     from conformance.programs.registry import preloads_of
     from conformance.report.steps import told_by_steps
     from conformance.run import runner
@@ -80,7 +86,7 @@ def _replayed(repeated: list[Scenario], ddp: str, backend_name: str, zygote: Zyg
             repeated, subject, backend, native=native, fail_fast=True, controller=watched, one_at_a_time=True
         )
     console = make_console()
-    for line in told_by_steps(watched.observations, watched.expected):
+    for line in told_by_steps(watched.observations, watched.expected, step):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print()
     return report

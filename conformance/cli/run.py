@@ -44,6 +44,7 @@ from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.spec.quick import QUICK, load_kills, sentence
 from conformance.spec.version import load_version
+from conformance.subjects.subject import named
 from conformance.suite import Selection, load_scenarios
 
 if TYPE_CHECKING:
@@ -169,8 +170,10 @@ def command(
         selection, profile, shard, order_of(order, seed), certified, known_failures, not no_native, fail_fast, bench,
         quiet, verbose, baseline, jobs, spec,
     )  # fmt: skip
+    named(ddp)  # a name that is none is told before torch is imported
     tested = f"{backend} by itself" if profile == WITHOUT_DDP else f"{ddp} over {backend}"
-    click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
+    if not quiet:
+        click.echo(f"Testing {tested} ...", err=True)  # at once: reading the scenarios imports torch
     judge = judge_attached if attach else judge_selection
     click.get_current_context().exit(judge(request, ddp, backend, folder))
 
@@ -353,13 +356,13 @@ def _judge(
     )
     sources = sources_of(subject) if request.certified else {}
     console = make_console()
-    if request.profile == QUICK:
+    if request.profile == QUICK and not request.quiet:
         console.print(sentence(selected, load_kills()), highlight=False, soft_wrap=True)
     if request.order != LISTED:
         console.print(f"Scenarios are {request.order}.", highlight=False)
     schedules: list[Schedule] = []
     with interrupted_once():
-        with ProgressBar(console, scenarios) as progress:
+        with ProgressBar(console, scenarios, quiet=request.quiet) as progress:
 
             def on_event(event: Progress) -> None:
                 if event.done == 0 and event.outcome is None:  # the DDP can be tried: the last report has served

@@ -26,6 +26,8 @@ _STYLES = {
     "BROKEN": "bold red",
 }
 _INDENT = " " * 12
+#: The module that a declaration is to be saved as: beside the DDP, not in it, which shall not need this suite.
+_DECLARATION = "declared_ddp"
 
 
 @click.command("smoke")
@@ -83,23 +85,27 @@ def command(backend: str, ddp: str, world_size: int | None, deadline_s: float, *
         _print_breakage(console, footing, names=keep_going)
     if broken:
         click.get_current_context().exit(EXIT_FAILED)
-    options = _options(backend, ddp)
     if lacking:
         console.print(_declaration(ddp, lacking), highlight=False, markup=False, soft_wrap=True)
-    on_core = f"ddp-conformance run --profile core --fail-fast{options}"
-    by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}\nThen a DDP on it: {on_core}"
-    console.print(
-        f"Every rung holds. Next, up to the first mistake: {on_core if backend == 'gloo' else by_itself}"
-        "\nWithout --fail-fast it goes on, and tells all failures by cause.",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    options = _options(backend, f"{_DECLARATION}:SUBJECT" if lacking else ddp)
+    console.print(f"Every rung holds. {_next(backend, options)}", highlight=False, soft_wrap=True)
+
+
+def _next(backend: str, options: str) -> str:
+    """Return what to type next: of a backend that is not this suite's own its own requirements come first."""
+    on_ddp = f"few scenarios, which find most mistakes:\n    ddp-conformance run --profile quick{options}"
+    and_all = f"Then all that every DDP owes:\n    ddp-conformance run --profile core{options}"
+    if backend == "gloo":
+        return f"Next, {on_ddp}\n{and_all}"
+    by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}"
+    return f"Next, up to the first mistake:\n    {by_itself}\nThen a DDP on it, {on_ddp}\n{and_all}"
 
 
 def _declaration(ddp: str, lacking: list[str]) -> str:
-    """Return what to paste, and to name after --ddp, for a class that lacks these capabilities."""
+    """Return what to save, and to name after --ddp, for a class that lacks these capabilities."""
     left_out = ", ".join(f'"{name}"' for name in lacking)
     return (
-        "\nA class counts as having every capability. Declare what it lacks, and give --ddp this in its place:\n\n"
+        f"\nA class counts as having every capability. Declare what it lacks, as {_DECLARATION}.py in this folder:\n\n"
         "    from conformance.subjects.subject import CAPABILITIES, Subject\n\n"
         f'    SUBJECT = Subject("{ddp.rpartition(":")[2]}", "{ddp}", CAPABILITIES - {{{left_out}}})\n'
     )

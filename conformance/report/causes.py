@@ -95,7 +95,7 @@ def causes_in(failures: Iterable[Outcome], statements: Mapping[str, str]) -> tup
     for outcome in failures:
         sign = _sign_of(outcome, statements)
         groups.setdefault((sign.kind, sign.key), []).append((sign, outcome))
-    found = [(_cause(group), group[0][0].known) for group in groups.values()]
+    found = [(_cause(group), group[0][0].known) for group in _joined(groups.values())]
     kinds = list(Kind)
     found.sort(
         key=lambda pair: (
@@ -119,6 +119,15 @@ def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
     ordered = sorted(group, key=lambda pair: (-gravity(pair[1]), pair[1].world_size, _length(pair[1]), pair[1].id))
     sign = ordered[0][0]
     return Cause(sign.kind, sign.title, sign.remedy, tuple(outcome for _, outcome in ordered))
+
+
+def _joined(groups: Iterable[list[tuple[_Sign, Outcome]]]) -> list[list[tuple[_Sign, Outcome]]]:
+    """Return the groups, of which those that a reader would be told in the same sentence are one."""
+    joined: dict[tuple[Kind, str], list[tuple[_Sign, Outcome]]] = {}
+    for group in groups:
+        cause = _cause(group)
+        joined.setdefault((cause.kind, cause.title), []).extend(group)
+    return list(joined.values())
 
 
 def _length(outcome: Outcome) -> int:
@@ -151,7 +160,7 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
         return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True)
     title = shorten(first.summary)
     if first.checker in _COMPARE:
-        title = _short(statements.get(blamed(outcome), "")) or title
+        title = in_short(statements.get(blamed(outcome), "")) or title
     return _Sign(Kind.BUG, f"{first.checker} {_alike(first.summary)}", title)
 
 
@@ -160,11 +169,14 @@ _COMPARE = ("facts", "agrees_with_native")
 _WIDTH = 200
 
 
-def _short(statement: str) -> str:
-    """Return a requirement's sentence without what it has in brackets, up to its first colon or semicolon."""
+def in_short(statement: str) -> str:
+    """Return what a requirement demands, without what it has in brackets, up to its first colon or semicolon."""
     whole = re.sub(r" \([^()]*\)", "", statement)
     first = re.split("[:;] ", whole)[0]
-    return shorten(first if first == whole else f"{first}.", _WIDTH)
+    if first == whole:
+        return shorten(whole, _WIDTH)
+    demand = re.match(r".*\b(?:MUST|SHOULD|MAY)\b.*?\. (?=[A-Z])", first)  # what the colon introduces may follow it
+    return shorten(demand[0].rstrip() if demand else f"{first}.", _WIDTH)
 
 
 #: What a value is, by a part of the name of its fact; `seen` are buffers as forward found them.

@@ -11,6 +11,7 @@ from typing import Any
 from conformance.checkers.explanation import explain
 from conformance.own_mistake import certain
 from conformance.report.blame import blamed
+from conformance.report.causes import in_short
 from conformance.run.lacking import lacking
 from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import Catalogue
@@ -20,27 +21,37 @@ from conformance.verdict import Finding, ScenarioResult, telling
 _NO_FILE_NAME = {ord("/"): ".", 0: "."}
 
 
-def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str) -> str:
-    """Return why `outcome` must not be green; `replay` is the command that shows it again."""
+def failure_text(outcome: Outcome, backend: str, catalogue: Catalogue, replay: str, *, title: str = "") -> str:
+    """Return why `outcome` must not be green; `replay` is the command that shows it again.
+
+    `title` is the sentence that stands above the text, which does not say it once more.
+    """
     result, excuse = outcome.failed_result, outcome.expectation
     certain(result.verdict.is_failure or excuse is not None, f"{outcome.id} did not fail")
     if excuse is not None and not excuse.holds:
         finding = Finding("known_failures", result.verdict, excuse.describe(outcome.subject.verdict))
         others = [one for one in result.findings if one.verdict.is_failure]
         result = replace(result, findings=(*others, finding))
-    return result_text(outcome, result, backend, catalogue, replay)
+    return result_text(outcome, result, backend, catalogue, replay, title=title)
 
 
-def result_text(outcome: Outcome, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = "") -> str:
+def result_text(
+    outcome: Outcome, result: ScenarioResult, backend: str, catalogue: Catalogue, replay: str = "", *, title: str = ""
+) -> str:
     """Return header and evidence of one column that is not PASS: the gravest finding first, the others below.
 
     Among equally grave findings one with evidence comes first; one whose evidence was told already is left out.
+    `title` is as in `failure_text`.
     """
     first, *others = telling(result.verdict, result.findings) or [
         Finding("runner", result.verdict, "no checker says why")
     ]
     requirement_id = blamed(outcome) if outcome.is_failure else outcome.leading_requirement
     statement = catalogue.requirement(requirement_id).statement if requirement_id in catalogue else ""
+    if statement and title == in_short(statement):
+        statement = ""
+    elif title == first.summary:
+        first = replace(first, summary="")
     header = {"subject": result.subject, "backend": backend, "requirement": requirement_id, "statement": statement}
     lines = [explain(replace(first, verdict=result.verdict), outcome, **header)]
     for finding in others:

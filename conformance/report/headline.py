@@ -47,11 +47,11 @@ def headline(report: Report) -> str:
 
 
 def kept(report: Report) -> str:
-    """Return how much was asked and kept, such as `keeps 31 of 83 requirements, 52 need capabilities not declared`."""
+    """Return e.g. `keeps 31 of 83 requirements, 52 need capabilities that it does not declare`."""
     asked = counted(len(report.requirements), "requirement")
     said = [f"keeps {_number(report, Verdict.PASS)} of {asked}{_version(report)}"]
     if undeclared := _number(report, Verdict.UNSUPPORTED):
-        said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities not declared")
+        said.append(f"{undeclared} {'needs' if undeclared == 1 else 'need'} capabilities that it does not declare")
     if unknown := _number(report, Verdict.UNKNOWN):
         said.append(f"{unknown} could not be judged")
     return ", ".join(said)

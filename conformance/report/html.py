@@ -32,9 +32,14 @@ from conformance.report.timeline import Timeline, timeline
 from conformance.report.words import CHECKERS
 from conformance.run.outcome import NATIVE, Outcome, combine, evidence_on, verdicts_of
 from conformance.run.report import Report, RequirementSummary
+from conformance.spec.catalogue import load_catalogue
 from conformance.verdict import RankFate, ScenarioResult, Verdict
 
+_ID = re.compile(r"\b[A-Z][A-Z0-9]*-[0-9]{2,3}\b")
 _TEMPLATES = Path(__file__).parent / "templates"
+
+#: So many causes are listed at once; the others are one click away, so that the map of the chapters stays in sight.
+_NUM_CAUSES = 7
 
 #: So many results of a requirement with one verdict are shown whole, and one of torch's DDP, which runs beside. Beyond
 #: `_MOST_WHOLE` results it is one for everybody: a page of thousands of failures must open at once.
@@ -148,6 +153,13 @@ class MatrixRow:
     cells: tuple[Cell, ...]
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """What the sentence rests on; empty for a sentence that this release does not have."""
+        mine, known = self.requirement, load_catalogue()
+        found = known.requirement(mine.id) if mine.id in known else None
+        return found.source if found is not None and found.statement == mine.statement else ()
+
+    @property
     def verdicts(self) -> str:
         """The verdicts of all cells, for the page's filter."""
         return " ".join(sorted({cell.verdict.value for cell in self.cells if cell.verdict is not None}))
@@ -164,6 +176,8 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
     columns = _columns(reports, folders or [None] * len(reports))
     entries = tuple(_entries(columns))
     heads, heat = _heat_map(columns)
+    chapters = _chapters(columns, entries)
+    linked = _Linked(frozenset(row.requirement.id for rows in chapters.values() for row in rows))
     own = [column for column in columns if not column.is_native]
     script, style = _asset("report.js"), _asset("report.css")
     return (
@@ -172,8 +186,10 @@ def html_page(reports: Sequence[Report], folders: Sequence[Path] = ()) -> str:
         .render(
             reports=reports,
             columns=columns,
-            chapters=_chapters(columns, entries),
+            chapters=chapters,
             causes=_told_causes(columns, entries),
+            num_causes=_NUM_CAUSES,
+            linked=linked,
             heads=heads,
             heat=heat,
             groups=[(column, {group.chapter: group for group in groups_of(column.report)}) for column in own],
@@ -356,6 +372,19 @@ def _environment() -> Environment:
     environment.globals.update(headline=headline, shorten=shorten)
     environment.filters["coded"] = _coded
     return environment
+
+
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """Makes the ids of requirements that the matrix has links to their rows there; the text is escaped."""
+
+    ids: frozenset[str]
+
+    def __call__(self, text: str) -> Markup:
+        def link(match: re.Match[str]) -> str:
+            return f'<a href="#requirement-{match[0]}">{match[0]}</a>' if match[0] in self.ids else match[0]
+
+        return Markup(_ID.sub(link, str(escape(text))))
 
 
 def _coded(text: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.checkers.explanation import ranks as names_of
@@ -10,6 +11,8 @@ from conformance.history import Collective
 from conformance.observation import Facts, Observation
 
 _INDENT = "  "
+#: Facts of one backward of a step that has several: `local` are those that ran under `no_sync`.
+_MICRO = re.compile(r"step\d+/(?P<kind>local|micro)(?P<number>\d+)/")
 _PHASE_WIDTH = 12
 #: Of more rows in which all ranks agree than this, only the first and the last are shown.
 _MOST_ALIKE = 5
@@ -19,18 +22,27 @@ _MOST_WRONG = 4
 Row = Mapping[int, Collective | None]
 
 
-def told_by_steps(observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None) -> list[str]:
-    """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong."""
+def told_by_steps(
+    observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, only: int | None = None
+) -> list[str]:
+    """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong.
+
+    A step of several backwards has a line of facts for each. With `only` there is that step and no other.
+    """
     rows = _rows(observations)
     expected = _observed_part(expected or {}, observations)
     wrong = _by_step(wrong_facts(expected, {rank: one.facts for rank, one in observations.items()}))
     names = dict.fromkeys(name for facts in expected.values() for name in facts)
     steps = sorted({_step_of_row(row) for row in rows} | {_step_of(name) for name in names})
     lines: list[str] = []
-    for step in steps:
+    if only is not None and only not in steps:
+        known = ", ".join(str(step) for step in steps if 0 <= step < _AT_THE_END) or "none"
+        lines.append(f"no step {only} was observed; there are {known}")
+    for step in steps if only is None else {only}.intersection(steps):
         lines.append("before the first step" if step < 0 else f"step {step}" if step < _AT_THE_END else "at the end")
         lines += _collectives([row for row in rows if _step_of_row(row) == step])
-        lines += _facts([name for name in names if _step_of(name) == step], wrong.get(step, []))
+        for part, of_part in _parts([name for name in names if _step_of(name) == step]).items():
+            lines += _facts(part, of_part, [one for one in wrong.get(step, []) if one.name in of_part])
     return [*lines, *(_ending(one) for _, one in sorted(observations.items()) if one.fate.kind != "returned")]
 
 
@@ -74,8 +86,9 @@ def _collectives(rows: Sequence[Row]) -> list[str]:
     phase = ""
     for row in rows:
         first = next(one for one in row.values() if one is not None)
-        label = first.phase if first.phase != phase else ""
-        phase = first.phase
+        entered = first.phase if first.sync else f"{first.phase}, under no_sync  "
+        label = entered if entered != phase else ""
+        phase = entered
         if label:
             lines += _shortened(alike)
             alike = []
@@ -107,13 +120,23 @@ def _by_step(wrong: Iterable[WrongFact]) -> dict[int, list[WrongFact]]:
     return found
 
 
-def _facts(names: Sequence[str], wrong: Sequence[WrongFact]) -> list[str]:
-    if not names:
-        return []
+def _parts(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names by the backward of the step that they are of; an empty text stands for the step itself."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        match = _MICRO.match(name)
+        part = ""
+        if match:
+            part = f"micro-step {match['number']}{', under no_sync' if match['kind'] == 'local' else ''}: "
+        found.setdefault(part, []).append(name)
+    return found
+
+
+def _facts(part: str, names: Sequence[str], wrong: Sequence[WrongFact]) -> list[str]:
     by_name: dict[str, list[WrongFact]] = {}
     for fact in wrong:
         by_name.setdefault(fact.name, []).append(fact)
-    lines = [f"{_INDENT}{'facts':<{_PHASE_WIDTH}}{len(names) - len(by_name)} of {len(names)} right"]
+    lines = [f"{_INDENT}{'facts':<{_PHASE_WIDTH}}{part}{len(names) - len(by_name)} of {len(names)} right"]
     for name, facts in list(by_name.items())[:_MOST_WRONG]:
         why = facts[0].diagnosis or str(facts[0].difference)
         lines.append(f"{_INDENT}{'':<{_PHASE_WIDTH}}wrong: {name} on {names_of(one.rank for one in facts)}: {why}")

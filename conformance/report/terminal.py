@@ -17,6 +17,7 @@ from rich.text import Text
 from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
 from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.unconnected import TRIED_AGAIN
 from conformance.report.blame import blamed
 from conformance.report.causes import Cause, Kind, causes_of
 from conformance.report.failure import failure_path, failure_text, replay_command
@@ -56,6 +57,7 @@ _EVIDENCE_INDENT = 6  # that of the lines below `Let   A = ...`
 #: Sentences are broken after so many columns off a terminal, in a CI log say; paths and commands are not.
 _WIDTH_OF_LOGS = 100
 _NUM_REASONS = 5  # why scenarios were UNSUPPORTED
+_WIDTH_OF_NAME = 40  # of the scenario that runs, beside the bar
 _IN_BAR, _IN_LINE = 1, 4  # names of requirements that failed: a bar must fit into 100 columns
 
 #: Off a terminal, at least so much time passes between two lines about the progress of a run.
@@ -71,8 +73,10 @@ class ProgressBar:
     requirement gets a line at once.
     """
 
-    def __init__(self, console: Console, scenarios: tuple[Scenario, ...]) -> None:
-        """Prepare a bar; nothing is drawn before the first event."""
+    def __init__(self, console: Console, scenarios: tuple[Scenario, ...], *, quiet: bool = False) -> None:
+        """Prepare a bar; nothing is drawn before the first event, and nothing at all if `quiet`."""
+        self._quiet = quiet
+        self._runs = ""  # the scenario that began last
         self._lines = None if console.is_terminal else Console(stderr=True, highlight=False, soft_wrap=True)
         self._said = 0.0
         self._total = len(scenarios)
@@ -90,7 +94,7 @@ class ProgressBar:
             _Remaining(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=quiet or not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=len(scenarios), verdicts="", left=None)
 
@@ -105,6 +109,10 @@ class ProgressBar:
 
     def __call__(self, event: Progress) -> None:
         """Move the bar on."""
+        if self._quiet:
+            return
+        if event.outcome is None:
+            self._runs = event.scenario.id
         self._started = self._started or time.monotonic()  # not before: starting the ranks says nothing of the rest
         if event.outcome is not None:
             self._note_failure(event.outcome)
@@ -115,7 +123,7 @@ class ProgressBar:
         self._progress.update(
             self._task,
             completed=event.done,
-            description=f"world size {event.scenario.world_size}",
+            description=shorten(self._runs, _WIDTH_OF_NAME),
             verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed else "",
         )
         self._said = self._said or self._started
@@ -154,7 +162,8 @@ class ProgressBar:
         left = elapsed / max(self._work_done, 1) * self._work_left
         remaining = f", about {_clock(left)} left" if self._work_left else ""
         so_far = f"{done} of {counted(self._total, 'scenario')}"
-        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}"
+        now = f"; now {self._runs}" if self._runs else ""
+        return f"{so_far}, {self._failures(_IN_LINE)}, {_clock(elapsed)} elapsed{remaining}{now}"
 
 
 class _Remaining(bar.ProgressColumn):
@@ -294,7 +303,7 @@ def print_failures(console: Console, report: Report, catalogue: Catalogue, folde
     for number, cause in enumerate(causes[:whole], start=1):
         _print_cause(console, cause, number)
         replay = replay_command(cause.best.id, report.subject.typed, report.backend, folder)
-        print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay))
+        print_evidence(console, failure_text(cause.best, report.backend, catalogue, replay, title=cause.title))
         console.print()
     if not causes[whole:]:
         return
@@ -363,6 +372,10 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     if report.native_verdicts:
         console.print(f"torch's DDP: {counts_text(report.native_verdicts)}", highlight=False)
     _print_unsupported(console, report)
+    again = [one for each in report.scenarios for one in each.subject.findings if one.summary.startswith(TRIED_AGAIN)]
+    if again:
+        said = f"{counted(len(again), 'scenario')} had to be {shorten(again[0].summary)}."
+        console.print(Text(_broken(said, _width(console), 0)), soft_wrap=True)
     for outcome in report.contaminated:
         console.print(Text(f"{outcome.id}: {outcome.subject.findings[0].summary}", style="bold red"), soft_wrap=True)
     if not report.is_complete:
@@ -380,7 +393,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif not report.failures:
         console.print("Nothing passed, so this run shows nothing.", style="bold red")
     else:
-        console.print(f"{_failed(report)}.", style="bold red", highlight=False)
+        console.print(f"{_failed(report)}. {_short(report)} {kept(report)}.", style="bold red", highlight=False)
 
 
 def _failed(report: Report) -> str:

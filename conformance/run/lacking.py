@@ -12,6 +12,9 @@ from conformance.verdict import ScenarioResult
 
 _MISSING = re.compile(r"AttributeError: (?!'NoneType').* has no attribute '(\w+)'")
 
+#: A function that stands beside a wrapper's class has the name of the capability that it comes with.
+_NO_FUNCTION = re.compile(r"AttributeError: expected a function (\w+) in a package of the wrapper's class")
+
 #: What a constructor raises for an option that it does not have.
 _REFUSALS = ("TypeError", "ValueError")
 
@@ -35,10 +38,13 @@ def lacking(result: ScenarioResult, scenario: Mapping[str, Any] | None = None) -
 
     `scenario` is what `result` is about, as an outcome keeps it of failures.
     """
-    found = (_MISSING.search(f"{one.summary}\n{one.explanation}") for one in result.findings_that_tell)
-    method = next((match[1] for match in found if match and match[1] in METHODS), "")
+    texts = [f"{one.summary}\n{one.explanation}" for one in result.findings_that_tell]
+    method = next((match[1] for text in texts if (match := _MISSING.search(text)) and match[1] in METHODS), "")
     if method:
         return Lacking((METHODS[method],), f"has no method {method}")
+    function = next((match[1] for text in texts if (match := _NO_FUNCTION.search(text))), "")
+    if function in CAPABILITIES:
+        return Lacking((function,), f"has no function {function} beside its class")
     refused = _refused(result, _asked_of(scenario or {}))
     return Lacking(tuple(refused), "refuses it") if refused else None
 

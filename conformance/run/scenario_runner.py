@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 
 from conformance.backends.backend import Backend
+from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
 from conformance.observation import Observation
 from conformance.pending import Pending
 from conformance.programs.registry import Program, get_program
@@ -23,7 +25,7 @@ from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
-from conformance.verdict import Verdict
+from conformance.verdict import Finding, Verdict
 
 
 class ScenarioRunner:
@@ -104,7 +106,13 @@ class ScenarioRunner:
     def _outcome(
         self, scenario: Scenario, program: Program, truth: Truth, attempt: Attempt, native: Attempt | None
     ) -> Outcome:
-        """Return the outcome of both columns' attempts, after another attempt of a subject that failed when warm."""
+        """Return the outcome of both columns' attempts, after another attempt of a subject that failed when warm.
+
+        So has a column another attempt, on fresh ranks, whose ranks could not connect to each other.
+        """
+        attempt, tried_again = self._begun(attempt)
+        if native is not None:
+            native, _ = self._begun(native)
         beside = authority = None
         if native is not None:
             beside = judged(native, program, truth)
@@ -113,9 +121,12 @@ class ScenarioRunner:
         settled = settlement.of(attempt, lambda verdict: self._is_known(scenario, verdict))
         if settled.result.verdict.is_failure or settled.contaminated_by:
             self._doubted.add(scenario.kind_of_ranks)
+        result = settled.result
+        if tried_again:
+            result = replace(result, findings=(*result.findings, Finding("runner", result.verdict, tried_again)))
         outcome = Outcome.of(
             scenario,
-            settled.result,
+            result,
             beside,
             notes=settled.attempt.notes(truth),
             warm=bool(settled.attempt.after),
@@ -125,6 +136,17 @@ class ScenarioRunner:
         )
         self._num_hangs = hangs_after(outcome, self._num_hangs)
         return outcome
+
+    def _begun(self, attempt: Attempt) -> tuple[Attempt, str]:
+        """Return the attempt, or another one on fresh ranks if its ranks could not connect, and what is to be told.
+
+        A busy machine has ranks give up before a scenario begins, which says nothing of what the scenario is about.
+        """
+        if not (why := unconnected(attempt.observations)):
+            return attempt, ""
+        again = self._start(attempt.scenario, attempt.subject, fresh=True).wait()
+        now = "those could not either" if unconnected(again.observations) else "those could"
+        return again, f"{TRIED_AGAIN}: {why}; {now}"
 
     def _attempt(self, scenario: Scenario, *, fresh: bool = False) -> Attempt:
         return self._start(scenario, self.subject, fresh=fresh).wait()

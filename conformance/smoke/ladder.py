@@ -32,6 +32,9 @@ DEFAULT_WORLD_SIZE = 3
 #: Short, because the backend or DDP has not declared that this works.
 _UNDECLARED_DEADLINE_S = 5.0
 
+#: Capabilities that a DDP can lack without an error: how its first scenario is recognised then, and what to say.
+_SILENTLY = {"ignored_parameters": ("broadcast-unasked", "it synchronises what the module names to be ignored")}
+
 _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
     " world size, on every rank."
@@ -187,9 +190,7 @@ class _Climber:
         if (scenario := self._first_that_needs(capability, alone)) is None:
             return
         result = self._judged(scenario, subject)
-        found = lacking(result, scenario.to_json()) if result.verdict.is_failure else None
-        if result.verdict is Verdict.UNSUPPORTED or (found is not None and capability in found.names):
-            why = result.summary if found is None else f"it {found.why}"
+        if why := _lacks(capability, scenario, result):
             asks = f"{subject.name} is capable of {capability}"
             yield Footing(capability, asks, Status.LACKING, why, duration_ms=result.duration_ms)
 
@@ -205,6 +206,17 @@ class _Climber:
     def _judged(self, scenario: Scenario, subject: Subject) -> ScenarioResult:
         patient = scenario.replace(deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S))
         return ScenarioRunner(subject, self._backend, self._controller, native=False).run(patient).subject
+
+
+def _lacks(capability: str, scenario: Scenario, result: ScenarioResult) -> str:
+    """Return how the result shows that a DDP lacks `capability`; empty if it does not."""
+    if result.verdict is Verdict.UNSUPPORTED:
+        return result.summary
+    found = lacking(result, scenario.to_json()) if result.verdict.is_failure else None
+    if found is not None and capability in found.names:
+        return f"it {found.why}"
+    mistake, why = _SILENTLY.get(capability, ("", ""))
+    return why if any(mistake and one.mistake == mistake for one in result.findings) else ""
 
 
 def _undeclared(capability: str, verdict: Verdict) -> tuple[Status, str]:

@@ -348,3 +348,15 @@ def test_doctor_says_what_to_do_about_what_is_missing(monkeypatch: pytest.Monkey
 
 def test_every_verdict_has_a_style() -> None:
     assert set(STYLES) == set(Verdict)
+
+
+def test_a_ddp_that_cannot_be_a_name_is_told_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom conformance.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n    print('torch' in sys.modules)"
+    )
+    (tmp_path / "x.json").write_text(PLAIN.dumps())
+    for arguments in (["run", "--ddp", "subj:"], ["replay", "x.json", "--ddp", "subj:"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, done.stdout.strip()) == (2, "False"), done.stderr
+        assert done.stderr.startswith("Error: unknown DDP 'subj:'")

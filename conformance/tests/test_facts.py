@@ -381,3 +381,20 @@ def test_local_values_are_always_recognised(values: list[int], world_size: int, 
     local = [value + world_size * shift * rank for rank, value in enumerate(local)]
     mean: Tensor = sum(local[1:], local[0]) / world_size
     assert _diagnose(mean, *local).startswith("the rank's own local value, never reduced")
+
+
+def test_a_training_that_goes_another_way_is_no_part_of_a_value() -> None:
+    wanted = torch.tensor([3.0, 2.5, 2.25, 2.0])
+    came = torch.tensor([3.0, 2.5, 2.5, 2.125])
+    said = "right in the first 2 of 4 batches, and those of another training from there on"
+    assert _diagnose(wanted, came, came, name="epoch0/loss") == said
+    assert _diagnose(wanted, came, came) == "wrong in element(s) 2 to 3 of the flat value only"
+
+
+def test_what_a_whole_step_under_no_sync_left_is_looked_for_as_well() -> None:
+    before, name = "step0/grad/fc.weight", "step1/grad/fc.weight"
+    left = {0: A, 1: B * 3}
+    wanted = (left[0] + left[1]) / 2 + MEAN
+    expected: dict[int, Facts] = {rank: {before: left[rank], name: wanted} for rank in (0, 1)}
+    observed: dict[int, Facts] = {rank: {before: left[rank], name: left[rank] + MEAN} for rank in (0, 1)}
+    assert diagnose(name, 0, expected, observed, frozenset({1})).mistake == "no-sync-left-out"

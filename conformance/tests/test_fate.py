@@ -14,12 +14,14 @@ import conformance
 from conformance.checkers.checker import Evidence
 from conformance.checkers.fate import OUR_FRAMES, missing_from
 from conformance.checkers.registry import get_checker
+from conformance.checkers.unconnected import unconnected
 from conformance.errors import ScenarioError, SubjectError
 from conformance.observation import Observation
 from conformance.programs.registry import get_program
 from conformance.run.judge import judge
 from conformance.scenario import Fault
-from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
+from conformance.tests.evidence_by_hand import SCENARIO, collective, ended, evidence_of, gradients, raised, returned
+from conformance.truth.expected import Raises
 from conformance.verdict import Finding, Verdict
 from conformance.workers.hearing import lost
 
@@ -252,3 +254,49 @@ def test_nothing_is_judged_of_a_doomed_rank_that_died_and_one_that_lives_is_our_
 
     assert found(arguments=arguments) == []
     assert found() == ["no_crash"]
+
+
+_LOST = "Gloo connectFullMesh failed with [pair.cc:144] no error: Connection closed by peer [127.0.0.1]:3218"
+
+
+def _apart(rank: int, message: str = _LOST, phase: str = "start", **rest: Any) -> Observation:
+    return replace(raised(rank, RuntimeError(message)), phase=phase, **rest)
+
+
+def test_ranks_that_could_not_connect_never_began_what_the_scenario_is_about() -> None:
+    assert unconnected({0: _apart(0), 1: ended(1, "abandoned", phase="start")}).startswith(
+        "rank 0 could not connect to the others: RuntimeError: Gloo connectFullMesh"
+    )
+    doomed = SCENARIO.replace(world_size=2, faults=(Fault("kill", 1, "killed"),))
+    evidence = replace(evidence_of(_apart(0), _apart(1)), scenario=doomed)
+    assert getattr(get_checker("exercised")(evidence), "verdict", None) is Verdict.UNKNOWN
+    finding = _check("no_exception", _apart(0), _apart(1))
+    assert (finding.verdict, finding.mistake) == (Verdict.FAIL, "not-connected")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        (_apart(0, phase="backward"),),
+        (_apart(0, "out of memory"),),
+        (_apart(0, history=gradients(4)),),
+        (_apart(0), ended(1, "killed")),  # which is why the connection was closed
+        (_apart(0, faults_fired=1),),
+        (returned(0),),
+    ],
+)  # fmt: skip
+def test_what_breaks_later_or_because_a_rank_died_has_begun(seen: tuple[Observation, ...]) -> None:
+    assert unconnected({one.rank: one for one in seen}) == ""
+
+
+def test_ranks_that_hang_where_they_had_to_raise_lack_a_check() -> None:
+    hung = (ended(0, "hung", phase="construct"), returned(1, facts={"construct": None}))
+    refusal = Raises(("RuntimeError",))
+    first = {rank: {"construct": refusal, "step0/grad/w": 1.0} for rank in (0, 1)}
+    only = {rank: {"step1/backward": refusal} for rank in (0, 1)}
+    later = (ended(0, "hung", phase="backward"), ended(1, "hung", phase="backward"))
+    for seen, expected, mistake in (
+        (hung, first, "lacks-check"), (later, only, "lacks-check"), (later, first, ""), (hung, None, ""),
+    ):  # fmt: skip
+        finding = _finding("no_hang", replace(evidence_of(*seen), expected=expected))
+        assert (finding.verdict, finding.mistake) == (Verdict.HANG, mistake)

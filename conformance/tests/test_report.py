@@ -39,6 +39,7 @@ from conformance.spec.cheapest import work
 from conformance.suite import Selection
 from conformance.tests import reports_by_hand as by_hand
 from conformance.tests.reports_by_hand import (
+    CAP,
     CATALOGUE,
     CRASH,
     FAIL,
@@ -301,6 +302,29 @@ def test_a_title_says_what_is_wrong_and_no_raw_fact(finding: Finding, title: str
     assert cause.title == title
 
 
+def test_what_would_be_told_in_one_sentence_is_one_cause() -> None:
+    report = run_report(
+        *(_failed(f"gradients/GRAD-02/{name}", Finding("facts", FAIL, f"{name}/values on rank 1 differs"))
+          for name in ("all_reduce", "reduce", "gather")),
+        _failed("gradients/GRAD-01/a", Finding("facts", FAIL, "scatter/values on rank 1 differs")),
+    )  # fmt: skip
+    assert [(one.title, one.extent) for one in causes_of(report)] == [
+        ("A gradient MUST NOT depend on the bucket cap.", "3 scenarios of GRAD-02"),
+        ("Every rank MUST hold the mean of the gradients.", "1 scenario of GRAD-01"),
+    ]  # fmt: skip
+
+
+def test_a_sentence_that_stands_above_the_evidence_is_not_said_again() -> None:
+    fact = _failed("gradients/GRAD-02/a", Finding("facts", FAIL, "step0/grad/w on rank 1 differs", "Let   A = 1"))
+    error = _failed("gradients/GRAD-02/b", Finding("no_exception", FAIL, "rank 0 raised KeyError: 'a'", "Let   A = 1"))
+    for one in (fact, error):
+        text = shown(run_report(one))
+        title = cause_of(one, {"GRAD-02": CAP.statement}).title
+        assert text.count(title) == 1, text
+    assert "step0/grad/w on rank 1 differs" in shown(run_report(fact))
+    assert CAP.statement in shown(run_report(error))
+
+
 def _failed(scenario_id: str, *findings: Finding, requirements: tuple[str, ...] = ()) -> Outcome:
     one = outcome(scenario_id, FAIL)
     subject = dataclasses.replace(one.subject, findings=findings)
@@ -388,26 +412,15 @@ class WhatPeopleRead(expecttest.TestCase):
         self.assertExpectedInline(
             shown(MIXED),
             """\
-2 failures, 2 causes:
+2 failures, 1 cause:
   1.  A gradient MUST NOT depend on the bucket cap.
-      Seen in 1 scenario of GRAD-02
-CRASH  GRAD-02  A gradient MUST NOT depend on the bucket cap.
+      Seen in 2 scenarios of GRAD-02
+CRASH  GRAD-02  it was CRASH
       gradients/GRAD-02/cnn
       subject=ddp_impl backend=gloo world=2 seed=7
-      it was CRASH
 Let   A = it was CRASH
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/gradients.GRAD-02.cnn.json
-
-  2.  A gradient MUST NOT depend on the bucket cap.
-      Seen in 1 scenario of GRAD-02
-FAIL  GRAD-02  A gradient MUST NOT depend on the bucket cap.
-      gradients/GRAD-02/mlp
-      subject=ddp_impl backend=gloo world=2 seed=7
-      it was FAIL
-Let   A = it was FAIL
-Then  A is not 2.
-Replay  ddp-conformance replay report/failures/gradients.GRAD-02.mlp.json
 
 chapter    passed  scenarios  ddp_impl                             torch's DDP
 gradients  0 of 2          4  CRASH 1, FAIL 1 of 4                 FAIL 1 of 3, 1 unsupported
@@ -420,7 +433,7 @@ ddp_impl: 3 PASS, 1 UNSUPPORTED, 1 FAIL, 1 CRASH
 torch's DDP: 3 PASS, 2 UNSUPPORTED, 1 FAIL
 UNSUPPORTED, and so not judged:
      1  it was UNSUPPORTED
-2 scenarios failed.""",
+2 scenarios failed. ddp_impl keeps 1 of 3 requirements.""",
         )
 
     def test_a_green_run_without_the_second_column(self) -> None:
@@ -486,10 +499,9 @@ ddp_impl keeps 2 of 2 requirements.""",
 3 failures, 2 causes:
   1.  Ranks MUST reduce the same buckets.
       Seen in 1 scenario of BUCKET-01
-FAIL  BUCKET-01  Ranks MUST reduce the same buckets.
+FAIL  BUCKET-01  it was FAIL
       buckets/BUCKET-01/a
       subject=ddp_impl backend=gloo world=2 seed=7
-      it was FAIL
 Let   A = it was FAIL
 Then  A is not 2.
 Replay  ddp-conformance replay report/failures/buckets.BUCKET-01.a.json
@@ -507,7 +519,7 @@ Replay  ddp-conformance replay report/failures/gradients.GRAD-01.a.json
 median warm scenario at world size 2: 12.5 ms, others beside it
 3 scenarios in 12.5 s, evidence for 3 requirements
 ddp_impl: 2 PASS, 1 FAIL
-1 scenario failed, 2 scenarios passed that were known to fail.
+1 scenario failed, 2 scenarios passed that were known to fail. ddp_impl keeps 2 of 3 requirements.
 """,
         )
 
@@ -629,3 +641,21 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         assert (result.exit_code, "another run writes" in " ".join(result.stderr.split())) == (2, True)
     with sole_writer(tmp_path / "report"):
         pass
+
+
+def test_progress_names_the_scenario_that_runs_and_is_silent_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = tuple(by_hand.scenario(f"gradients/GRAD-01/{name}") for name in ("a", "b"))
+    events = [
+        Progress(scenarios[0], 0, 2), Progress(scenarios[0], 1, 2, by_hand.outcome(scenarios[0], FAIL)),
+        Progress(scenarios[1], 1, 2),
+    ]  # fmt: skip
+    for quiet in (False, True):
+        clock = iter([100.0 + 20 * tick for tick in range(100)])
+        monkeypatch.setattr("conformance.report.terminal.time.monotonic", clock.__next__)
+        with ProgressBar(Console(file=io.StringIO()), scenarios, quiet=quiet) as progress:
+            for event in events:
+                progress(event)
+        said = capsys.readouterr().err
+        assert said.splitlines()[-1:] == [] if quiet else said.endswith("; now gradients/GRAD-01/b\n"), said

@@ -29,11 +29,13 @@ from conformance.report.ratio_chart import LEFT, WIDTH, ratio_chart
 from conformance.report.timeline import timeline
 from conformance.report.trace import trace_of
 from conformance.run.known_failures import UNEXPECTED_PASS, Excuse
+from conformance.run.outcome import Outcome
 from conformance.run.report import Report
-from conformance.spec.catalogue import load_catalogue
+from conformance.spec.catalogue import Catalogue, Chapter, load_catalogue
 from conformance.spec.profile import in_profile
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import (
+    CAP,
     FAIL,
     HANG,
     HOSTILE,
@@ -49,7 +51,7 @@ from conformance.tests.reports_by_hand import (
     run_report,
     stored,
 )
-from conformance.verdict import RankFate, Verdict
+from conformance.verdict import Finding, RankFate, Verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -101,7 +103,9 @@ def test_headlines(tmp_path: Path, mixed: Report) -> None:
     green = stored(tmp_path, outcome("gradients/GRAD-01/a", PASS))
     assert headline(green) == "keeps 1 of 1 requirement"
     asked = (outcome(f"gradients/{name}/a", verdict) for name, verdict in (("GRAD-01", PASS), ("GRAD-02", UNSUPPORTED)))
-    assert headline(stored(tmp_path, *asked)) == "keeps 1 of 2 requirements, 1 needs capabilities not declared"
+    assert (
+        headline(stored(tmp_path, *asked)) == "keeps 1 of 2 requirements, 1 needs capabilities that it does not declare"
+    )
     certified = dataclasses.replace(
         green, certified=True, selection=dataclasses.replace(green.selection, profile="core")
     )
@@ -145,8 +149,8 @@ def test_markdown_says_the_answer_first(mixed: Report) -> None:
     text = markdown(mixed)
     assert html.unescape(text.splitlines()[0]) == "### ❌ ddp-conformance: 4 of 7 failed"
     assert "| gradients | 0 of 2 | 4 | HANG 1, FAIL 1 of 4 | HANG 1, FAIL 1 of 4 |" in text
-    assert text.count("<details>") == text.count("</details>") == 5  # chapters, and a cause each
-    assert html.unescape(text).index("**4 causes of 4 failures**") < text.index("<details>")
+    assert text.count("<details>") == text.count("</details>") == 4  # chapters, and a cause each
+    assert html.unescape(text).index("**3 causes of 4 failures**") < text.index("<details>")
     assert text[: text.index("<details>")].count("\n") <= 12
 
 
@@ -303,6 +307,33 @@ def test_an_unexpected_pass_says_what_it_is_everywhere(tmp_path: Path) -> None:
     assert failure.get("message") == f"unexpected pass: {says}."
     assert says in html.unescape(markdown(report))
     assert Tags(html_page([report])).text.count(says) == 2
+
+
+def test_seven_causes_are_listed_and_the_others_are_one_click_away() -> None:
+    def failed(number: int) -> Outcome:
+        found = Finding("no_exception", FAIL, f"rank 0 raised Error{chr(65 + number)}: no")
+        one = outcome(f"gradients/GRAD-02/{number}", FAIL)
+        return dataclasses.replace(one, subject=dataclasses.replace(one.subject, findings=(found,)))
+
+    page = html_page([run_report(*map(failed, range(9)))])
+    listed, rest = page.split('<details class="more-causes"><summary>2 more</summary>')
+    assert listed.count("<li>") == 7
+    assert rest.split("</details>")[0].count("<li>") == 2
+    assert '<ol start="8">' in rest
+    assert 'class="more-causes"' not in html_page([run_report(*map(failed, range(7)))])
+
+
+def test_ids_of_requirements_lead_to_their_rows_which_name_their_sources() -> None:
+    real = load_catalogue()
+    known = real.requirement("GRAD-01")
+    catalogue = Catalogue((Chapter("gradients", "Gradients", "GRAD", (known, CAP)),))
+    page = html_page([run_report(outcome("gradients/GRAD-01/a", FAIL), outcome("gradients/GRAD-02/a", FAIL),
+                                 catalogue=catalogue)])  # fmt: skip
+    for name in ("GRAD-01", "GRAD-02"):
+        assert page.count(f'id="requirement-{name}"') == 1
+        assert page.count(f'<a href="#requirement-{name}">{name}</a>') >= 3  # its cause, and twice in its evidence
+    assert re.findall('<small class="source">(.*?)</small>', page) == [html.escape("; ".join(known.source))]
+    assert real.requirement("GRAD-02").statement != CAP.statement  # so that its sources are not this sentence's
 
 
 def test_the_page_of_a_full_run_stays_small() -> None:

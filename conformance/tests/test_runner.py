@@ -620,3 +620,30 @@ def test_a_failure_on_fresh_ranks_too_is_the_subject_s() -> None:
     report = runner.run([scenario("a"), scenario("broken")], MINE, GLOO, native=False, controller=ranks)
     assert [one.subject.verdict for one in report.scenarios] == [Verdict.PASS, Verdict.FAIL]
     assert report.contaminated == ()
+
+
+def test_ranks_that_cannot_connect_are_replaced_once_and_that_is_told() -> None:
+    lost = RuntimeError("Gloo connectFullMesh failed: Connection closed by peer")
+
+    class Apart(PretendedRanks):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.times = times
+
+        def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
+            seen = super().run(scenario, subject, fresh=fresh)
+            if scenario.id == "probe" or not self.times:
+                return seen
+            self.times -= 1
+            fate = Ending("raised", detail=f"raised {lost}")
+            return {rank: Observation(rank, fate, raised=Raised.of(lost), phase="start") for rank in seen}
+
+    for times, verdict, end in ((1, Verdict.PASS, "; those could"), (2, Verdict.FAIL, "; those could not either")):
+        ranks = Apart(times)
+        report = runner.run([scenario("a", 2)], MINE, GLOO, native=False, controller=ranks)
+        one = report.scenarios[0].subject
+        assert one.verdict is verdict
+        assert len(ranks.asked) == 2
+        assert one.findings[-1].summary.startswith("tried again on fresh ranks: ranks 0 and 1 could not connect")
+        assert one.findings[-1].summary.endswith(end)
+        assert not any("exercised" in each.checker and each.verdict.is_failure for each in one.findings)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from click.testing import CliRunner, Result
 
 from conformance.cli import main
-from conformance.cli.smoke import _declaration
+from conformance.cli.smoke import _declaration, _next
 from conformance.history import Collective
 from conformance.observation import Ending, Observation, Raised
 from conformance.programs.operations.cell import Cell
@@ -49,7 +49,9 @@ def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
     collectives = [rung.name for rung in COLLECTIVES]
     steps = ["step of torch", "step of ddp_impl"]
     assert found == [("ok", name) for name in (*FIRST_RUNGS, *collectives, *steps)]
-    assert "ddp-conformance run --profile core --fail-fast" in result.output
+    assert "Every rung holds. Next, few scenarios, which find most mistakes:\n" in result.stdout
+    commands = [line.strip() for line in result.stdout.splitlines() if line.startswith("    ddp-conformance")]
+    assert commands == [f"ddp-conformance run --profile {name}" for name in ("quick", "core")]
 
 
 @pytest.mark.nightly
@@ -169,6 +171,7 @@ def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:Plain", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())
     lacking = {name for name, one in found.items() if one.status is Status.LACKING}
+    assert lacking > {"ignored_parameters", "replicated_parameters"}, "which it lacks without an error of its own"
     assert lacking > {"comm_hook", "join", "no_sync", "static_graph", "gradient_as_bucket_view"}
     assert found["join"].detail == "it has no method join"
     assert found["static_graph"].detail.endswith(":Plain takes no argument static_graph")
@@ -177,6 +180,14 @@ def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
 def test_a_class_that_lacks_nothing_ends_without_a_declaration(zygote: ZygoteProcess) -> None:
     found = climb("gloo", "conformance.tests.peculiar_ddps:OwnErrors", world_size=2, zygote=zygote)
     assert Status.LACKING not in {one.status for one in found if one.rung in ("comm_hook", "join", "no_sync")}
+
+
+def test_what_to_type_next_names_the_declaration_where_there_is_one() -> None:
+    assert _next("gloo", " --ddp declared_ddp:SUBJECT").endswith("--profile core --ddp declared_ddp:SUBJECT")
+    assert _next("acme", " --backend acme").splitlines()[1].strip() == (
+        "ddp-conformance run --profile backend --fail-fast --backend acme"
+    )
+    assert "declared_ddp.py in this folder" in _declaration("my_pkg.ddp:MyDDP", ["join"])
 
 
 def test_the_declaration_of_what_is_lacking_can_be_pasted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from conformance.history import Collective
@@ -49,3 +51,27 @@ def test_a_rank_that_did_not_return_is_not_blamed_for_what_it_could_not_observe(
         "  facts       1 of 1 right",
         "rank 1 ended in backward: killed by SIGABRT",
     ]
+
+
+def test_backwards_under_no_sync_are_marked_and_one_step_can_be_asked_for() -> None:
+    right, wrong = torch.tensor([1.0]), torch.tensor([3.0])
+    leaked = replace(issued(0, 0), sync=False)
+    names = ("step0/local0/grad/w", "step0/grad/w", "step1/grad/w")
+    observations = {
+        rank: Observation(rank, Ending("returned"), dict.fromkeys(names, right) | {"step0/grad/w": wrong},
+                          history=(leaked, issued(1, 0), issued(2, 1)))
+        for rank in (0, 1)
+    }  # fmt: skip
+    expected = {rank: dict.fromkeys(names, right) for rank in (0, 1)}
+    told = told_by_steps(observations, expected, 0)
+    assert told[:6] == [
+        "step 0",
+        "  backward, under no_sync  ranks 0 and 1: all_reduce #0 (32 x float32, sum)",
+        "  backward    ranks 0 and 1: all_reduce #1 (32 x float32, sum)",
+        "  facts       micro-step 0, under no_sync: 1 of 1 right",
+        "  facts       0 of 1 right",
+        told[5],
+    ]
+    assert told[5].strip().startswith("wrong: step0/grad/w on ranks 0 and 1")
+    assert "step 1" not in told
+    assert told_by_steps(observations, expected, 7) == ["no step 7 was observed; there are 0, 1"]

@@ -44,6 +44,7 @@ _JUDGED = {
     "BUCKET-18": ("elements",),
     "BUCKET-17": ("overlap", "full_overlap"),
 }
+_IGNORING = Variant(needs=("ignored_parameters",))
 _AUTO = Variant(options={"bucket_cap_mb": "auto"}, needs=("auto_buckets",))
 
 
@@ -76,8 +77,8 @@ def _what() -> Iterator[Scenario]:
     yield from _traffic("BUCKET-01", "", 2, (_cap_of(1, "each-alone"), _cap_of(1100, "two")))
     left_out = (
         arguments("frozen", frozen=[1, 4]),
-        arguments("ignored", ignored=[0, 2]),
-        arguments("both", frozen=[0], ignored=[3]),
+        arguments("ignored", ignored=[0, 2]) | _IGNORING,
+        arguments("both", frozen=[0], ignored=[3]) | _IGNORING,
     )
     yield from _traffic("BUCKET-01", "", 2, left_out, (NO_VIEW, VIEW))
     default_cap = PLAIN.named("default-cap")
@@ -138,7 +139,7 @@ def _models() -> Iterator[Scenario]:
         fields("many-small-layers", model="many_small_layers").at(2, 3, 4),
         fields("mixed-dtypes", model="mixed_dtypes"),
     )
-    yield from _grid("BUCKET-14", "", "model_traffic", 2, many, arguments(few=True))
+    yield from _grid("BUCKET-14", "", "model_traffic", 2, many, arguments(few=True), needs=("bucket_cap_mb",))
 
 
 def _own_collectives() -> Iterator[Scenario]:

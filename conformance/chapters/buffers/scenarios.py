@@ -10,6 +10,7 @@ from conformance.chapters.variants import (
     PLAIN,
     UNUSED,
     VIEW,
+    Variant,
     arguments,
     each,
     model,
@@ -83,7 +84,7 @@ def _autograd() -> Iterator[Scenario]:
 
 def _silence() -> Iterator[Scenario]:
     nothing, ignored, off = each("kind", ("no_buffers", "ignored", "off"))
-    kinds = (nothing, ignored, off | LOCAL_BUFFERS.named(""))
+    kinds = (nothing, ignored | Variant(needs=("ignored_parameters",)), off | LOCAL_BUFFERS.named(""))
     yield from _grid("BUFFER-09", "", "silent_forward", (2, 3), kinds)
 
 

@@ -39,10 +39,14 @@ function apply() {
 
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target?.matches(".entry")) {
-    if (target.hidden) {
-      filters.reset();
-    }
+  if (!target?.matches(".item")) {
+    return;
+  }
+  if (target.hidden) {
+    filters.reset();
+    target.scrollIntoView();
+  }
+  if (target.matches(".entry")) {
     target.open = true;
     target.querySelector("summary").focus({ preventScroll: true });
     target.scrollIntoView();
