@@ -58,7 +58,8 @@ _DTYPE_NAMES = {
 
 
 #: How many of the last works of a group are kept alive. C++ code that was handed one by Python (torch's reducer gets a
-#: join context's) holds its C++ part only: once the Python part is gone, waiting for it would wait for ever.
+#: join context's) holds its C++ part only: once the Python part is gone, waiting for it would wait for ever. Those that
+#: have been waited for are let go of with the next one, because they keep the subject's tensors alive.
 _NUM_KEPT = 64
 
 
@@ -95,6 +96,11 @@ class RecordedWork(dist.Work):
         self._flights = flights
         if inner is None:
             self._land()
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether somebody has waited for all that it stands for."""
+        return all(flight.finished for flight in self._flights)
 
     def _land(self) -> None:
         for flight in self._flights:
@@ -242,6 +248,7 @@ class RecordedGroup(dist.ProcessGroup):
         if work is not None:
             for flight in flights:
                 flight.completed = work.is_completed
+        self._recent = deque((one for one in self._recent if not one.has_landed), _NUM_KEPT)
         self._recent.append(watched)
         return watched
 

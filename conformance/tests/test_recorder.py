@@ -246,6 +246,16 @@ def futures(rank: int, recorder: Recorder) -> Any:
 
 
 @experiment
+def lets_go(rank: int, recorder: Recorder) -> Any:
+    tensor = torch.ones(3)
+    dist.broadcast(tensor, 0)
+    remembered = weakref.ref(tensor)
+    del tensor
+    dist.all_reduce(torch.ones(1))
+    return remembered() is None
+
+
+@experiment
 def wrong_call(rank: int, recorder: Recorder) -> Any:
     try:
         dist.all_reduce(torch.ones(1, dtype=torch.int64), op=dist.ReduceOp.AVG)
@@ -318,6 +328,10 @@ def test_changes_no_result(reports: list[dict[str, Any]], name: str) -> None:
         unrecorded, nothing = report[f"unrecorded/{name}"]
         assert difference(recorded, unrecorded) is None
         assert nothing == ()
+
+
+def test_keeps_no_tensor_of_what_is_over(reports: list[dict[str, Any]]) -> None:
+    assert [report["recorded/lets_go"][0] for report in reports] == [True, True]
 
 
 def test_sees_the_cpp_reducer_with_phase_and_step(reports: list[dict[str, Any]]) -> None:
