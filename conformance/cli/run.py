@@ -104,7 +104,7 @@ if TYPE_CHECKING:
 )
 @click.option("--bench", is_flag=True, help="Compare step times with torch's DDP too, after the scenarios.")
 @jobs_option
-@click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failure, or contamination.")
 @click.option("--quiet", "-q", is_flag=True, help="Print failures and totals only.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every requirement, and the evidence of all that failed.")
 def command(

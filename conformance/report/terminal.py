@@ -85,6 +85,7 @@ class ProgressBar:
         self._started = 0.0
         self._hangs = 0  # in a row
         self._failed: Counter[str] = Counter()
+        self._num_contaminated = 0
         self._progress = bar.Progress(
             bar.TextColumn("{task.description}"),
             bar.BarColumn(),
@@ -124,7 +125,7 @@ class ProgressBar:
             self._task,
             completed=event.done,
             description=shorten(self._runs, _WIDTH_OF_NAME),
-            verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed else "",
+            verdicts=f"[red]{self._failures(_IN_BAR)}[/]" if self._failed or self._num_contaminated else "",
         )
         self._said = self._said or self._started
         if self._lines is not None and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
@@ -139,6 +140,7 @@ class ProgressBar:
                 f"{HANGS_IN_A_ROW} scenarios in a row hung; the next ones get {SHORT_DEADLINE_S:g} s without progress,"
                 " until one does not hang. --fail-fast ends a run at the first failure.",
             )
+        self._num_contaminated += bool(outcome.contaminated_by)
         if not outcome.is_failure:
             return
         requirement = blamed(outcome)
@@ -150,12 +152,13 @@ class ProgressBar:
                 self._progress.console.print(Text(_one_line(outcome)), no_wrap=True, overflow="ellipsis")
 
     def _failures(self, most: int) -> str:
-        """Return e.g. `3 failed: BUFFER-01, GRAD-07`, with at most so many names."""
+        """Return e.g. `3 failed: BUFFER-01, GRAD-07, 1 contaminated`, with at most so many names."""
+        contaminated = f", {self._num_contaminated} contaminated" if self._num_contaminated else ""
         if not self._failed:
-            return "0 failed"
+            return f"0 failed{contaminated}"
         names = [*self._failed][:most]
         more = f" and {len(self._failed) - most} more" if len(self._failed) > most else ""
-        return f"{self._failed.total()} failed: {', '.join(names)}{more}"
+        return f"{self._failed.total()} failed: {', '.join(names)}{more}{contaminated}"
 
     def _line(self, done: int) -> str:
         elapsed = time.monotonic() - self._started

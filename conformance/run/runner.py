@@ -265,7 +265,7 @@ def _run(
 
     def goes_on() -> bool:
         outcomes = [one.outcome for one in judged.values()]
-        if fail_fast and any(one.is_failure for one in outcomes):
+        if fail_fast and any(one.is_failure or one.contaminated_by for one in outcomes):
             return False
         return most_hangs is None or nothing_but_hangs(outcomes) < most_hangs
 

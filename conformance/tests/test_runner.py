@@ -335,6 +335,13 @@ def test_ctrl_c_leaves_a_report_of_what_is_known() -> None:
     assert not report.is_green
 
 
+def test_fail_fast_stops_where_a_verdict_depends_on_what_ran_before() -> None:
+    ranks = WarmRanks(lambda before, wanted: before[-1:] == (scenario("dirty").id,))
+    chosen = [scenario("dirty"), scenario("next"), scenario("last")]
+    report = runner.run(chosen, MINE, GLOO, native=False, fail_fast=True, controller=ranks)
+    assert [one.id for one in report.scenarios] == [one.id for one in chosen[:2]]
+
+
 def test_fail_fast_stops_at_the_first_failure() -> None:
     ranks = PretendedRanks(lambda scenario, subject: {"answer": 41 if scenario.id.endswith("b") else 42})
     chosen = [scenario("a"), scenario("b"), scenario("c")]
