@@ -96,7 +96,10 @@ if TYPE_CHECKING:
     help="Failures that are known, as TOML; an unexpected pass is a failure then. Also a baseline of your own.",
 )
 @click.option(
-    "--baseline", is_flag=True, help="With --ddp torch: excuse what torch's own DDP breaks over gloo as well."
+    "--baseline",
+    is_flag=True,
+    help="Excuse what is known of torch: with --ddp torch what its DDP breaks over gloo, with --profile backend what "
+    "gloo breaks by itself, for a backend that is made from it.",
 )
 @click.option("--certified", is_flag=True, help="Run a whole --profile, so that `verify` can check the report.")
 @click.option(
@@ -399,7 +402,7 @@ def _judge(
         if not request.fail_fast and not report.is_complete and (hung := nothing_but_hangs(report.scenarios)):
             hangs = f"all {counted(hung, 'scenario')} that had ended hung"
             console.print(f"Stopped, because {hangs}. What is selected by name runs to its end.", highlight=False)
-        if report.failures and backend.name != "gloo":
+        if report.failures and backend.name != "gloo" and report.subject.name != NO_DDP.name:
             smoke = f"ddp-conformance smoke --backend {shlex.quote(backend_name)}"
             console.print(f"To check the backend by itself: {smoke}", highlight=False, soft_wrap=True)
         page = write_page(html_page([report], [folder]), folder)

@@ -98,7 +98,10 @@ def _next(backend: str, options: str) -> str:
     if backend == "gloo":
         return f"Next, {on_ddp}\n{and_all}"
     by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}"
-    return f"Next, up to the first mistake:\n    {by_itself}\nThen a DDP on it, {on_ddp}\n{and_all}"
+    return (
+        "Not every dtype and capability that it declares was tried. Next, up to the first mistake:"
+        f"\n    {by_itself}\nThen a DDP on it, {on_ddp}\n{and_all}"
+    )
 
 
 def _declaration(ddp: str, lacking: list[str]) -> str:
