@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ddp_impl import collectives
 from ddp_impl.groups import size_of
+from ddp_impl.torch_internals import reduces_on_host
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000
@@ -63,7 +64,12 @@ class ParameterUsage:
 
         `learnt`: how many gradients each parameter brought now, without earlier backwards, which this rank promises for
         every iteration. Every rank calls it between the same collectives.
+
+        Where the `promise` is known, what none uses must be read in each iteration: hosts tell each other then, if the
+        group serves them, so that none waits for its device.
         """
+        if self.promise is not None and reduces_on_host(group):
+            device = torch.device("cpu")
         reads = device.type == "cpu" or refuses or learnt is not None or not self.unused <= self.used_locally
         told: list[int] = [*self._used(self.used_locally), refuses, reads]
         if learnt is not None:
