@@ -38,8 +38,8 @@ def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
             call = named(ctx.process_group, "all_to_all_single", "alltoall_base")
             call(output, given, [] if of_input else uneven, uneven if of_input else [], c10d.AllToAllOptions()).wait()
         else:
-            splits = {"input_split_sizes" if of_input else "output_split_sizes": uneven}
-            dist.all_to_all_single(output, given, group=ctx.process_group, **splits)
+            received_only, sent_only = (None, uneven) if of_input else (uneven, None)
+            dist.all_to_all_single(output, given, received_only, sent_only, group=ctx.process_group)
         return unlike("the output holds", output.tolist(), expected)
 
     return {
