@@ -144,6 +144,28 @@ def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None
     assert wrong_values(gather, slot, gather.received(slot).flip(0), "x").endswith("stand in wrong places")
 
 
+def test_what_was_not_written_is_said_only_where_the_fill_is_no_value() -> None:
+    for dtype, is_said in (("bool", False), ("int8", False), ("float32", True), ("int64", True)):
+        truth = Truth(Cell("all_gather", dtype, numel=9), Place(0, 2))
+        blocks = truth.cell.what.outputs(truth.place)[1]
+        filled = Arena.of((9,), dtype_of(dtype), "contiguous", CPU).tensor
+        right = truth.received(blocks)
+        got = right.clone()
+        place = int((right != filled).nonzero()[0])
+        got[place] = filled[place]
+        assert ("1 of them were not written" in wrong_values(truth, blocks, got, "x")) is is_said, dtype
+
+
+def test_another_reduction_is_named_only_where_it_alone_explains_every_element() -> None:
+    truth = Truth(Cell("all_reduce", "int8", "MAX", numel=30), Place(0, 2))
+    (blocks,) = truth.cell.what.outputs(truth.place)
+    parts = truth.all_parts(blocks[0])
+    assert wrong_values(truth, blocks, reduced(parts, "MIN"), "x").endswith("holds the MIN instead")
+    as_unsigned = reduced([part.view(torch.uint8) for part in parts], "MAX").view(torch.int8)
+    assert wrong_values(truth, blocks, as_unsigned, "x")
+    assert "instead" not in wrong_values(truth, blocks, as_unsigned, "x")
+
+
 def test_a_cell_comes_back_from_json_and_its_name_says_all_that_matters() -> None:
     cells = [Cell.from_json(data) for one in own_scenarios() for data in one.arguments.get("cells", ())]
     assert len(cells) > 5000

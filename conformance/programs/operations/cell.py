@@ -19,8 +19,8 @@ FORMS = ("flat", "scalar", "plane", "deep", "stacked")
 PATHS = ("public", "group", "backend", "functional", "detail")
 #: What becomes of the Work: see `lifetimes`.
 LIFETIMES = (
-    "sync", "wait", "wait-late", "wait-twice", "polled", "future", "future-polled", "value", "then", "then-late",
-    "dropped", "inputs-dropped", "thread",
+    "sync", "wait", "wait-late", "wait-twice", "polled", "future", "future-polled", "value", "result", "then",
+    "then-late", "dropped", "inputs-dropped", "thread",
 )  # fmt: skip
 #: Who communicates: see `groups`.
 GROUPS = ("world", "permuted", "without-0", "alone", "twin", "ends")

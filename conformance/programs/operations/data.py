@@ -25,7 +25,9 @@ _MAGNITUDES = {
     "float64": 2**40, "float32": 2**20, "float16": 200, "bfloat16": 15, "complex64": 2**20, "complex128": 2**40,
     "int64": 2**58, "int32": 2**27, "int16": 2**15, "int8": 2**7, "uint8": 2**8,
 }  # fmt: skip
-_FACTORS = (1, 2, -1, -2)
+#: Floating-point numbers are multiples of its inverse, so that one that is made an integer on its way is seen.
+_PARTS = 8
+_FACTORS, _FACTORS_OF_FLOATS = (1, 2, -1, -2), (0.5, 2.0, -0.5, -2.0)
 #: Of these the first bytes of a block are made where bits count: NaNs with payloads, -0.0, subnormals, infinities.
 _ODD_PATTERNS = {
     8: (0x7FF0000000000001, 0x7FF8DEADBEEF1234, -(2**63), 1, 0x7FF0000000000000, -0x7FF0000000000F),
@@ -61,22 +63,23 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
         parts = [(1 + part % most) * (1 - 2 * (part >> 40 & 1)) for part in (noise, imaginary)]
         if op == "AVG":
             parts = [part * size for part in parts]
-        return torch.complex(parts[0].double(), parts[1].double()).to(dtype)
+        return (torch.complex(parts[0].double(), parts[1].double()) / _PARTS).to(dtype)
     if op == "PRODUCT":
-        factors = torch.tensor(_FACTORS)[noise % len(_FACTORS)]
+        factors = torch.tensor(_FACTORS_OF_FLOATS if dtype.is_floating_point else _FACTORS)[noise % len(_FACTORS)]
         return (factors.abs() if name == "uint8" else factors).to(dtype)
     if op in ("BAND", "BOR", "BXOR"):
         dense = noise | noise >> 7
         return (dense if op == "BAND" else noise & noise >> 7 if op == "BOR" else noise).to(dtype)
     if op in ("AVG", "PREMUL_SUM"):
         most = max(3, _MAGNITUDES[name] // (8 * size * size))
-        return (sign * size * (1 + noise % most)).to(dtype)
+        return (sign * size * (1 + noise % most)).to(dtype) / _PARTS
     if name in ("int8", "int16", "uint8"):
         return noise.to(dtype)  # of all magnitudes, so that sums wrap
     # Every third place is negative on all ranks, so that a MAX that begins at zero is seen.
     where = torch.arange(length)
     sign = torch.where(where % 3 == 0, -1, torch.where(where % 3 == 1, 1, sign))
-    return (sign * (1 + noise % (_MAGNITUDES[name] - 1))).to(dtype)
+    whole = (sign * (1 + noise % (_MAGNITUDES[name] - 1))).to(dtype)
+    return whole / _PARTS if dtype.is_floating_point else whole
 
 
 def bits(name: str, length: int, *, source: int, target: int, turn: int) -> Tensor:

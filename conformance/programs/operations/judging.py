@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from conformance.programs.operations.calls import FACTOR
-from conformance.programs.operations.cell import REDUCTIONS, Cell
+from conformance.programs.operations.cell import BITWISE, REDUCTIONS, Cell
 from conformance.programs.operations.data import ALL, bits, dtype_of, numbers, reduced, sentinel
 from conformance.programs.operations.description import SUMMED, UNTOUCHED, Block, Blocks, Place
 from conformance.truth.difference import equal_values
+
+#: So many elements that agree are no chance.
+_ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
 def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
     """Return what a wrong output may be instead, as the end of a sentence; empty if nobody can tell."""
     unwritten = _is_unwritten(got) & differs
-    if bool(unwritten.any()) and int(unwritten.sum()) == int(differs.sum()):
+    if int(unwritten.sum()) == int(differs.sum()) and _fill_tells(truth.cell, int(differs.sum())):
         some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
         return f"; {some} was written" if some == "nothing" else f"; {some} were not written"
     if int(differs.sum()) > 1 and _is_permuted(truth.received(blocks), got):
@@ -117,6 +120,8 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         if not bool(wrong.any()):
             continue
         where = "" if len(blocks) == 1 else "the part in which it is "
+        if instead := _other_reduction(truth, block, part, wrong):
+            return f"; {where or 'it '}holds {instead}"
         for meaning, value in _candidates(truth, block):
             if value.numel() and value.dtype == part.dtype and bool(_same(value, part, as_bits=True)[wrong].all()):
                 return f"; {where or 'it '}holds {meaning}"
@@ -129,9 +134,6 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
     size, cell = truth.place.size, truth.cell
     parts = truth.all_parts(block)
     if block.source == SUMMED:
-        for other in REDUCTIONS:
-            if other != cell.reduction and _can_reduce(cell, other):
-                yield f"the {other} instead", reduced(parts, other, FACTOR)
         for source in range(size):
             if size > 1:
                 others = [part for rank, part in enumerate(parts) if rank != source]
@@ -153,6 +155,33 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
     for root in range(size):
         if cell.what.rooted and root != truth.place.root:
             yield f"what rank {root} would send as the root", truth.of_rank(root, block)
+
+
+def _other_reduction(truth: Truth, block: Block, part: Tensor, wrong: Tensor) -> str:
+    """Return which reduction was done in the place of the one asked for; empty if another explanation fits as well.
+
+    It must explain every element, the right ones too: a MAX of signed numbers that were read as unsigned is their MIN
+    in the wrong elements alone.
+    """
+    values = part[wrong].view(torch.uint8).view(-1, part.element_size())
+    if block.source != SUMMED or len(values.unique(dim=0)) < min(_ENOUGH, part.numel()):
+        return ""
+    parts = truth.all_parts(block)
+    others = [op for op in REDUCTIONS if op != truth.cell.reduction and _can_reduce(truth.cell, op)]
+    fitting = [op for op in others if bool(_same(reduced(parts, op, FACTOR), part, as_bits=True).all())]
+    return f"the {fitting[0]} instead" if len(fitting) == 1 else ""
+
+
+def _fill_tells(cell: Cell, number: int) -> bool:
+    """Whether `number` elements that hold what outputs are filled with were not written: a right value may be alike.
+
+    The fill is a NaN in floating-point dtypes, True in bool and -1 or the greatest in integers.
+    """
+    dtype = dtype_of(cell.dtype)
+    if dtype == torch.bool:
+        return False
+    is_rare = dtype.itemsize >= 4 and cell.reduction not in ("PRODUCT", *BITWISE)
+    return dtype.is_floating_point or dtype.is_complex or is_rare or number >= _ENOUGH
 
 
 def _can_reduce(cell: Cell, op: str) -> bool:

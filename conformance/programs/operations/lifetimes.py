@@ -54,16 +54,26 @@ def complete(issued: Issued, lifetime: str, barrier: Callable[[], None], patienc
         if wrong := _WAYS[lifetime](work, patience):
             return wrong
     if lifetime == "value":
-        return _wrong_value([work.get_future().value() for work in works], issued.outputs)
+        return _wrong_value([work.get_future().value() for work in works], issued.outputs, "the future holds")
+    if lifetime == "result":
+        return _wrong_value([_result(work) for work in works], issued.outputs, "result() gives")
     return ""
 
 
-def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...]) -> str:
-    """Return how what futures hold differs from the outputs in their order, whole or in parts; nothing is as good."""
+def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> str:
+    """Return how what Works say differs from the outputs in their order, whole or in parts; nothing is as good."""
     held = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
     if not held or torch.equal(_joined(held), _joined(outputs)):
         return ""
-    return f"the future holds {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
+    return f"{says} {len(held)} tensor(s) that are not the {len(outputs)} output(s) in their order"
+
+
+def _result(work: Any) -> list[Tensor]:
+    """Return what result() gives; nothing where it raises, as that of torch's own class and of some of gloo's do."""
+    try:
+        return list(work.result() or ())
+    except RuntimeError:
+        return []
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -145,6 +155,7 @@ _WAYS: dict[str, Callable[[Any, Patience], str]] = {
     "future": _future,
     "future-polled": _future_polled,
     "value": _future,
+    "result": _wait,
     "then-late": _then_late,
     "then": _then,
     "inputs-dropped": _wait,

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import of_class
+from conformance.mutants.spoilt import finished, of_class, spoils
 
 
 @of_class
@@ -28,6 +28,24 @@ class keeps_threads(Relay):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+_kept: list[Any] = []
+
+
+@spoils("broadcast")
+def keeps_tensors(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a broadcast keeps its tensors for ever."""
+    _kept.append(tensors[0])
+    return call(tensors, *options)
+
+
+@spoils("allgather")
+def keeps_copies(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: an all_gather keeps a copy of what it sent and got."""
+    work = finished(call(outputs, inputs, *options))
+    _kept.extend(one.clone() for one in outputs[0])
+    return work
 
 
 @of_class

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.chapters.backend.in_backend import BackendGrid
+from conformance.chapters.variants import each
+from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario
 
 _grid = BackendGrid("lifecycle")
@@ -12,6 +14,9 @@ _grid = BackendGrid("lifecycle")
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
+    for called in each("operation", tuple(OPERATIONS)):
+        needs = tuple(filter(None, [OPERATIONS[called.arguments["operation"]].needs]))
+        yield from _grid("LIFE-06", "memory-of", "kept_memory", 2, called, needs=needs, deadline_s=30.0)
     for world_size in (2, 3):
         yield from _grid("LIFE-05", "leaks", "leaks", world_size, also=("LIFE-06",), deadline_s=30.0)
         yield from _grid("LIFE-02", "ends", "ends_of_groups", world_size, also=("LIFE-04", "LIFE-09"))

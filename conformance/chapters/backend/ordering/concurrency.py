@@ -46,12 +46,16 @@ def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float])
     return unlike(what, [float(tensor[-1]) for tensor in tensors], values) if wrong else ""
 
 
-_MANY = ("100 sums in flight", "several kinds in flight", "sums with random delays", "messages between sums")
+_MANY = (
+    "100 sums in flight", "several kinds in flight", "sums with random delays", "messages between sums",
+    "more messages on some ranks than on others",
+)  # fmt: skip
 
 
 @judged(
     "many_in_flight", always(*_MANY),
-    speaks_for={_MANY[0]: ("ORD-01",), _MANY[1]: ("ORD-02",), _MANY[2]: ("ORD-07",), _MANY[3]: ("ORD-09",)},
+    speaks_for={_MANY[0]: ("ORD-01",), _MANY[1]: ("ORD-02",), _MANY[2]: ("ORD-07",), _MANY[3]: ("ORD-09",),
+                _MANY[4]: ("ORD-09",)},
 )  # fmt: skip
 def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
     """Have many operations in flight, of one kind and of several, with delays and with messages between them."""
@@ -112,7 +116,27 @@ def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
         assert following != previous or size == 2  # noqa: S101 - our own mistake
         return first_wrong(*clauses)
 
-    return dict(zip(_MANY, (sums, kinds, delayed, between), strict=True))
+    def unlike_numbers() -> str:
+        clauses = []
+        # So that the ranks' numbers of messages differ by one and by two, also between the two of a message.
+        for number, (source, target) in enumerate([(0, 1), (size - 1, 0), (0, 1), (0, 1), (1, size - 1)]):
+            room = torch.zeros(_NUMEL, device=ctx.device)
+            if source != target and ctx.rank == source:
+                dist.send(_mine(ctx, number), group=group, group_dst=target)
+            elif source != target and ctx.rank == target:
+                dist.recv(room, group=group, group_src=source)
+                clauses.append(unlike("the message is", float(room[0]), 100.0 * number + source + 1))
+            tensor, slots = _mine(ctx, number), [torch.zeros_like(room) for _ in range(size)]
+            dist.all_reduce(tensor, group=group)
+            dist.all_gather(slots, _mine(ctx, number), group=group)
+            dist.broadcast(room.copy_(_mine(ctx, number)), group_src=1, group=group)
+            clauses.append(_check(ctx, tensor, number))
+            firsts = [100.0 * number + rank + 1 for rank in range(size)]
+            clauses.append(_unlike_tensors("all_gather gave", slots, firsts))
+            clauses.append(_unlike_tensors("broadcast gave", [room], firsts[1:2]))
+        return first_wrong(*clauses)
+
+    return dict(zip(_MANY, (sums, kinds, delayed, between, unlike_numbers), strict=True))
 
 
 _GROUPS = ("two groups in another order on each rank", "groups in a ring", "two threads with a group each")
@@ -177,8 +201,10 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_GROUPS, (own_order, ring, threads), strict=True))
 
 
-_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "2000 tiny sums")
+_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny sums")
 _PATIENCE = timedelta(seconds=0.3)
+#: More than a counter of 12 bits holds.
+_NUM_TINY, _NUM_AT_ONCE = 5000, 50
 
 
 @judged("barriers", always(*_BARRIERS), speaks_for={_BARRIERS[3]: ("ORD-11",)})
@@ -204,12 +230,17 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
         work.wait()
 
     def tiny() -> str:
-        tensor = torch.zeros(1, device=ctx.device)
-        for number in range(2000):
-            tensor.fill_(1.0)
-            dist.all_reduce(tensor, group=group)
-            if float(tensor) != ctx.world_size:
-                return f"sum {number} is {float(tensor):g}, expected {ctx.world_size}"
+        for first in range(0, _NUM_TINY, _NUM_AT_ONCE):
+            sums = [
+                torch.full((1,), float(first + place + ctx.rank), device=ctx.device) for place in range(_NUM_AT_ONCE)
+            ]
+            works: list[Any] = [dist.all_reduce(one, group=group, async_op=True) for one in sums]
+            for work in works:
+                work.wait()
+            for number, got in enumerate(torch.cat(sums).tolist(), first):
+                expected = float(sum(number + rank for rank in range(ctx.world_size)))
+                if got != expected:
+                    return f"sum {number} is {got:g}, expected {expected:g}"
         return ""
 
     return {

@@ -65,6 +65,26 @@ lets_messages_shift_sums.create.allreduce = _shifted  # type: ignore[attr-define
 
 
 @of_class
+class counts_messages_as_collectives(Relay):
+    """BUG: messages and collectives share a counter; after an odd number of messages a rank's part is left out."""
+
+    number = 0
+
+    def send(self, *args: Any) -> Any:
+        self.number += 1
+        return self.inner.send(*args)
+
+    def recv(self, *args: Any) -> Any:
+        self.number += 1
+        return self.inner.recv(*args)
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        if self.number % 2:
+            tensors[0].zero_()
+        return self.inner.allreduce(tensors, *options)
+
+
+@of_class
 class shares_its_numbers(Relay):
     """BUG: groups of the same ranks share the numbers of their sums, so that those of the second are left out."""
 
@@ -117,4 +137,13 @@ def counts_in_ten_bits(group: Any, call: Any, tensors: Any, *options: Any) -> An
     if group.number % 1024 == 0:
         tensors[0].zero_()
         return finished(group.inner.barrier())
+    return call(tensors, *options)
+
+
+@spoils("allreduce")
+def counts_in_twelve_bits(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: the counter of operations has twelve bits, and what comes after the last is added to nothing."""
+    group.number = getattr(group, "number", 0) + 1
+    if group.number % 4096 == 0 and group.rank() == 0:
+        tensors[0].zero_()
     return call(tensors, *options)

@@ -59,6 +59,24 @@ def truncates_averages(group: Any, call: Any, tensors: Any, *options: Any) -> An
     return work
 
 
+@spoils("reduce_scatter")
+def averages_lists_as_integers(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: the AVG of a reduce_scatter of lists divides as integers do."""
+    work = finished(call(outputs, inputs, *options))
+    if reduction(options) == "AVG" and outputs[0].is_floating_point():
+        outputs[0].trunc_()
+    return work
+
+
+@spoils("reduce")
+def sums_as_integers(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a reduce makes integers of what it adds up."""
+    work = finished(call(tensors, *options))
+    if reduction(options) == "SUM" and tensors[0].is_floating_point():
+        tensors[0].trunc_()
+    return work
+
+
 @spoils("allreduce", "allreduce_coalesced")
 def forgets_to_divide(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: AVG is the sum."""

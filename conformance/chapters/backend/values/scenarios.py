@@ -48,6 +48,8 @@ def scenarios() -> Iterator[Scenario]:
         long = arguments(numel=1000) | Variant(also=("VAL-18",))
         yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, long)
         yield from _grid("VAL-19", "not-a-number", "not_a_number", world_size)
+    for world_size in (2, 3):
+        yield from _grid("VAL-12", "one-sided-splits", "one_sided_splits", world_size, needs=("all_to_all",))
     yield from _side_effects()
     yield from _many()
     bits = every_cell(COPYING, (*FLOATS, *INTEGERS, "bool"), numel=300, data="bits", root=1)

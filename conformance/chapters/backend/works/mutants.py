@@ -91,6 +91,17 @@ def gives_others(work: WorkAround, result: Any) -> Any:
     return [torch.zeros(3)]
 
 
+@spoils("allgather")
+def gives_its_input(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: result() of an all_gather gives its input."""
+
+    class OfInput(WorkAround):
+        def result(self) -> Any:
+            return inputs
+
+    return OfInput(call(outputs, inputs, *options))
+
+
 @spoils_work("get_future", "allgather")
 def holds_them_backwards(work: WorkAround, get_future: Any) -> Any:
     """BUG: the future of an all_gather holds the outputs in reverse order."""

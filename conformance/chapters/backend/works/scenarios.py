@@ -16,6 +16,7 @@ _grid = BackendGrid("works")
 _OF_LIFETIMES = {
     "WORK-03": ("polled", "wait-late"),
     "WORK-04": ("wait-twice", "thread"),
+    "WORK-08": ("result",),
     "WORK-09": ("future", "value"),
     "WORK-10": ("then", "then-late"),
     "WORK-11": ("future-polled",),

@@ -1,0 +1,78 @@
+"""Program `kept_memory`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Mapping
+
+import torch
+
+from conformance.kept_waiting import own_seconds
+from conformance.programs.judged import Trial, judged
+from conformance.programs.operations.calls import issue
+from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.description import Blocks, Place
+from conformance.programs.operations.judging import Truth
+from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
+
+#: One block has a quarter of a megabyte, so that each call's tensors come from the system and go back to it.
+_NUMEL, _NUM_CALLS = 65_536, 100
+#: Of tensors that the caller has dropped a backend may keep so many: those of a few calls before.
+_MOST_KEPT = 20
+#: A backend that lets go in a thread of its own has so long to do it.
+_PATIENCE_S = 2.0
+
+
+def _names(scenario: Scenario) -> tuple[str, ...]:
+    operation = scenario.arguments["operation"]
+    return (f"tensors that {operation} keeps", f"memory that {operation} keeps")
+
+
+@judged("kept_memory", _names)
+def kept_memory(ctx: RankContext) -> Mapping[str, Trial]:
+    """Call `operation` many times with new tensors, and drop them; count those alive, and what the process grew by."""
+    cell, place = Cell(ctx.arguments["operation"], lifetime="wait", numel=_NUMEL), Place(ctx.rank, ctx.world_size)
+    truth, found = Truth(cell, place), {"bytes": 0, "sent": 0}
+
+    def made(blocks: tuple[Blocks, ...]) -> list[torch.Tensor]:
+        return [torch.ones(truth.shape(one), device=ctx.device) for one in blocks]
+
+    def call() -> list[weakref.ref[torch.Tensor]]:
+        inputs = made(cell.what.inputs(place))
+        outputs = inputs if cell.what.in_place and inputs else made(cell.what.outputs(place))
+        for work in issue(cell, ctx.process_group, None, place, inputs, outputs).works:
+            work.wait()
+        tensors = inputs if inputs is outputs else [*inputs, *outputs]
+        found["sent"] += sum(one.nbytes for one in tensors)
+        return [weakref.ref(one) for one in tensors]
+
+    def tensors() -> str:
+        for _ in range(_NUM_CALLS // 2):
+            call()
+        before, found["sent"] = _resident(), 0
+        references = [one for _ in range(_NUM_CALLS) for one in call()]
+        most = _MOST_KEPT * len(references) // _NUM_CALLS
+        alive = len(references)
+        for _ in own_seconds(_PATIENCE_S, pause_s=0.05):
+            gc.collect()
+            alive = sum(one() is not None for one in references)
+            if alive <= most:
+                break
+        found["bytes"] = _resident() - before
+        return "" if alive <= most else f"{alive} of {len(references)} tensors live on that the caller has dropped"
+
+    def memory() -> str:
+        grown, sent = found["bytes"], found["sent"]
+        enough = grown <= sent // 4
+        return "" if enough else f"the process grew by {grown} bytes in {_NUM_CALLS} calls with {sent} bytes of tensors"
+
+    called, kept = _names(ctx.scenario)
+    return {called: tensors, kept: memory}
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,50 @@
+"""Program `one_sided_splits`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from conformance.programs.judged import Trial, always, judged, unlike
+from conformance.programs.operations.calls import named
+from conformance.programs.rank_context import RankContext
+
+_NAMES = (
+    "all_to_all_single with input splits only", "all_to_all_single with output splits only",
+    "the group's method with input splits only", "the group's method with output splits only",
+)  # fmt: skip
+
+
+@judged("one_sided_splits", always(*_NAMES))
+def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
+    """Exchange by all_to_all_single with the splits of one side only: the other side's are equal, then.
+
+    Rank d gets d + 1 rows from each rank where input splits are given; rank s sends s + 1 to each where those of the
+    output are.
+    """
+    size, rank = ctx.world_size, ctx.rank
+    uneven, equal = [other + 1 for other in range(size)], [rank + 1] * size
+
+    def exchange(*, of_input: bool, by_method: bool) -> str:
+        sent, received = (uneven, equal) if of_input else (equal, uneven)
+        rows = [1000.0 * rank + 100 * target + row for target in range(size) for row in range(sent[target])]
+        expected = [1000.0 * source + 100 * rank + row for source in range(size) for row in range(received[source])]
+        given = torch.tensor(rows, device=ctx.device)
+        output = torch.full((len(expected),), -1.0, device=ctx.device)
+        if by_method:
+            call = named(ctx.process_group, "all_to_all_single", "alltoall_base")
+            call(output, given, [] if of_input else uneven, uneven if of_input else [], c10d.AllToAllOptions()).wait()
+        else:
+            received_only, sent_only = (None, uneven) if of_input else (uneven, None)
+            dist.all_to_all_single(output, given, received_only, sent_only, group=ctx.process_group)
+        return unlike("the output holds", output.tolist(), expected)
+
+    return {
+        _NAMES[0]: lambda: exchange(of_input=True, by_method=False),
+        _NAMES[1]: lambda: exchange(of_input=False, by_method=False),
+        _NAMES[2]: lambda: exchange(of_input=True, by_method=True),
+        _NAMES[3]: lambda: exchange(of_input=False, by_method=True),
+    }
