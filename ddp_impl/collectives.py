@@ -88,17 +88,19 @@ def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) ->
     told = [held] if isinstance(held, Tensor) else held
     if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
         return
-    came, expected = _amount(told), _amount(outputs)
-    if outputs and came != expected:
-        raise CommunicationError(f"{operation} has failed: {expected} were expected, its future holds {came}")
+    if outputs and (came := _num_bytes(told)) != (expected := _num_bytes(outputs)):
+        raise CommunicationError(
+            f"{operation} has failed: {_amount(expected)} were expected, its future holds {_amount(came)}"
+        )
 
 
-def _amount(tensors: Iterable[Tensor]) -> str:
-    """Return how many bytes dense tensors have; of sparse ones there are as many as ranks have values."""
-    tensors = list(tensors)
-    if any(each.is_sparse for each in tensors):
-        return "sparse tensors"
-    return f"{sum(each.nbytes for each in tensors)} bytes"
+def _num_bytes(tensors: Sequence[Tensor]) -> int | None:
+    """Return the bytes of dense tensors, None if one is not: its values are as many as ranks have."""
+    return None if any(each.is_sparse for each in tensors) else sum(each.nbytes for each in tensors)
+
+
+def _amount(num_bytes: int | None) -> str:
+    return "sparse tensors" if num_bytes is None else f"{num_bytes} bytes"
 
 
 def _started(work: dist.Work | None, operation: str) -> dist.Work:

@@ -47,15 +47,15 @@ class ParameterSwap:
             return
         self.active = True
         tables = {owner: parameter_table(owner) for owner in self._names_of}
-        before = {owner: _as_it_is(table) for owner, table in tables.items()}
-        own = {owner: self._own(owner) for owner in tables}
+        before = {owner: self._own(owner, _as_it_is(table)) for owner, table in tables.items()}
+        own = {owner: self._own(owner, table) for owner, table in tables.items()}
         replacements = {tensor: replace(tensor) for tensors in own.values() for tensor in tensors.values()}
         try:
             _install({owner: {name: replacements[each] for name, each in own[owner].items()} for owner in own})
             yield
         finally:
             self.active = False
-            _install({owner: {name: before[owner][name] for name in own[owner]} for owner in own})
+            _install(before)
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
@@ -72,7 +72,7 @@ class ParameterSwap:
         self.active = True
         try:
             for owner, table in before:
-                set_parameter_table(owner, _ReadThrough(table, self._own(owner), replace))
+                set_parameter_table(owner, _ReadThrough(table, self._own(owner, table), replace))
             yield
         finally:
             self.active = False
@@ -81,9 +81,8 @@ class ParameterSwap:
                 set_parameter_table(owner, table)
                 _refresh_recurrent(owner)
 
-    def _own(self, owner: nn.Module) -> dict[str, Tensor]:
-        """Return what the names of the owner's parameters stand for now."""
-        table = parameter_table(owner)
+    def _own(self, owner: nn.Module, table: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what the names of the owner's parameters stand for in `table`."""
         return {name: table[name] for name in self._names_of[owner] if table.get(name) is not None}
 
 

@@ -6,7 +6,7 @@ overflow, numbers for which float16 has no room.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.composed.modules import SMALL_UNIT, step_by_whole_numbers
@@ -47,10 +46,10 @@ class WholeNumbers(torch.optim.Optimizer):
         step_by_whole_numbers(parameter for group in self.param_groups for parameter in group["params"])
 
 
-def options_of(training: Training) -> dict[str, Any]:
+def options_of(training: Training) -> Mapping[str, Any]:
     """Return the options that a DDP needs for the training's precision."""
     mixed = _MIXED.get(training.precision)
-    return dict(precision_option({"mixed_precision": mixed} if mixed else {}))
+    return precision_option({"mixed_precision": mixed} if mixed else {})
 
 
 def before_wrapping(training: Training, module: nn.Module) -> None:
@@ -74,14 +73,14 @@ class SmallGradients:
     def __init__(self, precision: str) -> None:
         """Do nothing without a precision."""
         self._unit = 0.0 if not precision else _TOO_LARGE if precision == "overflow" else SMALL_UNIT
-        self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._seen_to: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a set: torch has no weak one by identity
 
     def of(self, module: nn.Module) -> None:
         """See to the parameters that `module` has now."""
         for parameter in module.parameters() if self._unit else ():
-            if parameter.requires_grad and parameter not in self._handles:
-                handle: RemovableHandle = parameter.register_hook(partial(_signs, self._unit))
-                self._handles[parameter] = handle
+            if parameter.requires_grad and parameter not in self._seen_to:
+                parameter.register_hook(partial(_signs, self._unit))
+                self._seen_to[parameter] = None
 
 
 def _signs(unit: float, gradient: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _wrapping(ctx: RankContext, training: Training, own_group: dist.ProcessGroup
 
 def _wrap(ctx: RankContext, training: Training, module: nn.Module) -> nn.Module:
     numerics.before_wrapping(training, module)
-    options: dict[str, Any] = numerics.options_of(training)
+    options: dict[str, Any] = {**numerics.options_of(training)}
     blocks = [(name, each) for name, each in module.named_parameters() if name.startswith("blocks.")]
     delayed = [(name, parameter) for name, parameter in blocks if parameter.requires_grad]
     if training.delays and delayed:

@@ -114,6 +114,21 @@ class WorkAround(dist.Work):
         return int(self.inner._source_rank())
 
 
+class WorkDone(WorkAround):
+    """Is done, whatever has come of the operation."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Be done."""
+        return True
+
+
 def gives(*methods: str) -> Callable[[type[WorkAround]], Backend]:
     """Return a decorator that makes a backend, whose `methods` give Works of a class, of that class."""
 

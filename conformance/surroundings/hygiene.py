@@ -37,6 +37,7 @@ from torch.utils._config_module import ConfigModule
 
 from conformance.kept_waiting import own_seconds
 from conformance.observation import PROCESSES
+from conformance.own_mistake import instance
 from conformance.surroundings.observable import modes
 from conformance.surroundings.processes import children_of
 
@@ -271,8 +272,7 @@ def _children() -> dict[str, str]:
 
 def knowing(before: Surroundings, threads: Iterable[threading.Thread]) -> Surroundings:
     """Return `before` as if these `threads` had been there, so that nobody is blamed for them."""
-    known = before["thread"]
-    assert isinstance(known, dict)  # noqa: S101 - our own mistake
+    known = instance(before["thread"], dict)
     return {**before, "thread": {**known, **{str(thread.ident): thread.name for thread in threads}}}
 
 

@@ -21,7 +21,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower, Uses
 from conformance.chapters.neighbours.user_collectives import User, rows_for
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
-from conformance.models.low_precision import precision_of
+from conformance.models.low_precision import precision_option
 from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -289,8 +289,7 @@ class _Training:
     def _wrapped(self, index: int, module: nn.Module) -> nn.Module:
         plan, ctx = self._plan, self._ctx
         options: dict[str, Any] = dict(plan.others or {}) if index else {}
-        if "mixed_precision" in (asked := {**ctx.scenario.options, **options}):
-            options["mixed_precision"] = precision_of(asked)
+        options |= precision_option({**ctx.scenario.options, **options})
         if plan.groups != "one":
             made = [self._new_group(members) for members in plan.members(index, ctx.world_size)]
             mine = [group for group in made if group is not None]

@@ -8,20 +8,7 @@ from typing import Any
 
 from conformance.mutants.modest import MODEST, Modest
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, gives, made_from, of_class, spoils
-
-
-class _Nothing(WorkAround):
-    """Is done, and has done nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def wait(self, *timeout: Any) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
+from conformance.mutants.spoilt import WorkAround, WorkDone, gives, made_from, of_class, spoils
 
 
 class _Swallows(WorkAround):
@@ -76,7 +63,7 @@ class counts_leavers_as_done(Relay):
         super().shutdown()
 
     def allreduce(self, *args: Any) -> Any:
-        return _Nothing() if self.get_group_store().check(["left"]) else self.inner.allreduce(*args)
+        return WorkDone() if self.get_group_store().check(["left"]) else self.inner.allreduce(*args)
 
 
 @of_class

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import WorkAround, finished, gives, of_class, spoils, spoils_work
+from conformance.mutants.spoilt import WorkAround, WorkDone, finished, gives, of_class, spoils, spoils_work
 
 
 @of_class
@@ -77,21 +77,6 @@ def hides_timeouts(group: Any, call: Any, *args: Any) -> Any:
         return finished(call(*args))
     except RuntimeError:
         return WorkDone()
-
-
-class WorkDone(WorkAround):
-    """Is done."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def wait(self, *timeout: Any) -> bool:
-        """Return at once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Be done."""
-        return True
 
 
 @spoils("allreduce", "barrier")
