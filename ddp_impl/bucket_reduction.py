@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class BucketReduction:
 
     def _awaiting_usage(self) -> AbstractContextManager[None]:
         """Return a context for what ranks exchange about the use of parameters in a backward."""
-        return self.peers.awaiting("backward", messages.usage([member.name for member in self.members]))
+        return self.peers.awaiting("backward", lambda: messages.usage([member.name for member in self.members]))
 
     def _launch(self, bucket: Bucket) -> None:
         if bucket.index in self.iteration.skipped:
@@ -141,12 +142,12 @@ class BucketReduction:
         if not self.iteration.in_flight:
             self.telemetry.current.first_launch = Moment.now()
         if self.comm_hook is None:
-            with self.peers.awaiting("backward", self._called(bucket)):
+            with self.peers.awaiting("backward", partial(self._called, bucket)):
                 self.iteration.in_flight[bucket.index] = (buffer, collectives.all_reduce_sum(buffer, self.group))
             return
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         given = GradBucket(bucket, buffer, bucket.index == last)
-        with self.peers.communicating("backward", self._called(bucket)):
+        with self.peers.communicating("backward", partial(self._called, bucket)):
             self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
 
     def _contribute_zeros(self) -> None:
@@ -221,8 +222,8 @@ class BucketReduction:
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(self.iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
         reduced = [(bucket, self._wait_for(bucket)) for bucket in self._in_flight()]
-        with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
-            while self.post_backward_futures:
+        while self.post_backward_futures:
+            with self.peers.awaiting("backward", "the futures of the buffer comm hook"):
                 collectives.value_of(self.post_backward_futures.pop(0))
         for bucket, buffer in reduced:
             self._hand_out(bucket, buffer, self._used_by_now(bucket, buffer))
@@ -261,7 +262,7 @@ class BucketReduction:
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
         buffer, pending = self.iteration.in_flight.pop(bucket.index)
-        with self.peers.awaiting("backward", self._called(bucket)):
+        with self.peers.awaiting("backward", partial(self._called, bucket)):
             if self.comm_hook is None:
                 collectives.finished(pending, "all_reduce", [buffer])
                 return buffer

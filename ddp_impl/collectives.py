@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ def _check_future(work: dist.Work, operation: str, outputs: Sequence[Tensor]) ->
     held = future.value() if future.done() else future.wait()
     told = [held] if isinstance(held, Tensor) else held
     if not isinstance(told, (list, tuple)) or not told or not all(isinstance(each, Tensor) for each in told):
+        return
+    if len(told) == len(outputs) and all(map(is_, told, outputs)):  # as mostly; what follows costs ten times as much
         return
     if outputs and (came := _num_bytes(told)) != (expected := _num_bytes(outputs)):
         raise CommunicationError(

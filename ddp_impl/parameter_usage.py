@@ -80,6 +80,11 @@ class ParameterUsage:
         flags = _on_device(torch.tensor(told, dtype=torch.int32, device="cpu"), device)
         self._agreement = (flags, collectives.all_reduce_sum(flags, group), reads)
 
+    @property
+    def is_agreeing(self) -> bool:
+        """Whether an exchange is on its way."""
+        return self._agreement is not None
+
     def end_agreeing(self) -> None:
         """Wait for the exchange, if one is on its way; on an accelerator the host waits only where it must know."""
         self.num_refusing = 0

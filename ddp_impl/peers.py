@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 
 import torch.distributed as dist
@@ -33,6 +33,9 @@ _PATIENCE_S = 0.5
 #: How long a store may take to answer. One whose server is frozen never does.
 _STORE_ANSWERS_S = 5.0
 _MAX_CHARACTERS = 2000
+
+#: What a block is about, or what says it when somebody must hear it.
+Description = str | Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Peers:
         The same where a backward of the other broke off on this rank and not on all: those wait for it, and would take
         what comes next in the group for an answer.
         """
+        if len(_living) == 1:
+            return ""
         for other in [other for other in _living if other is not self and other.group is self.group]:
             if other._is_past:
                 continue
@@ -101,67 +106,38 @@ class Peers:
         """Whether a backward of this wrapper raised when gradients had come."""
         return self._told is not None and self._told.unfinished
 
-    @contextlib.contextmanager
-    def telling(self, phase: str) -> Iterator[None]:
+    def telling(self, phase: str) -> AbstractContextManager[None]:
         """Leave word of an exception that the block raises."""
-        try:
-            yield
-        except BaseException as error:
-            self.raised(phase, error, error.__traceback__)
-            raise
+        return _Telling(self, phase)
 
-    @contextlib.contextmanager
-    def awaiting(self, phase: str, what: str) -> Iterator[None]:
+    def awaiting(self, phase: str, what: Description) -> AbstractContextManager[None]:
         """Add to an exception of the block, which waits for other ranks, what they said, or else what is known here.
 
         No block is entered after one that failed, as with `communicating`.
         """
-        try:
-            with self._in_step(phase, what):
-                yield
-        except (ReductionError, ReplicaMismatchError):  # of our own, which say themselves what is wrong
-            raise
-        except Exception as error:
-            self.tell(messages.waited(error, what, phase, self.step), waited=True)
-            words = self.words(until_cause=True)
-            error.add_note(
-                messages.waited_in_vain(
-                    rank_in(self.group), what, phase, self.step,
-                    None if words is None else [(word.rank, word.reason) for word in words],
-                    only_waited=bool(words) and all(word.waited for word in words or ()),
-                )
-            )  # fmt: skip
-            raise
+        return _InStep(self, phase, what, self._explain_wait)
 
-    @contextlib.contextmanager
-    def communicating(self, phase: str, what: str) -> Iterator[None]:
+    def communicating(self, phase: str, what: Description) -> AbstractContextManager[None]:
         """Add `what` it was about to an exception of the block, in which this rank, or a hook, issues collectives."""
-        try:
-            with self._in_step(phase, what):
-                yield
-        except Exception as error:
-            error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
-            raise
+        return _InStep(self, phase, what, self._say_where)
 
-    @contextlib.contextmanager
-    def _in_step(self, phase: str, what: str) -> Iterator[None]:
-        """Keep the ranks' collectives in step: after a block that raised, none is entered, and `lost` says why.
+    def _explain_wait(self, phase: str, what: str, error: Exception) -> None:
+        if isinstance(error, (ReductionError, ReplicaMismatchError)):  # of our own, which say themselves what is wrong
+            return
+        self.tell(messages.waited(error, what, phase, self.step), waited=True)
+        words = self.words(until_cause=True)
+        error.add_note(
+            messages.waited_in_vain(
+                rank_in(self.group), what, phase, self.step,
+                None if words is None else [(word.rank, word.reason) for word in words],
+                only_waited=bool(words) and all(word.waited for word in words or ()),
+            )
+        )  # fmt: skip
 
-        Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`.
-        """
-        if lost := self.lost or self.lost_by_another():
-            raise CommunicationError(lost)
-        if size_of(self.group) > 1:
-            _slow_waits.begin(self, partial(self._speak_of_slow_wait, phase, what, self.step))
-        try:
-            yield
-        except BaseException:
-            self.lost = messages.lost(rank_in(self.group), what, phase, self.step)
-            raise
-        finally:
-            _slow_waits.end(self)
+    def _say_where(self, phase: str, what: str, error: Exception) -> None:
+        error.add_note(messages.place(rank_in(self.group), what, phase, self.step))
 
-    def _speak_of_slow_wait(self, phase: str, what: str, step: int, seconds: float) -> None:
+    def speak_of_slow_wait(self, phase: str, what: str, step: int, seconds: float) -> None:
         """Log what this rank waits for, and what the others say that they wait for; those that wait for nothing run on.
 
         The same word serves others that look later: it is no reason of a failure.
@@ -258,6 +234,66 @@ class Peers:
             return self.group.get_group_store()
         except (RuntimeError, AttributeError):  # made without one; or this rank is not in the group
             return None
+
+
+class _Telling:
+    """The block of `Peers.telling`. A class costs a forward less than a generator does."""
+
+    __slots__ = ("_peers", "_phase")
+
+    def __init__(self, peers: Peers, phase: str) -> None:
+        self._peers, self._phase = peers, phase
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._peers.raised(self._phase, error, error.__traceback__)
+
+
+class _InStep:
+    """Keeps the ranks' collectives in step: after a block that raised, none is entered, and `Peers.lost` says why.
+
+    Its collectives would meet others of the other ranks'. Each further block raises `CommunicationError`. `explain`
+    adds to an exception what there is to say. Two of these run for each bucket: `what` it is about is put into words
+    only where somebody hears of it.
+    """
+
+    __slots__ = ("_explain", "_peers", "_phase", "_step", "_what")
+
+    def __init__(
+        self, peers: Peers, phase: str, what: Description, explain: Callable[[str, str, Exception], None]
+    ) -> None:
+        self._peers, self._phase, self._what, self._explain = peers, phase, what, explain
+        self._step = peers.step
+
+    def __enter__(self) -> None:
+        peers = self._peers
+        if lost := peers.lost or peers.lost_by_another():
+            error = CommunicationError(lost)
+            self._explain(self._phase, self._words(), error)
+            raise error
+        if size_of(peers.group) > 1:
+            _slow_waits.begin(peers, self._speak)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        peers = self._peers
+        if error is not None:
+            peers.lost = messages.lost(rank_in(peers.group), self._words(), self._phase, self._step)
+        _slow_waits.end(peers)
+        if isinstance(error, Exception):
+            self._explain(self._phase, self._words(), error)
+
+    def _words(self) -> str:
+        return self._what if isinstance(self._what, str) else self._what()
+
+    def _speak(self, seconds: float) -> None:
+        self._peers.speak_of_slow_wait(self._phase, self._words(), self._step, seconds)
 
 
 def _count(group: dist.ProcessGroup) -> int:

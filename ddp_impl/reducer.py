@@ -41,7 +41,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
@@ -98,10 +98,29 @@ def _one_thread_at_a_time(
 
     @wraps(method)
     def alone(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        if self._lock is None:
+            method(self, *args, **kwargs)
+            return
         with self._lock:
             method(self, *args, **kwargs)
 
     return alone
+
+
+def _without_grad(
+    method: Callable[Concatenate[Reducer, _Arguments], None],
+) -> Callable[Concatenate[Reducer, _Arguments], None]:
+    """Let nothing of `method` be recorded by autograd: mostly nothing is in a backward, and to ask costs less."""
+
+    @wraps(method)
+    def unrecorded(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        if not torch.is_grad_enabled():
+            method(self, *args, **kwargs)
+            return
+        with torch.no_grad():
+            method(self, *args, **kwargs)
+
+    return unrecorded
 
 
 class Reducer(BucketReduction):
@@ -128,7 +147,7 @@ class Reducer(BucketReduction):
         on_one_accelerator = device.type != "cpu" and not has_threads
         self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
         # Where there is one thread there is no lock: compiled autograd would stumble over it.
-        self._lock: AbstractContextManager[Any] = _thread_in_reducers if has_threads else nullcontext()
+        self._lock = _thread_in_reducers if has_threads else None
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
@@ -289,7 +308,7 @@ class Reducer(BucketReduction):
         # New storage, too: an abandoned collective may still be writing into the old one.
         self._begin_to_learn()
 
-    @torch.no_grad()
+    @_without_grad
     def shadow_iteration(self) -> None:
         """Take part in an iteration of ranks that still have data, contributing zeros.
 
@@ -541,14 +560,14 @@ class Reducer(BucketReduction):
     def _bucket_full(self, bucket: int) -> None:
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
-    @torch.no_grad()
+    @_without_grad
     def backward_ends(self) -> None:
         """Send all that has not been sent."""
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
-    @torch.no_grad()
+    @_without_grad
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
         self._handle(Event.ALL_SENT)
@@ -591,7 +610,7 @@ class Reducer(BucketReduction):
         waits = options.find_unused_parameters or options.static_graph or options.delayed or self._hooks.shared()
         return not (waits or self.steps_optimizers or self.comm_hook is not None)
 
-    @torch.no_grad()
+    @_without_grad
     def _hand_out_early(self) -> None:
         """Hand out the averages within a backward that compiled autograd runs: raise here, or nobody hears of it."""
         self.backward_ends()
@@ -727,7 +746,7 @@ class Reducer(BucketReduction):
         for index in [index for index, phase in enumerate(self.state.buckets) if phase is BucketPhase.FILLING]:
             self._bucket_full(index)
 
-    @torch.no_grad()
+    @_without_grad
     def _launch_full_buckets(self) -> None:
         if BucketPhase.FULL not in self.state.buckets:
             return
@@ -757,9 +776,7 @@ class Reducer(BucketReduction):
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.user_hooks.backward_ended(self.usage.unused, self._here())
         self.arrivals.end_iteration()
-        with self._awaiting_usage():
-            self.usage.end_agreeing()
-        refused = self.usage.num_refusing > 0
+        refused = self._a_rank_refuses()
         if not refused:
             self._hand_out_averages()
         self.usage.end_iteration()
@@ -771,3 +788,11 @@ class Reducer(BucketReduction):
                 self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it
             self._refuse_together()
         self.peers.step += 1
+
+    def _a_rank_refuses(self) -> bool:
+        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
+        if not self.usage.is_agreeing:
+            return False
+        with self._awaiting_usage():
+            self.usage.end_agreeing()
+        return self.usage.num_refusing > 0

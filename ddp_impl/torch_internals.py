@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
 from types import FrameType, TracebackType
@@ -197,18 +197,26 @@ def in_compiled_backward() -> bool:
     return compiled_autograd.in_compiled_autograd_region
 
 
+@cache
+def _rpc_api() -> Any:
+    """Return the module that knows the agent of torch.distributed.rpc, imported where it is first asked for."""
+    if not torch.distributed.rpc.is_available():
+        return None
+    from torch.distributed.rpc import api
+
+    return api
+
+
 def current_distributed_context_id() -> int | None:
     """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
 
     The public `get_gradients(context_id)` takes an id, which torch gives only to the code that opened the context.
     """
-    if not torch.distributed.rpc.is_available():
+    api = _rpc_api()
+    if api is None or not api._is_current_rpc_agent_set():
         return None
     from torch._C import _distributed_autograd
-    from torch.distributed.rpc import api
 
-    if not api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
-        return None
     try:
         return int(_distributed_autograd._current_context()._context_id())
     except RuntimeError:  # the only way to ask: there is none
