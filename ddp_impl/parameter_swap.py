@@ -46,16 +46,14 @@ class ParameterSwap:
             yield
             return
         self.active = True
-        tables = {owner: parameter_table(owner) for owner in self._names_of}
-        before = {owner: self._own(owner, _as_it_is(table)) for owner, table in tables.items()}
-        own = {owner: self._own(owner, table) for owner, table in tables.items()}
+        own = {owner: self._own(owner, parameter_table(owner)) for owner in self._names_of}
         replacements = {tensor: replace(tensor) for tensors in own.values() for tensor in tensors.values()}
         try:
             _install({owner: {name: replacements[each] for name, each in own[owner].items()} for owner in own})
             yield
         finally:
             self.active = False
-            _install(before)
+            _install(own)
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
@@ -81,9 +79,13 @@ class ParameterSwap:
                 set_parameter_table(owner, table)
                 _refresh_recurrent(owner)
 
-    def _own(self, owner: nn.Module, table: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return what the names of the owner's parameters stand for in `table`."""
-        return {name: table[name] for name in self._names_of[owner] if table.get(name) is not None}
+    def _own(self, owner: nn.Module, table: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what the names of the owner's parameters stand for in `table`; what a wrapper around shows is not it.
+
+        Of two wrappers, one within the other, the inner one replaces the parameters and not what the outer one shows.
+        """
+        present = _as_it_is(table)
+        return {name: present[name] for name in self._names_of[owner] if present.get(name) is not None}
 
 
 class _ReadThrough(dict[str, Any]):
