@@ -58,6 +58,19 @@ class Collective:
         return f"{self.op} #{self.index} ({self.numel} x {dtypes}{reduce_op})"
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What one collective carried on a rank, in short: the first values it was `given`, and those that it `left`.
+
+    `left` is empty while it has not finished. `issued_at` is the innermost line of Python code that is not torch's:
+    that of the DDP, or of the program where the DDP is written in C++.
+    """
+
+    issued_at: str
+    given: str
+    left: str = ""
+
+
 def by_member(histories: Mapping[int, Iterable[Collective]], group: str) -> dict[int, dict[int, Collective]]:
     """Return for every rank of `group` the collectives that it issued there, by index; point-to-point ones left out.
 

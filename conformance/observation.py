@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.history import Collective
+from conformance.history import Carried, Collective
 
 #: Named facts in the order in which they were observed. Names are paths (`step0/grad/fc1.weight`); values are tensors
 #: (detached, cloned, on the CPU), `Raised`, `Unmeasured`, or plain JSON data.
@@ -98,7 +98,8 @@ class Observation:
 
     `device_reports` are what the rank's device found wrong, such as races: see `Backend.noticed`.
     `host` is set only if ranks run on several hosts. `after` are the scenarios that the same process ran before, the
-    latest last, and of many the latest; empty on a fresh rank.
+    latest last, and of many the latest; empty on a fresh rank. `carried` has an entry for each of `history` if somebody
+    asked for them, else none.
     """
 
     rank: int
@@ -118,3 +119,4 @@ class Observation:
     cpu_ns: int = 0
     host: str = ""
     after: tuple[str, ...] = ()
+    carried: tuple[Carried, ...] = ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +20,11 @@ from conformance.cli.options import NamedPath, subject_options
 from conformance.errors import ScenarioError
 from conformance.report.failure import result_text
 from conformance.run.report import Report
-from conformance.scenario import Scenario
+from conformance.scenario import MAX_DEADLINE_S, Scenario
 from conformance.spec.catalogue import Catalogue, load_catalogue
 from conformance.subjects.subject import named
 from conformance.verdict import Verdict
+from conformance.workers.messages import Inspection
 
 if TYPE_CHECKING:
     from conformance.workers.zygote_process import ZygoteProcess
@@ -36,11 +40,26 @@ if TYPE_CHECKING:
     show_default=True,
     help="Run it up to this often; stop at a failure.",
 )
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Tell only this step.")
-def command(file: Path, ddp: str, backend: str, no_native: bool, times: int, step: int | None) -> None:
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Tell only this step, and its values.",
+)
+@click.option(
+    "--pdb",
+    "debugged",
+    type=click.IntRange(min=0),
+    metavar="RANK",
+    help="Debug this rank here, where its code calls breakpoint() and where it raises.",
+)
+def command(
+    file: Path, ddp: str, backend: str, no_native: bool, times: int, step: int | None, debugged: int | None
+) -> None:
     """Run the scenario in FILE again, on the DDP under test and on torch's DDP, and print both verdicts with evidence.
 
-    Before the verdicts it tells the DDP's run step by step: the collectives of every rank, and which facts are wrong.
+    Before the verdicts it tells the DDP's run step by step: the collectives of every rank, the lines of code that
+    issued them, and which facts are wrong. With --step also the values.
 
     `run` and `explore` write a scenario file to report/failures for every failure. The file holds everything that
     decides what the ranks do, except the DDP and the backend.
@@ -50,8 +69,14 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int, ste
     ddp-conformance replay failure.json --ddp torch
     ddp-conformance replay failure.json --times 100
     ddp-conformance replay failure.json --step 1
+    ddp-conformance replay failure.json --ddp my_package:MyDDP --pdb 0
     """
     scenario = read_scenario(file)
+    terminal = ""
+    if debugged is not None:
+        terminal = _terminal_for(debugged, scenario)
+        scenario = replace(scenario, deadline_s=MAX_DEADLINE_S)  # the other ranks wait for a person
+        times, no_native = 1, True
     catalogue = load_catalogue()
     for requirement_id in scenario.requirements:
         catalogue.requirement(requirement_id)
@@ -59,15 +84,32 @@ def command(file: Path, ddp: str, backend: str, no_native: bool, times: int, ste
     click.echo(f"Running {scenario.id} on {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
     with early_zygote() as zygote:
-        report = _replayed([scenario] * times, ddp, backend, zygote, native=not no_native, step=step)
+        inspection = Inspection(True, -1 if debugged is None else debugged, terminal)
+        report = _replayed([scenario] * times, ddp, backend, zygote, inspection, native=not no_native, step=step)
     print_replay(make_console(), report, catalogue)
     if not report.is_complete and not report.failures:
         click.get_current_context().exit(EXIT_INTERRUPTED)
     click.get_current_context().exit(0 if report.is_green else EXIT_FAILED)
 
 
+def _terminal_for(debugged: int, scenario: Scenario) -> str:
+    """Return the path of the terminal at which a person debugs a rank; raises `click.UsageError` if that cannot be."""
+    if debugged >= scenario.world_size:
+        raise click.UsageError(f"--pdb {debugged}: the scenario's ranks are 0 to {scenario.world_size - 1}")
+    if not sys.stdin.isatty():
+        raise click.UsageError("--pdb needs a terminal: standard input is none")
+    return os.ttyname(sys.stdin.fileno())
+
+
 def _replayed(
-    repeated: list[Scenario], ddp: str, backend_name: str, zygote: ZygoteProcess, *, native: bool, step: int | None
+    repeated: list[Scenario],
+    ddp: str,
+    backend_name: str,
+    zygote: ZygoteProcess,
+    inspection: Inspection,
+    *,
+    native: bool,
+    step: int | None,
 ) -> Report:
     """Run the scenarios, all the same one, and tell the DDP's last run step by step, or one step of it."""
     from conformance.programs.registry import preloads_of
@@ -80,7 +122,8 @@ def _replayed(
     subject, backend = find_subject(ddp), find_backend(backend_name)
     runner.check_world_sizes((repeated[0].world_size,), backend)
     runner.check(repeated, backend)
-    with interrupted_once(), Controller(backend, preload=preloads_of(repeated), zygote=zygote) as controller:
+    preloads = preloads_of(repeated)
+    with interrupted_once(), Controller(backend, preload=preloads, zygote=zygote, inspection=inspection) as controller:
         watched = WatchedRanks(controller, subject)
         report = runner.run(
             repeated, subject, backend, native=native, fail_fast=True, controller=watched, one_at_a_time=True

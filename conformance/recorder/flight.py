@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from conformance.history import Collective
+from conformance.recorder.look import Look
 
 
 class Flight:
@@ -15,7 +16,7 @@ class Flight:
     `completed` asks the backend whether it has completed, whoever waits for it, and is None where nobody need ask.
     """
 
-    __slots__ = ("collective", "completed", "ended_ns", "finished", "poll")
+    __slots__ = ("collective", "completed", "ended_ns", "finished", "look", "poll")
 
     def __init__(self, collective: Collective) -> None:
         """Begin the flight of `collective`."""
@@ -24,12 +25,15 @@ class Flight:
         self.ended_ns = 0
         self.poll: Callable[[], bool] | None = None
         self.completed: Callable[[], bool] | None = None
+        self.look: Look | None = None  # at what it carries, if somebody asked for it
 
     def land(self) -> None:
         """Record that the collective has completed and that somebody has waited for it."""
         if not self.finished:
             self.ended_ns = time.perf_counter_ns()
             self.finished = True
+            if self.look is not None:
+                self.look.land()
             self.poll = self.completed = None  # both keep the tensors of the collective alive
 
     def landed(self) -> bool:

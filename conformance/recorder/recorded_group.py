@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed.distributed_c10d import _world
 
 from conformance.own_mistake import present
 from conformance.recorder.flight import Flight
+from conformance.recorder.look import Look
 
 #: Methods of `ProcessGroup` -> (torch's public name of the collective, index of the argument that a rank passes in).
 #: torch >= 2.12 has new names for some; methods that this torch does not have are left out.
@@ -64,7 +66,9 @@ _NUM_KEPT = 64
 
 
 class CollectiveLog(Protocol):
-    """What a recorded group reports to: the `Recorder`."""
+    """What a recorded group reports to: the `Recorder`. `looks`: it wants to know what collectives carry."""
+
+    looks: bool
 
     def issue(
         self,
@@ -142,6 +146,8 @@ class RecordedWork(dist.Work):
             future = self._inner.get_future()
         for flight in self._flights:
             flight.poll = future.done
+            if flight.look is not None:  # at once: whoever takes the future may change what the collective has left
+                future.add_done_callback(partial(_land, flight))
         return future
 
     def is_success(self) -> bool:
@@ -163,6 +169,10 @@ class RecordedWork(dist.Work):
     def source_rank(self) -> int:
         """Ask the real work."""
         return present(self._inner).source_rank()
+
+
+def _land(flight: Flight, _: object) -> None:
+    flight.land()
 
 
 class RecordedGroup(dist.ProcessGroup):
@@ -236,6 +246,8 @@ class RecordedGroup(dist.ProcessGroup):
         reduce_op, root = _options(op, args, kwargs)
         self._members = self._members or tuple(sorted(_world.pg_group_ranks.get(self, ())))  # once torch knows them
         flight = self._log.issue(op, self._label, shapes, dtypes, reduce_op, root, self._members)
+        if self._log.looks:
+            flight.look = Look(_argument(args, kwargs, position), _argument(args, kwargs, min(position, 0)))
         with self._log.calling_backend():
             work = getattr(self.inner, method)(*args, **kwargs)
         if self._coalescing is not None:
@@ -299,10 +311,15 @@ def _describe(
     args: tuple[Any, ...], kwargs: dict[str, Any], position: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Return shapes and dtypes of the argument at `position`: a tensor, or a list of them, or a list of lists."""
-    if position < 0:
-        return (), ()
-    tensors = _flatten(args[position] if position < len(args) else list(kwargs.values())[position - len(args)])
+    tensors = _argument(args, kwargs, position)
     return tuple([tuple(tensor.shape) for tensor in tensors]), tuple([_DTYPE_NAMES[t.dtype] for t in tensors])
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> list[Tensor]:
+    """Return the tensors of the argument at `position`; none of a negative one."""
+    if position < 0:
+        return []
+    return _flatten(args[position] if position < len(args) else list(kwargs.values())[position - len(args)])
 
 
 def _flatten(value: Any) -> list[Tensor]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 
-from conformance.history import Collective
+from conformance.history import Carried, Collective
 from conformance.recorder.flight import Flight
 from conformance.recorder.recorded_group import RecordedGroup, as_process_group
 
@@ -33,8 +33,9 @@ class Recorder:
         self._on_collective = on_collective
         self.start()
 
-    def start(self) -> None:
-        """Begin a new, empty history for a new scenario."""
+    def start(self, *, looks: bool = False) -> None:
+        """Begin a new, empty history for a new scenario; with `looks`, look at what each collective carries."""
+        self.looks = looks
         # A group of gloo's waits for its threads when it is freed, and holds the interpreter meanwhile, which a thread
         # needs that drops the last of a collective. So a scenario's groups are freed when the next one starts.
         self._groups: list[dist.ProcessGroup] = []
@@ -71,6 +72,10 @@ class Recorder:
     def history(self) -> tuple[Collective, ...]:
         """Return every collective issued since `start`, in the order of issue."""
         return tuple(flight.settle() for flight in list(self._flights))
+
+    def carried(self) -> tuple[Carried, ...]:
+        """Return what every collective issued since `start` carried; nothing where nobody asked for it."""
+        return tuple(flight.look.carried() for flight in list(self._flights) if flight.look is not None)
 
     def in_flight(self, among: int) -> int:
         """Return how many of the first `among` collectives since `start` the backend has not completed yet."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.facts import WrongFact, wrong_facts
-from conformance.history import Collective
+from conformance.history import Carried, Collective
 from conformance.observation import Facts, Observation
 
 _INDENT = "  "
@@ -21,15 +21,24 @@ _MOST_WRONG = 4
 #: The collectives of one index in one group, by rank; None where a rank issued none.
 Row = Mapping[int, Collective | None]
 
+#: What a rank's collective carried, where somebody asked for it.
+Looks = Mapping[tuple[int, Collective], Carried]
+
 
 def told_by_steps(
     observations: Mapping[int, Observation], expected: Mapping[int, Facts] | None, only: int | None = None
 ) -> list[str]:
     """Return the lines: per step the collectives by phase, then how many of its facts are right and which are wrong.
 
-    A step of several backwards has a line of facts for each. With `only` there is that step and no other.
+    A step of several backwards has a line of facts for each. With `only` there is that step and no other; there all
+    collectives are shown, and what each of them carried on each rank.
     """
     rows = _rows(observations)
+    looks = {
+        (rank, collective): carried
+        for rank, one in observations.items()
+        for collective, carried in zip(one.history, one.carried, strict=bool(one.carried))
+    }
     expected = _observed_part(expected or {}, observations)
     wrong = _by_step(wrong_facts(expected, {rank: one.facts for rank, one in observations.items()}))
     names = dict.fromkeys(name for facts in expected.values() for name in facts)
@@ -40,7 +49,7 @@ def told_by_steps(
         lines.append(f"no step {only} was observed; there are {known}")
     for step in steps if only is None else {only}.intersection(steps):
         lines.append("before the first step" if step < 0 else f"step {step}" if step < _AT_THE_END else "at the end")
-        lines += _collectives([row for row in rows if _step_of_row(row) == step])
+        lines += _collectives([row for row in rows if _step_of_row(row) == step], looks, in_full=only is not None)
         for part, of_part in _parts([name for name in names if _step_of(name) == step]).items():
             lines += _facts(part, of_part, [one for one in wrong.get(step, []) if one.name in of_part])
     return [*lines, *(_ending(one) for _, one in sorted(observations.items()) if one.fate.kind != "returned")]
@@ -80,7 +89,10 @@ def _rows(observations: Mapping[int, Observation]) -> list[Row]:
     return sorted(rows, key=_step_of_row)  # stable: within a step they stay in the order in which they were issued
 
 
-def _collectives(rows: Sequence[Row]) -> list[str]:
+def _collectives(rows: Sequence[Row], looks: Looks, *, in_full: bool) -> list[str]:
+    def shortened(alike: list[str]) -> list[str]:
+        return alike if in_full else _shortened(alike)
+
     lines: list[str] = []
     alike: list[str] = []
     phase = ""
@@ -90,17 +102,35 @@ def _collectives(rows: Sequence[Row]) -> list[str]:
         label = entered if entered != phase else ""
         phase = entered
         if label:
-            lines += _shortened(alike)
+            lines += shortened(alike)
             alike = []
-        if _agree(row.values()):
-            alike.append(f"{_INDENT}{label:<{_PHASE_WIDTH}}{names_of(row)}: {first.describe()}")
+        places = {looks[rank, one].issued_at for rank, one in row.items() if one is not None and (rank, one) in looks}
+        if _agree(row.values()) and len(places) <= 1:
+            place = "".join(f", at {place}" for place in places if place)
+            alike.append(f"{_INDENT}{label:<{_PHASE_WIDTH}}{names_of(row)}: {first.describe()}{place}")
+            alike += _carried(row, looks) if in_full else []
             continue
-        lines += _shortened(alike)
+        lines += shortened(alike)
         alike = []
         for number, (rank, one) in enumerate(row.items()):
-            what = one.describe() if one is not None else f"nothing in place of #{first.index}"
-            lines.append(f"{_INDENT}{label if number == 0 else '':<{_PHASE_WIDTH}}rank {rank}: {what}   <- differs")
-    return lines + _shortened(alike)
+            what = f"nothing in place of #{first.index}"
+            if one is not None:
+                look = looks.get((rank, one))
+                what = one.describe() + (f", at {look.issued_at}" if look is not None and look.issued_at else "")
+            mark = "" if _agree(row.values()) else "   <- differs"
+            lines.append(f"{_INDENT}{label if number == 0 else '':<{_PHASE_WIDTH}}rank {rank}: {what}{mark}")
+        lines += _carried(row, looks) if in_full else []
+    return lines + shortened(alike)
+
+
+def _carried(row: Row, looks: Looks) -> list[str]:
+    """Return a line for each rank whose collective carried something."""
+    return [
+        f"{_INDENT}{'':<{_PHASE_WIDTH}}{_INDENT}rank {rank} gave {look.given}, "
+        + (f"got {look.left}" if look.left else "and has not got its result")
+        for rank, one in row.items()
+        if one is not None and (look := looks.get((rank, one))) is not None and look.given != "[]"
+    ]
 
 
 def _agree(row: Iterable[Collective | None]) -> bool:

@@ -175,6 +175,28 @@ class GathersBytes(DistributedDataParallel):
             each.data.copy_(part.clone().view(each.dtype).view(each.shape))
 
 
+class Stopping(DistributedDataParallel):
+    """Right; its author looks into it."""
+
+    calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Stop at the first call."""
+        self.calls += 1
+        if self.calls == 1:
+            breakpoint()
+        return super().forward(*args, **kwargs)
+
+
+class Raising(DistributedDataParallel):
+    """BUG: it has no forward."""
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Raise."""
+        reason = "no forward"
+        raise ValueError(reason)
+
+
 def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 

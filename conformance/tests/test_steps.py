@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from conformance.history import Collective
+from conformance.history import Carried, Collective
 from conformance.observation import Ending, Observation
 from conformance.report.steps import told_by_steps
 
@@ -75,3 +75,26 @@ def test_backwards_under_no_sync_are_marked_and_one_step_can_be_asked_for() -> N
     assert told[5].strip().startswith("wrong: step0/grad/w on ranks 0 and 1")
     assert "step 1" not in told
     assert told_by_steps(observations, expected, 7) == ["no step 7 was observed; there are 0, 1"]
+
+
+def test_a_step_alone_shows_what_its_collectives_carried() -> None:
+    def seen(rank: int, own: str, place: str) -> Observation:
+        given = Carried(place, own, "[3]"), Carried(place, own)
+        return Observation(rank, Ending("returned"), history=(issued(0, 0), issued(1, 0)), carried=given)
+
+    observations = {rank: seen(rank, f"[{rank + 1}]", "my/ddp.py:7 in send") for rank in (0, 1)}
+    assert told_by_steps(observations, None, 0) == [
+        "step 0",
+        "  backward    ranks 0 and 1: all_reduce #0 (32 x float32, sum), at my/ddp.py:7 in send",
+        "                rank 0 gave [1], got [3]",
+        "                rank 1 gave [2], got [3]",
+        "              ranks 0 and 1: all_reduce #1 (32 x float32, sum), at my/ddp.py:7 in send",
+        "                rank 0 gave [1], and has not got its result",
+        "                rank 1 gave [2], and has not got its result",
+    ]
+    assert not any("gave" in line for line in told_by_steps(observations, None))
+    elsewhere = {0: observations[0], 1: seen(1, "[2]", "my/ddp.py:9 in send_late")}
+    assert told_by_steps(elsewhere, None)[1:3] == [
+        "  backward    rank 0: all_reduce #0 (32 x float32, sum), at my/ddp.py:7 in send",
+        "              rank 1: all_reduce #0 (32 x float32, sum), at my/ddp.py:9 in send_late",
+    ]

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from conformance.backends.backend import Backend
 from conformance.observation import Facts, Observation
 from conformance.pending import Pending
@@ -14,6 +16,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.workers import machine_time
 from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
+from conformance.workers.messages import NOTHING, Inspection
 from conformance.workers.pool import START_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
@@ -41,18 +44,21 @@ class Controller:
         preload: tuple[str, ...] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         zygote: ZygoteProcess | None = None,
+        inspection: Inspection = NOTHING,
     ) -> None:
         """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
         The controller creates its private directory in `work_dir` (default: the system's temporary directory). Either
         zygote imports the modules in `preload` before it forks ranks. Ranks may make no progress for
-        `start_timeout_s` seconds while they connect. Raises `BackendError` for a backend that cannot be used here.
+        `start_timeout_s` seconds while they connect. Ranks
+        show what `inspection` asks for. Raises `BackendError` for a backend that cannot be used here.
         """
         backend.require()
         self._backend = backend
         self._work_dir = work_dir
         self._preload = preload
         self._start_timeout_s = start_timeout_s
+        self._inspection = inspection
         self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
         self._num_turns = 0
         self._last_turn: dict[_PoolKey, int] = {}
@@ -91,7 +97,7 @@ class Controller:
         try:
             failed = pool.start()
             if not failed:
-                pool.begin(scenario, subject)
+                pool.begin(scenario, subject, self._asked_for(scenario))
         except BaseException:  # also an interrupt: a late answer must not count as the next scenario's
             self._give_back(key, pool)
             raise
@@ -109,6 +115,13 @@ class Controller:
                     self._give_back(key, pool)
 
         return Pending(observations)
+
+    def _asked_for(self, scenario: Scenario) -> Inspection:
+        """Return what to show of a scenario; what is tried again is not debugged again."""
+        if scenario.program == "replica":
+            return NOTHING
+        asked, self._inspection = self._inspection, msgspec.structs.replace(self._inspection, debugged=-1)
+        return asked
 
     def expect(self, scenario: Scenario) -> Pending[Mapping[int, Facts]]:
         """Have a replica, a rank that no subject ever runs in, start to compute what ranks must observe in `scenario`.

@@ -13,12 +13,28 @@ from conformance.subjects.subject import Subject
 # ---------------------------------------------------------------------------------------------- controller <-> rank
 
 
+class Inspection(Struct, frozen=True):
+    """What to show of a run beside what it observes.
+
+    `carried`: what each collective carried. `debugged`: the rank that a person debugs at the `terminal` with this path;
+    negative where the scenario runs once more. Calls of `breakpoint()` on other ranks do nothing then.
+    """
+
+    carried: bool = False
+    debugged: int = -1
+    terminal: str = ""
+
+
+NOTHING = Inspection()
+
+
 class Job(Struct, frozen=True, tag=True):
     """Controller to rank: run this scenario on this subject. The scenario is sent as its JSON data."""
 
     number: int
     scenario: dict[str, Any]
     subject: Subject
+    inspection: Inspection = NOTHING
 
 
 class Ready(Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ from conformance.surroundings.processes import is_stopped
 from conformance.workers import machine_time
 from conformance.workers.autopsy import describe, tail
 from conformance.workers.hearing import Hearing
-from conformance.workers.messages import Answer, Job, Ready, Seat
+from conformance.workers.messages import NOTHING, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
@@ -70,13 +70,13 @@ class Pool:
             observations |= {rank: describe(self._seats[rank], Ending("abandoned")) for rank in bystanders}
         return dict(sorted(observations.items()))
 
-    def begin(self, scenario: Scenario, subject: Subject) -> None:
+    def begin(self, scenario: Scenario, subject: Subject, inspection: Inspection = NOTHING) -> None:
         """Start a scenario on the ranks, which `finish` waits for; the pool is not reusable in between."""
         self._reusable = False  # until the checks of `finish` pass; also if that call is interrupted or never comes
         machine_time.resume()  # what was before is no part of this scenario
         self._begun, self._begun_at = scenario, machine_time.now()
         self._number += 1
-        job = Job(self._number, scenario.to_json(), subject)
+        job = Job(self._number, scenario.to_json(), subject, inspection)
         for channel in self._channels:
             with contextlib.suppress(OSError):  # the rank has just died; `Hearing` finds out how
                 channel.send(job)

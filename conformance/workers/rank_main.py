@@ -19,8 +19,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ from conformance.surroundings.interference import Interference
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
-from conformance.workers.messages import STACK_SIGNAL, Answer, Job, Ready, Seat
+from conformance.workers.messages import STACK_SIGNAL, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
 from conformance.workers.tensors import portable
 
@@ -107,7 +109,7 @@ class Rank:
         with contextlib.suppress(OSError):  # by its name: a subject may have made its own file of standard error
             os.truncate(self._seat.file("output"), 0)
         self._flight.start()
-        self._recorder.start()
+        self._recorder.start(looks=job.inspection.carried)
         self._interference.start()
         before = surroundings()
         started_ns, cpu_started_ns = time.perf_counter_ns(), time.process_time_ns()
@@ -128,7 +130,8 @@ class Rank:
             seed_everything(scenario.seed)
             context = self._context(scenario, job.subject)
             facts = context.facts
-            get_program(scenario.program).body(context)
+            with self._debugging(job.inspection):
+                get_program(scenario.program).body(context)
         except Unsupported as reason:
             unsupported = str(reason) or "the program gave no reason"
         except ENDINGS:
@@ -152,7 +155,21 @@ class Rank:
             unsupported=unsupported,
             duration_ns=time.perf_counter_ns() - started_ns,
             cpu_ns=time.process_time_ns() - cpu_started_ns,
+            carried=self._recorder.carried(),
         )
+
+    def _debugging(self, inspection: Inspection) -> AbstractContextManager[None]:
+        """Return a block in which a person debugs a rank, if `inspection` says so."""
+        if not inspection.terminal:
+            return contextlib.nullcontext()
+        from conformance.workers.debugger import debugged_at, debugged_elsewhere, passing_breakpoints  # pdb is for few
+
+        if inspection.debugged < 0:
+            return passing_breakpoints()
+        over = Path(self._seat.directory, "debugged")
+        if inspection.debugged != self._seat.rank:
+            return debugged_elsewhere(over)
+        return debugged_at(inspection.terminal, self._seat.rank, over)
 
     def _context(self, scenario: Scenario, subject: Subject) -> RankContext:
         return RankContext(

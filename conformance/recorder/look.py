@@ -1,0 +1,68 @@
+"""What a collective carries, short enough for a line, and the lines of code that issued it: to replay a failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from conformance.history import Carried
+
+_MOST_VALUES = 4
+_RECORDER, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+_NOT_THE_CALLER = (_RECORDER, _TORCH, "<")
+
+
+class Look:
+    """A look at one collective: at its issue, and when it has completed and somebody has waited for it."""
+
+    def __init__(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        """Look at what the collective is `given`; it will have left its result in `written`."""
+        self._given, self._issued_at = in_short(given), _issued_at(sys._getframe(1))
+        self._written: Sequence[Tensor] = written
+        self._left = ""
+
+    def land(self) -> None:
+        """Look at what it has left."""
+        self._left, self._written = in_short(self._written), ()
+
+    def carried(self) -> Carried:
+        """Return what was seen."""
+        return Carried(self._issued_at, self._given, self._left)
+
+
+def in_short(tensors: Sequence[Tensor]) -> str:
+    """Return e.g. `[1, 2.5, 0, -1, ...] sum 40`, of all tensors one after the other."""
+    with torch.no_grad():
+        dense = [tensor.detach().to_dense() if tensor.is_sparse else tensor.detach() for tensor in tensors]
+        flat = [tensor.reshape(-1) for tensor in dense if tensor.numel()]
+        num_values = sum(tensor.numel() for tensor in flat)
+        first = list(chain.from_iterable(tensor[:_MOST_VALUES].tolist() for tensor in flat[:_MOST_VALUES]))
+        total = sum(tensor.double().sum().item() for tensor in flat if not tensor.is_complex())
+    values = [_written(value) for value in first[:_MOST_VALUES]]
+    if num_values <= _MOST_VALUES:
+        return f"[{', '.join(values)}]"
+    return f"[{', '.join([*values, '...'])}] sum {total:.6g}"
+
+
+def _written(value: float | complex) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _issued_at(frame: FrameType | None) -> str:
+    """Return the innermost place that is neither torch's nor the recorder's, and who called it from another file.
+
+    As `file.py:12 in function, from other.py:34 in caller`: a DDP may have a file of its own for collectives.
+    """
+    places: dict[str, str] = {}
+    while frame is not None and len(places) < 2:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_CALLER) and file not in places:
+            places[file] = f"{'/'.join(Path(file).parts[-2:])}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ", from ".join(places.values())
