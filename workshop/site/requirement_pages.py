@@ -14,7 +14,7 @@ from conformance.run.baseline import Baseline
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
-from conformance.spec.version import Version
+from conformance.spec.version import Version, since_text
 from conformance.verdict import Verdict
 from workshop.specification import source_link
 
@@ -58,7 +58,8 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         f"> {one.statement}",
         *note,
         "",
-        f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`, since {one.since}.",
+        f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`,"
+        f" {since_text(one.id, evidence.versions)}.",
         *_versions(one, evidence.versions),
         "",
         "## Where it comes from",
