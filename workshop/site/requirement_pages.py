@@ -16,6 +16,7 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
 from conformance.spec.version import Version, since_text
 from conformance.verdict import Verdict
+from workshop.site.passages import Passage, defining
 from workshop.specification import source_link
 
 _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
@@ -23,12 +24,13 @@ _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of requirements: mutants as the page of detection has them, baselines, reports, versions."""
+    """What is known of requirements: mutants as on the page of detection, baselines, reports, versions, passages."""
 
     found: Found
     baselines: Sequence[Baseline] = ()
     reports: Sequence[Report] = ()
     versions: Sequence[Version] = ()
+    passages: Sequence[Passage] = ()
 
 
 def requirement_pages(catalogue: Catalogue, scenarios: Iterable[Scenario], evidence: Evidence) -> Mapping[str, str]:
@@ -66,6 +68,10 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         "",
         *(f"- {source_link(source)}" for source in one.source),
         "",
+        "## What defines it",
+        "",
+        *_passages(one, evidence.passages),
+        "",
         "## Scenarios",
         "",
         *_scenarios(one, scenarios),
@@ -88,6 +94,15 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
 def _versions(one: Requirement, versions: Sequence[Version]) -> list[str]:
     names = [version.name + " (draft)" * (not version.released) for version in versions if one.id in version.digests]
     return [f"Versions of the specification that hold it: {', '.join(names) or 'none yet'}."] if versions else []
+
+
+def _passages(one: Requirement, passages: Sequence[Passage]) -> list[str]:
+    """Return links to the passages of the definition; a DDP may keep much that the plainest one leaves open."""
+    found = defining(one, passages)
+    if not found:
+        return ["The plainest DDP leaves it open: the scenarios say what is compared."]
+    links = ", ".join(f"[{passage.name}](../definition.md#{passage.anchor})" for passage in found)
+    return [f"In the [definition of DDP](../definition.md): {links}."]
 
 
 def _scenarios(one: Requirement, scenarios: Sequence[Scenario]) -> list[str]:
