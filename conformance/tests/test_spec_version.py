@@ -143,7 +143,12 @@ def test_versions_are_counted_as_numbers(tmp_path: Path) -> None:
 
 def test_a_certified_run_is_by_the_newest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
-    monkeypatch.setattr("conformance.cli.run.judge_selection", lambda request, *_: asked.append(request) or 0)
+
+    def judge(request: Request, *_: object) -> int:
+        asked.append(request)
+        return 0
+
+    monkeypatch.setattr("conformance.cli.run.judge_selection", judge)
     for arguments in (["--certified"], ["--certified", "--spec", "0.9"], []):
         CliRunner().invoke(main, ["run", "--profile", "core", "--report", str(tmp_path), *arguments])
     assert [request.spec for request in asked] == [known_versions()[-1], "0.9", ""]
