@@ -13,9 +13,10 @@
 #     TRUST=1 bash ci/nightly.sh         # also the programs of ci/trust/: faults, limits, stray connections, other orders,
 #                                        # slow ranks
 #
-# The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
-#     RESULTS=folder bash ci/nightly.sh  # also stores the report there, for `ddp-conformance report site` and the site
+#     RESULTS=results bash ci/nightly.sh # also stores the report there, for `ddp-conformance report site` and the site;
+#                                        # with KEY=FILE (a private key) signed, as docs/howto/submit.md says
 #
+# The order of the scenarios changes every night, because verdicts must not depend on it; the date is the seed.
 # NIGHT=folder receives the report (default: nightly). Exits with 1 when the DDP does not conform, when a verdict has
 # regressed since last night, or when the suite misses a mutant.
 
@@ -35,9 +36,12 @@ for kind in badge:badge.svg junit:junit.xml markdown:summary.md; do
     ddp-conformance report "${kind%%:*}" "$NIGHT" --out "$NIGHT/${kind#*:}"
 done
 if [ -n "${RESULTS:-}" ]; then
-    stored="$RESULTS/$BACKEND/$(date -u +%F)"
-    mkdir -p "$stored"
-    cp "$NIGHT/report.json" "$stored/report.json"
+    sent="$(mktemp -d)"  # a signature is of a folder with nothing else in it
+    cp "$NIGHT/report.json" "$sent"
+    [ -z "${KEY:-}" ] || ddp-conformance sign "$sent" --key "$KEY"
+    # shellcheck disable=SC2046  # an option, or none
+    ddp-conformance report accept "$sent" --into "$RESULTS" $([ -n "${KEY:-}" ] || echo --unsigned) || status=1
+    rm -r "$sent"
 fi
 if [ -n "${LAST:-}" ] && [ -f "$LAST/report.json" ]; then
     ddp-conformance report diff "$LAST" "$NIGHT" | tee "$NIGHT/diff.txt" || status=1

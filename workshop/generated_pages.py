@@ -15,6 +15,7 @@ from conformance.mutants.printed import found_on, made_on, not_tried
 from conformance.report.schema import report_schema
 from conformance.run.report import Report
 from conformance.spec.catalogue import load_catalogue
+from conformance.spec.version import known_versions, load_version
 from conformance.subjects.reducer_diagram import reducer_diagram
 from conformance.suite import load_scenarios
 from workshop.behaviour_rows import load_behaviours
@@ -30,6 +31,8 @@ from workshop.systems import systems_page
 
 COUNTS = "docs/counts.toml"
 SPECIFICATION = "docs/specification"
+#: What shows verdicts: the site makes these of stored reports.
+RUN_PAGES = ("docs/behaviours.md", "docs/pairs.md", "docs/devices.md")
 _DIAGRAM = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
 #: What is generated and not renewed here, with the reason and the command.
@@ -62,7 +65,7 @@ def schema_text() -> str:
 
 
 def _specification(root: Path) -> list[Page]:
-    wanted = specification_pages(load_catalogue(), load_scenarios())
+    wanted = specification_pages(load_catalogue(), load_scenarios(), [load_version(name) for name in known_versions()])
     names = sorted({*wanted, *(file.name for file in (root / SPECIFICATION).glob("*.md"))})
     return [Page(f"{SPECIFICATION}/{name}", _holding(wanted.get(name))) for name in names]
 

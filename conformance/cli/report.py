@@ -11,6 +11,7 @@ import click
 from conformance.checkers.explanation import counted
 from conformance.cli import EXIT_FAILED
 from conformance.cli.options import NamedPath
+from conformance.cli.submissions import accept, check
 from conformance.cli.verify import command as verify
 from conformance.errors import ReportError
 from conformance.report.folder import begins_as_report, is_report, plain_text, report_text
@@ -36,6 +37,8 @@ def command() -> None:
     ddp-conformance report plain report | jq .scenarios    for programs: JSON in which nothing is shared
     ddp-conformance report merge a/report.json b/report.json -o report.json
     ddp-conformance report diff last-night report
+    ddp-conformance report accept report --into results    store a signed report of this or another project
+    ddp-conformance report check results                   are all stored reports what was signed?
     ddp-conformance report site results -o pages           a page per DDP and backend, with their history
     """
 
@@ -253,7 +256,8 @@ def baseline(reports: tuple[Path, ...], onto: Path | None, out: Path | None) -> 
     click.echo(f"{len(seen)} of the {len(digests)} scenarios of this release are in the reports.", err=True)
 
 
-command.add_command(verify)
+for _one in (verify, accept, check):
+    command.add_command(_one)
 
 
 def _date(text: str) -> datetime.date:

@@ -43,7 +43,7 @@ from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.profile import WITHOUT_DDP, about_ddps, in_profile
 from conformance.spec.quick import QUICK, load_kills, sentence
-from conformance.spec.version import load_version
+from conformance.spec.version import known_versions, load_version
 from conformance.subjects.subject import named
 from conformance.suite import Selection, load_scenarios
 
@@ -84,8 +84,9 @@ if TYPE_CHECKING:
     help="Only scenarios of this level; full includes core. Profile backend has no DDP; quick is a part of full.",
 )
 @click.option(
-    "--spec", default="", metavar="VERSION", help="Only scenarios of this version of the specification, such as 1.0."
-)
+    "--spec", default="", metavar="VERSION",
+    help="Only scenarios of this version of the specification, such as 1.0.  [with --certified: the newest]",
+)  # fmt: skip
 @click.option("--last-failed", is_flag=True, help="Only the scenarios that failed in the report in --report FOLDER.")
 @click.option("--shard", default="", metavar="K/N", help="Only the K-th of N parts of the selection.")
 @click.option(
@@ -165,6 +166,7 @@ def command(
         selection = failed_in(folder, selection)
     if certified:
         refuse_to_certify(profile, selection, shard, order, known_failures, baseline, no_native, fail_fast)
+        spec = spec or known_versions()[-1]  # a certificate names what it was measured by
     if bench and attach:
         raise ReportError("--bench compares step times on ranks of this machine; it cannot go with --attach")
     if jobs > 1 and attach:

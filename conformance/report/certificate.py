@@ -18,11 +18,12 @@ from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE, strange_
 from conformance.report.plain_file import read_plain
 from conformance.report.read import read_report
 from conformance.run.environment import package_version
+from conformance.run.outcome import Outcome
 from conformance.run.report import Report, counts, summarise
 from conformance.run.sources import hash_of_suite
 from conformance.scenario import Scenario
 from conformance.spec.version import known_versions, load_version
-from conformance.verdict import Verdict
+from conformance.verdict import Verdict, decisive
 
 _LINE = re.compile(r"^(?P<sum>[0-9a-f]{64})  (?P<name>[^\0\n]+)$")
 _SHOWN = 5
@@ -35,7 +36,7 @@ _GAPS = (Verdict.UNSUPPORTED, Verdict.UNKNOWN, Verdict.HARNESS_ERROR)
 def check_folder(folder: Path) -> None:
     """Raise `ReportError` if a report's folder holds what no run puts there: a certificate speaks of every file."""
     if strange := strange_files(folder):
-        raise ReportError(f"{folder} cannot be certified: {_some(list(strange))}; choose an empty folder with --report")
+        raise ReportError(f"{folder} cannot be certified: {some(list(strange))}; choose an empty folder with --report")
 
 
 def write_checksums(folder: Path) -> Path:
@@ -94,7 +95,7 @@ def objections(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> 
     return (
         *_about_the_run(report),
         *_about_the_list(report, profiles),
-        *_about_the_counts(report),
+        *about_the_counts(report),
     )
 
 
@@ -130,7 +131,7 @@ def _about_the_run(report: Report) -> Iterable[str]:
         yield "the environment was not captured: the version of torch"
     without = [one for one in report.scenarios if one.subject.verdict in _GAPS]
     if gaps := [f"{one.id} ({one.subject.verdict.value})" for one in without]:
-        yield f"{len(gaps)} scenario(s) say nothing of the subject: {_some(gaps)}"
+        yield f"{len(gaps)} scenario(s) say nothing of the subject: {some(gaps)}"
 
 
 def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]) -> Iterable[str]:
@@ -149,21 +150,32 @@ def _about_the_list(report: Report, profiles: Mapping[str, tuple[Scenario, ...]]
     scenarios = profiles[report.selection.profile]
     if report.specification:
         scenarios = load_version(report.specification).scenarios(scenarios)
-    wanted = {scenario.id: scenario.digest for scenario in scenarios}
-    ran = {scenario.id: scenario.sha256 for scenario in report.scenarios}
+    yield from strange_scenarios(report, scenarios, f"profile {report.selection.profile}")
+
+
+def strange_scenarios(report: Report, wanted: Iterable[Scenario], of: str) -> Iterable[str]:
+    """Yield how the scenarios of `report` differ from those `wanted`, all those `of` something."""
+    ours = {scenario.id: scenario for scenario in wanted}
+    ran = {scenario.id: scenario for scenario in report.scenarios}
     if repeated := [id_ for id_, count in Counter(one.id for one in report.scenarios).items() if count > 1]:
-        yield f"{len(repeated)} scenario(s) are listed twice: {_some(repeated)}"
-    if missing := [id_ for id_ in wanted if id_ not in ran]:
-        yield f"{len(missing)} scenario(s) of profile {report.selection.profile} are missing: {_some(missing)}"
-    if strangers := [id_ for id_ in ran if id_ not in wanted]:
-        yield f"{len(strangers)} scenario(s) are not in profile {report.selection.profile}: {_some(strangers)}"
-    if altered := [id_ for id_, digest in ran.items() if wanted.get(id_, digest) != digest]:
-        yield f"{len(altered)} scenario(s) are not those of this release: {_some(altered)}"
-    if set(report.selection.ids) != set(wanted):
-        yield f"its selection is not profile {report.selection.profile}"
+        yield f"{len(repeated)} scenario(s) are listed twice: {some(repeated)}"
+    if missing := [id_ for id_ in ours if id_ not in ran]:
+        yield f"{len(missing)} scenario(s) of {of} are missing: {some(missing)}"
+    if strangers := [id_ for id_ in ran if id_ not in ours]:
+        yield f"{len(strangers)} scenario(s) are not in {of}: {some(strangers)}"
+    if altered := [id_ for id_, one in ran.items() if id_ in ours and not _is_of(one, ours[id_])]:
+        yield f"{len(altered)} scenario(s) are not those of this release: {some(altered)}"
+    if set(report.selection.ids) != set(ours):
+        yield f"its selection is not {of}"
 
 
-def _about_the_counts(report: Report) -> Iterable[str]:
+def _is_of(outcome: Outcome, scenario: Scenario) -> bool:
+    told = (outcome.sha256, outcome.requirements, outcome.world_size, outcome.seed)
+    return told == (scenario.digest, scenario.requirements, scenario.world_size, scenario.seed)
+
+
+def about_the_counts(report: Report) -> Iterable[str]:
+    """Yield where a report contradicts itself: counts, answers and findings follow from each other."""
     totals = report.totals
     if (totals.selected, totals.scenarios) != (len(report.selection.ids), len(report.scenarios)):
         yield "its totals do not count its scenarios"
@@ -175,9 +187,9 @@ def _about_the_counts(report: Report) -> Iterable[str]:
         if requirement != summarise(requirement, report.scenarios):
             yield f"what it says of {requirement.id} is not what its scenarios say"
     if unsound := [" ".join(map(str, one.compared)) for one in report.performance if not one.is_sound]:
-        yield f"{len(unsound)} ratio(s) of step times cannot be: {_some(unsound)}"
+        yield f"{len(unsound)} ratio(s) of step times cannot be: {some(unsound)}"
     for scenario in report.scenarios:
-        if scenario.subject.verdict is not Verdict.worst([one.verdict for one in scenario.subject.findings]):
+        if any(result.verdict is not decisive(result.findings) for result in scenario.results):
             yield f"the findings on {scenario.id} do not give its verdict"
 
 
@@ -190,5 +202,6 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(read_plain(path, follow=False)).hexdigest()
 
 
-def _some(ids: list[str]) -> str:
+def some(ids: list[str]) -> str:
+    """Return the first of `ids`, and how many more there are."""
     return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

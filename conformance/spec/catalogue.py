@@ -13,7 +13,6 @@ Unknown keys are errors, so that a typing mistake cannot lose a requirement. The
     statement = "After a synchronised backward every rank MUST hold the mean of the ranks' local gradients."
     level = "core"                 # core, full, compiled, parallel, gpu or backend
     source = ["torch DDP docs", "pytorch/pytorch#12345"]
-    since = "0.1"                  # the release of ddp-conformance that first asked for it
     testable = true                # false needs a `note` that says why no scenario can show it
     note = ""                      # optional, for readers
 """
@@ -42,7 +41,7 @@ _ID = re.compile(r"^(?P<prefix>[A-Z][A-Z0-9]*)-(?P<number>[0-9]{2,3})$")
 _KEYWORD = re.compile(r"\b(MUST|MUST NOT|SHOULD|MAY)\b")
 _CHAPTER_KEYS = {"name": str, "title": str, "prefix": str, "order": int}
 _REQUIREMENT_KEYS = {
-    "id": str, "statement": str, "level": str, "source": list, "since": str, "testable": bool, "note": str,
+    "id": str, "statement": str, "level": str, "source": list, "testable": bool, "note": str,
 }  # fmt: skip
 _OPTIONAL_KEYS = {"order", "testable", "note"}
 
@@ -56,7 +55,6 @@ class Requirement:
     statement: str
     level: str
     source: tuple[str, ...]
-    since: str
     testable: bool = True
     note: str = ""
 

@@ -96,8 +96,23 @@ def version_text(version: Version) -> str:
 
 
 def known_versions(directory: Path = VERSIONS_DIR) -> tuple[str, ...]:
-    """Return the names of all versions."""
-    return tuple(sorted(path.stem for path in directory.glob("*.toml")))
+    """Return the names of all versions, the oldest first."""
+    return tuple(sorted((path.stem for path in directory.glob("*.toml")), key=_number))
+
+
+def _number(name: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in name.split("."))
+
+
+def since(requirement_id: str, versions: Iterable[Version]) -> str:
+    """Return the first of `versions`, the oldest first, that holds a requirement; empty if it is in none yet."""
+    return next((version.name for version in versions if requirement_id in version.digests), "")
+
+
+def since_text(requirement_id: str, versions: Iterable[Version]) -> str:
+    """Return `since specification 1.0`, or that no version holds the requirement yet."""
+    first = since(requirement_id, versions)
+    return f"since specification {first}" if first else "in no version of the specification yet"
 
 
 def load_version(name: str, directory: Path = VERSIONS_DIR) -> Version:

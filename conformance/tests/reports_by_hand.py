@@ -24,9 +24,9 @@ HOSTILE = "<script>document.title='owned'</script>\"'><img src=x onerror=\"docum
 #: What XML cannot hold, and what a terminal would obey.
 UNPRINTABLE = "\x00\x08\x1b[31mred\x1b[0m\ufffe"
 
-MEAN = Requirement("GRAD-01", "gradients", "Every rank MUST hold the mean of the gradients.", "core", ("docs",), "0.1")
-CAP = Requirement("GRAD-02", "gradients", "A gradient MUST NOT depend on the bucket cap.", "full", ("docs",), "0.1")
-ORDER = Requirement("BUCKET-01", "buckets", "Ranks MUST reduce the same buckets.", "core", ("docs",), "0.1")
+MEAN = Requirement("GRAD-01", "gradients", "Every rank MUST hold the mean of the gradients.", "core", ("docs",))
+CAP = Requirement("GRAD-02", "gradients", "A gradient MUST NOT depend on the bucket cap.", "full", ("docs",))
+ORDER = Requirement("BUCKET-01", "buckets", "Ranks MUST reduce the same buckets.", "core", ("docs",))
 CATALOGUE = Catalogue(
     (Chapter("gradients", "Gradients", "GRAD", (MEAN, CAP)), Chapter("buckets", "Buckets", "BUCKET", (ORDER,)))
 )

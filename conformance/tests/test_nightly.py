@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cli.submissions import suite
+from conformance.report.submission import check
+from conformance.run.environment import capture_environment
 from conformance.tests.reports_by_hand import FAIL, PASS, outcome, stored
+from conformance.tests.test_signatures import _keys
 
 PROJECT = Path(__file__).parents[2]
 
@@ -33,15 +37,20 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def night(project: Path, code: int, *, last: str = "last") -> subprocess.CompletedProcess[str]:
+def night(project: Path, code: int, *, last: str = "last", **variables: str) -> subprocess.CompletedProcess[str]:
     command = project / "bin" / "ddp-conformance"
     command.parent.mkdir(exist_ok=True)
     command.write_text(COMMAND.format(code=code, python=sys.executable))
     command.chmod(0o755)
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), "NIGHT": "night", "LAST": last}
+    variables = {"PATH": path, "PYTHONPATH": str(PROJECT), "NIGHT": "night", "LAST": last, **variables}
     return subprocess.run(
-        ["bash", "ci/nightly.sh", "gloo"], cwd=project, env=variables, capture_output=True, text=True, check=False
+        ["bash", "ci/nightly.sh", "gloo"],
+        cwd=project,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -72,3 +81,18 @@ def test_a_run_that_did_not_take_place_is_not_compared(project: Path) -> None:
     stored(project / "tonight", outcome("gradients/GRAD-01/mlp", PASS))
     assert night(project, 2).returncode == 2
     assert not (project / "night" / "badge.svg").exists()
+
+
+def test_a_night_is_stored_where_the_site_finds_it(project: Path) -> None:
+    ours, results = suite(), project / "results"
+    (scenario,) = (one for one in ours.scenarios if "COPY-14" in one.requirements)
+    broken = outcome(scenario, FAIL)
+    stored(project / "tonight", broken, catalogue=ours.catalogue, environment=capture_environment())
+    done = night(project, 1, last="", RESULTS="results", KEY=str(_keys(project)[0]))
+    assert "Accepted: results/ddp_impl/gloo/torch-" in done.stdout, done.stderr
+    assert len(list(results.rglob("report.json"))) == 1
+    assert check(results, ours) == ()
+    again = night(project, 0, last="", RESULTS="results", KEY=str(project / "private.pem"))
+    assert (again.returncode, "is there already" in " ".join(again.stderr.split())) == (1, True), again.stderr
+    unsigned = night(project, 0, last="", RESULTS="own")
+    assert (unsigned.returncode, check(project / "own", ours, unsigned=True)) == (0, ()), unsigned.stderr

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from conformance.cli import main
 from conformance.cli.run import Request, selected_by
 from conformance.errors import SpecificationError
 from conformance.report.headline import headline
@@ -22,6 +24,8 @@ from conformance.spec.version import (
     known_versions,
     load_errata,
     load_version,
+    since,
+    since_text,
     unexplained,
     version_text,
 )
@@ -123,6 +127,31 @@ def test_each_version_still_has_a_scenario_for_each_requirement(name: str) -> No
     exercised = {each for one in version.scenarios(load_scenarios()) for each in one.requirements}
     wanted = {one.id for one in catalogue if one.testable and one.id in version.digests}
     assert wanted - exercised == set()
+
+
+def test_a_requirement_is_as_old_as_the_first_version_that_holds_it() -> None:
+    versions = [Version("1.0", "", {"GRAD-01": ""}), Version("1.1", "", {"GRAD-01": "", "GRAD-02": ""})]
+    assert [since(one, versions) for one in ("GRAD-01", "GRAD-02", "GRAD-03")] == ["1.0", "1.1", ""]
+    assert since_text("GRAD-03", versions) == "in no version of the specification yet"
+
+
+def test_versions_are_counted_as_numbers(tmp_path: Path) -> None:
+    for name in ("1.10", "1.9", "2.0"):
+        (tmp_path / f"{name}.toml").touch()
+    assert known_versions(tmp_path) == ("1.9", "1.10", "2.0")
+
+
+def test_a_certified_run_is_by_the_newest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def judge(request: Request, *_: object) -> int:
+        asked.append(request)
+        return 0
+
+    monkeypatch.setattr("conformance.cli.run.judge_selection", judge)
+    for arguments in (["--certified"], ["--certified", "--spec", "0.9"], []):
+        CliRunner().invoke(main, ["run", "--profile", "core", "--report", str(tmp_path), *arguments])
+    assert [request.spec for request in asked] == [known_versions()[-1], "0.9", ""]
 
 
 def test_an_unknown_version_names_the_known_ones() -> None:

@@ -17,6 +17,9 @@ from workshop.site.terminal import draw_terminals
 #: Links of written pages to files of the repository that are no pages: each becomes a page that shows the file.
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 RESULTS = "results"
+DEFINITION = workshop.ROOT / "conformance/truth/plain_ddp.py"
+#: Which of its passages defines which requirements.
+PASSAGES = DEFINITION.with_name("passages.toml")
 
 
 @click.command("site", short_help="Write the pages of the site, for mkdocs.")
@@ -51,33 +54,31 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     from conformance.spec.version import known_versions, load_version
     from conformance.suite import load_scenarios
     from workshop.site.command_pages import command_pages
+    from workshop.site.passages import definition_page, read_passages
     from workshop.site.requirement_pages import Evidence, requirement_pages
+    from workshop.site.run_pages import run_pages
 
-    reports = stored_reports([stored]) if stored is not None else ()
+    reports = stored_reports([stored]) if stored is not None and any(stored.rglob("report.json")) else ()
     detection = (workshop.ROOT / "docs/detection.md").read_text(encoding="utf-8")
+    passages = read_passages(DEFINITION, PASSAGES, load_catalogue())
     evidence = Evidence(
         found_on(detection, load_mutants(), load_deviations()),
         tuple(read_baseline(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.toml"))),
         tuple(one.report for one in reports),
         tuple(map(load_version, known_versions())),
+        passages,
     )
     results = results_pages(reports) if reports else {"index.md": "# Results\n\nNo report is stored here.\n"}
     return {
         **requirement_pages(load_catalogue(), load_scenarios(), evidence),
         **command_pages(main),
+        **run_pages(workshop.ROOT, reports),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
-        "definition.md": _definition(),
+        "definition.md": definition_page(DEFINITION, passages),
         "decisions/index.md": _decisions(),
         **({} if (workshop.ROOT / "docs/glossary.md").exists() else {"glossary.md": _glossary()}),
     }
-
-
-def _definition() -> str:
-    text = (workshop.ROOT / "conformance/truth/plain_ddp.py").read_text(encoding="utf-8")
-    return (
-        f"# The definition of DDP\n\nThe plainest DDP: what every other one is compared with.\n\n```python\n{text}```\n"
-    )
 
 
 def _decisions() -> str:

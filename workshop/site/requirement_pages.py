@@ -14,8 +14,9 @@ from conformance.run.baseline import Baseline
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, Requirement
-from conformance.spec.version import Version
+from conformance.spec.version import Version, since_text
 from conformance.verdict import Verdict
+from workshop.site.passages import Passage, defining
 from workshop.specification import source_link
 
 _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
@@ -23,12 +24,13 @@ _MOST_OPTIONS, _MOST_REMEDIES = 20, 6
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of requirements: mutants as the page of detection has them, baselines, reports, versions."""
+    """What is known of requirements: mutants as on the page of detection, baselines, reports, versions, passages."""
 
     found: Found
     baselines: Sequence[Baseline] = ()
     reports: Sequence[Report] = ()
     versions: Sequence[Version] = ()
+    passages: Sequence[Passage] = ()
 
 
 def requirement_pages(catalogue: Catalogue, scenarios: Iterable[Scenario], evidence: Evidence) -> Mapping[str, str]:
@@ -58,12 +60,17 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
         f"> {one.statement}",
         *note,
         "",
-        f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`, since {one.since}.",
+        f"Chapter [{chapter.title}](../specification/{chapter.name}.md), level `{one.level}`,"
+        f" {since_text(one.id, evidence.versions)}.",
         *_versions(one, evidence.versions),
         "",
         "## Where it comes from",
         "",
         *(f"- {source_link(source)}" for source in one.source),
+        "",
+        "## What defines it",
+        "",
+        *_passages(one, evidence.passages),
         "",
         "## Scenarios",
         "",
@@ -87,6 +94,15 @@ def _page(one: Requirement, scenarios: Sequence[Scenario], evidence: Evidence, c
 def _versions(one: Requirement, versions: Sequence[Version]) -> list[str]:
     names = [version.name + " (draft)" * (not version.released) for version in versions if one.id in version.digests]
     return [f"Versions of the specification that hold it: {', '.join(names) or 'none yet'}."] if versions else []
+
+
+def _passages(one: Requirement, passages: Sequence[Passage]) -> list[str]:
+    """Return links to the passages of the definition; a DDP may keep much that the plainest one leaves open."""
+    found = defining(one, passages)
+    if not found:
+        return ["The plainest DDP leaves it open: the scenarios say what is compared."]
+    links = ", ".join(f"[{passage.name}](../definition.md#{passage.anchor})" for passage in found)
+    return [f"In the [definition of DDP](../definition.md): {links}."]
 
 
 def _scenarios(one: Requirement, scenarios: Sequence[Scenario]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from urllib.request import urlopen
 from xml.etree import ElementTree
@@ -9,10 +10,20 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from conformance.errors import ReportError
-from conformance.report.results import stored_reports
+from conformance.errors import ReportError, SpecificationError
+from conformance.mutants.detector import Found
+from conformance.report.results import Stored, stored_reports
+from conformance.scenario import Scenario
+from conformance.spec.catalogue import load_catalogue
+from conformance.suite import load_scenarios
+from conformance.tests.reports_by_hand import PASS, outcome, run_report
+from workshop import ROOT
 from workshop.site import browser
+from workshop.site.build import DEFINITION, PASSAGES
 from workshop.site.links import dead_links, main
+from workshop.site.passages import definition_page, read_passages
+from workshop.site.requirement_pages import Evidence, requirement_pages
+from workshop.site.run_pages import run_pages
 from workshop.site.terminal import draw_terminals, terminal_picture
 
 
@@ -34,6 +45,53 @@ def test_a_site_without_pages_is_an_error(tmp_path: Path) -> None:
 def test_no_stored_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"no report\.json"):
         stored_reports([tmp_path])
+
+
+def test_every_passage_of_the_definition_is_there_and_linked() -> None:
+    catalogue = load_catalogue()
+    passages = read_passages(DEFINITION, PASSAGES, catalogue)
+    assert all(passage.code and passage.defines for passage in passages)
+    page = definition_page(DEFINITION, passages)
+    for line in DEFINITION.read_text().splitlines():
+        assert line in page or line.lstrip().startswith("# --"), "the page leaves nothing out"
+    pages = requirement_pages(catalogue, load_scenarios(), Evidence(Found(()), passages=passages))
+    assert "[join](../definition.md#join)" in pages["requirements/JOIN-01.md"]
+    assert "[buffers](../definition.md#buffers)" in pages["requirements/JOIN-04.md"]
+    assert "leaves it open" in pages["requirements/BUCKET-01.md"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"join" =', '"jion" =', "differ in: jion, join"),
+        ('"copies" = ["copies"]', "", "differ in: copies"),
+        ('["join"]', '["joins"]', "no chapter and no requirement: joins"),
+        ("TRAIN-12", "TRAIN-99", "no chapter and no requirement: TRAIN-99"),
+    ],
+)
+def test_a_passage_that_there_is_not_is_named(tmp_path: Path, before: str, after: str, says: str) -> None:
+    table = tmp_path / "passages.toml"
+    text = PASSAGES.read_text()
+    assert before in text
+    table.write_text(text.replace(before, after))
+    with pytest.raises(SpecificationError, match=says):
+        read_passages(DEFINITION, table, load_catalogue())
+
+
+def test_pages_of_runs_are_made_of_the_newest_stored_reports() -> None:
+    def on(day: int, *scenarios: Scenario, subject: str = "ddp_impl") -> Stored:
+        report = run_report(*(outcome(one, PASS, PASS) for one in scenarios), subject=subject)
+        return Stored(datetime.date(2026, 1, day), report)
+
+    everything = load_scenarios()
+    pairs = [one for one in everything if one.chapter == "pairs"]
+    whole = run_pages(ROOT, [on(1, *pairs), on(2, *pairs, subject="torch"), on(3, *everything)])
+    assert f": {len(everything)} scenarios." in whole["behaviours.md"]
+    assert "works | works" in whole["pairs.md"]
+    assert not [name for name, text in whole.items() if "may be older" in text and name != "devices.md"]
+    lacking = run_pages(ROOT, [on(1, *everything[1:])])
+    assert all("may be older" in text for text in lacking.values())
+    assert run_pages(ROOT, ()) == lacking
 
 
 def test_without_chromium_the_check_fails_unless_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
