@@ -140,6 +140,11 @@ class Scenario:
             if not 0 <= fault.rank < self.world_size:
                 raise ScenarioError(f"{self.id}: fault on rank {fault.rank}, but world_size is {self.world_size}")
 
+    def __reduce__(self) -> tuple[type[Scenario], tuple[Any, ...]]:
+        """Be pickled by the fields, for a lane: the mappings that nobody can change cannot be."""
+        values = (getattr(self, one.name) for one in dataclasses.fields(self))
+        return Scenario, tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
     @property
     def chapter(self) -> str:
         """The first part of the id: the chapter of the specification that owns this scenario."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from conformance.checkers.explanation import counted
-from conformance.cli import EXIT_FAILED
+from conformance.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.cli.options import NamedPath, subject_options
+from conformance.cli.options import NamedPath, jobs_option, subject_options
 from conformance.report.folder import add_failures_folder, keep_failure
-from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 
 if TYPE_CHECKING:
@@ -26,9 +27,13 @@ _MOST_PAIRS_SHOWN = 8
 
 @click.command("explore")
 @subject_options
-@click.option("--examples", type=click.IntRange(min=1), default=400, show_default=True, help="Most trainings to run.")
+@click.option("--examples", type=click.IntRange(min=1), default=400, show_default=True, help="Trainings of each seed.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Stop after this time.")
-@click.option("--seed", type=int, default=None, help="Repeat the trainings of a seed.  [default: random, printed]")
+@click.option(
+    "--seed", "seeds", type=int, multiple=True, metavar="N",
+    help="Repeat the trainings of a seed; repeat it for several, which take turns.  [default: random, printed]",
+)  # fmt: skip
+@jobs_option
 @click.option(
     "--failures", "most_failures", type=click.IntRange(min=1), default=1, show_default=True,
     help="Go on until so many different failures were found and shrunk.",
@@ -42,8 +47,8 @@ _MOST_PAIRS_SHOWN = 8
     metavar="FOLDER", help="Add failing scenarios to FOLDER/failures; nothing there is removed.",
 )  # fmt: skip
 def command(
-    ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seed: int | None, most_failures: int,
-    world_sizes: tuple[int, ...], folder: Path,
+    ddp: str, backend: str, no_native: bool, examples: int, seconds: float, seeds: tuple[int, ...], jobs: int,
+    most_failures: int, world_sizes: tuple[int, ...], folder: Path,
 ) -> None:  # fmt: skip
     """Compose trainings of blocks, actions and options, and compare each with the same training without DDP.
 
@@ -55,19 +60,21 @@ def command(
     \b
     ddp-conformance explore
     ddp-conformance explore --ddp my_pkg:MyDDP --examples 2000 --seconds 1200 --failures 20
-    ddp-conformance explore --seed 7 --world-size 2
+    ddp-conformance explore --seed 7 --seed 8 --world-size 2
     """
     add_failures_folder(folder)
-    seed = random.randrange(2**32) if seed is None else seed
+    seeds = tuple(dict.fromkeys(seeds)) or (random.randrange(2**32),)
     click.echo(f"Testing {ddp} over {backend} ...", err=True)  # at once: torch is imported next
 
+    from conformance.programs.registry import preloads_of
     from conformance.report.terminal import SECONDS_BETWEEN_LINES
     from conformance.run import runner
-    from conformance.run.exploration import PROBED, Deviation, explore
-    from conformance.run.outcome import Outcome
+    from conformance.run.exploration import PROBED, Deviation, Judged, explore
+    from conformance.run.lanes import num_lanes
     from conformance.run.scenario_runner import ScenarioRunner
     from conformance.workers.controller import Controller
     from conformance.workers.finder import find_backend, find_subject
+    from conformance.workers.zygote_process import ZygoteProcess
 
     subject, backend_value = find_subject(ddp), find_backend(backend)
     probed = PROBED.replace(world_size=max(world_sizes))
@@ -75,13 +82,22 @@ def command(
     console = make_console()
     began = last_said = time.monotonic()
     source = backend_value.source or backend_value.name
+    preload = preloads_of([probed])
+    # A lane judges a training before it draws the next one, and so keeps one processor busy.
+    jobs = jobs or num_lanes(backend_value.device_type, examples * len(seeds), processors_each=1)
     num_run = 0
 
-    def say(scenario: Scenario, outcome: Outcome) -> None:
+    @contextmanager
+    def open_runner() -> Iterator[ScenarioRunner]:
+        with shared.here() as zygote, Controller(backend_value, preload=preload, zygote=zygote) as controller:
+            yield ScenarioRunner(subject, backend_value, controller, native=not no_native)
+
+    def say(judged: Judged) -> None:
         nonlocal num_run, last_said
         num_run += 1
         run = counted(num_run, "training")
-        status.update(f"{run}  {outcome.subject.verdict.value}  world size {scenario.world_size}")
+        shrinks = ", shrinking" if judged.verdict.is_failure else ""
+        status.update(f"{run}  {judged.verdict.value}  {judged.example}{shrinks}")
         now = time.monotonic()
         if not console.is_terminal and now - last_said >= SECONDS_BETWEEN_LINES:
             last_said = now
@@ -92,34 +108,44 @@ def command(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"Composed of: {', '.join(sorted(deviation.features)) or 'nothing but a plain step'}."
+            f" Shrunk from {deviation.drawn}."
             + ("" if deviation.always_fails else " It did not fail every time: replay it with --times.") + "\n",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
 
-    console.print(f"seed {seed}", highlight=False)
-    with interrupted_once(), Controller(backend_value) as controller, console.status("starting ranks") as status:
-        runner.probe(subject, probed.world_size, controller, source)
-        ranks = ScenarioRunner(subject, backend_value, controller, native=not no_native)
+    console.print(f"Seeds: {', '.join(map(str, seeds))}", highlight=False, soft_wrap=True)
+    with (
+        interrupted_once(),
+        closing(ZygoteProcess(None, preload)) as shared,
+        console.status("starting ranks") as status,
+    ):
+        with Controller(backend_value, preload=preload, zygote=shared) as controller:
+            runner.probe(subject, probed.world_size, controller, source)
+        shared.await_ready()
         found = explore(
-            ranks, examples=examples, seed=seed, world_sizes=world_sizes, budget_s=seconds,
-            most_failures=most_failures, on_outcome=say, on_deviation=show,
+            open_runner, examples=examples, seeds=seeds, world_sizes=world_sizes, budget_s=seconds,
+            most_failures=most_failures, jobs=jobs, on_judged=say, on_deviation=show,
         )  # fmt: skip
     for line in summary(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if isinstance(found.broken_by, KeyboardInterrupt):
+        click.get_current_context().exit(EXIT_INTERRUPTED)
+    if found.broken_by:
+        raise found.broken_by
     if found.deviations or not found.num_judged:
         click.get_current_context().exit(EXIT_FAILED)
 
 
 def summary(found: Exploration) -> list[str]:
     """Return the lines that end an exploration: what was judged, how fast, and what it covered."""
-    right = found.num_judged - found.num_refused - len(found.deviations)
+    right = found.num_judged - found.num_refused - found.num_failed
     none = {0: "None failed.", 1: "The failure above is the simplest one found."}
     lines = [
         f"Judged {counted(found.num_judged, 'training')} ({found.per_minute:.0f} a minute): {right} right,"
-        f" {found.num_refused} refused by every rank, {len(found.deviations)} failed. "
+        f" {found.num_refused} refused by every rank, {found.num_failed} failed. "
         f"Not judged: {found.num_not_judged}; left out for a failure found before: {found.num_known}.",
         f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
-        f" seed {found.seed}. "
+        f" {'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}. "
         + none.get(len(found.deviations), f"The {len(found.deviations)} failures above are the simplest ones found."),
     ]
     if len(found.missing) > 0:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 
 from conformance.composed.choose import chosen_by
 from conformance.composed.features import (
@@ -23,6 +25,7 @@ from conformance.composed.features import (
 )
 from conformance.composed.grammar import cover, draw
 from conformance.composed.simpler import shrink
+from conformance.run.lanes import LaneError, in_lanes
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
@@ -41,29 +44,53 @@ _NOT_JUDGED = (Verdict.UNSUPPORTED, Verdict.HARNESS_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """The `number`-th training, from 1 on, that a seed gives."""
+
+    seed: int
+    number: int
+    scenario: Scenario
+
+    def __str__(self) -> str:
+        """Return the name by which it can be drawn again."""
+        return f"example {self.number} of seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An example that has run, and whether every rank refused it."""
+
+    example: Example
+    verdict: Verdict
+    was_refused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Deviation:
-    """The simplest failing training of its kind, its features, and the training that was drawn."""
+    """The simplest failing training of its kind, its features, and the example that was drawn."""
 
     outcome: Outcome
     features: frozenset[str]
-    drawn: Scenario
+    drawn: Example
     always_fails: bool
-    num_runs_before: int
 
 
 @dataclass(slots=True)
 class Exploration:
-    """What came of it: how many trainings were judged, refused on every rank, not judged, and left out as known."""
+    """What came of it: how many examples were judged, refused on every rank, failed, not judged, left out as known."""
 
-    seed: int
+    seeds: tuple[int, ...]
     num_judged: int = 0
     num_refused: int = 0
+    num_failed: int = 0
     num_not_judged: int = 0
     num_known: int = 0
     duration_s: float = 0.0
     deviations: list[Deviation] = field(default_factory=list)
     covered: set[Pair] = field(default_factory=set)
     possible: frozenset[Pair] = frozenset()
+    #: What ended it before its time: Ctrl-C, or the end of a lane.
+    broken_by: KeyboardInterrupt | LaneError | None = None
 
     @property
     def missing(self) -> list[Pair]:
@@ -75,54 +102,84 @@ class Exploration:
         """Judged trainings per minute, shrinking included."""
         return self.num_judged / self.duration_s * 60 if self.duration_s else 0.0
 
+    def knows(self, of: frozenset[str]) -> bool:
+        """Whether a failure was found that needs nothing but features in `of`."""
+        return any(deviation.features <= of for deviation in self.deviations)
 
-OnOutcome = Callable[[Scenario, Outcome], None]
+    def add(self, judged: Judged) -> None:
+        """Count an example."""
+        if judged.verdict in _NOT_JUDGED:
+            self.num_not_judged += 1
+            return
+        self.num_judged += 1
+        self.num_refused += judged.was_refused
+        self.num_failed += judged.verdict.is_failure
+        self.covered |= pairs_of(judged.example.scenario)
+
+
+#: Makes the runner of a lane; its ranks end with the block.
+OpenRunner = Callable[[], AbstractContextManager[ScenarioRunner]]
 
 
 def explore(
-    runner: ScenarioRunner,
+    open_runner: OpenRunner,
     *,
     examples: int,
-    seed: int,
+    seeds: Sequence[int],
     world_sizes: Sequence[int] = WORLD_SIZES,
     budget_s: float = float("inf"),
     most_failures: int = 1,
-    on_outcome: OnOutcome = lambda scenario, outcome: None,
+    jobs: int = 1,
+    on_judged: Callable[[Judged], None] = lambda judged: None,
     on_deviation: Callable[[Deviation], None] = lambda deviation: None,
 ) -> Exploration:
-    """Run up to `examples` trainings on `runner`, for `budget_s` seconds, until `most_failures` different ones fail.
+    """Draw `examples` of each of `seeds` and run them in `jobs` lanes, for `budget_s`, until `most_failures` differ.
 
-    The same `seed` gives the same trainings. A training whose truth is not exact, or that subject or backend do not
-    support, is not judged and covers nothing.
+    A seed gives the same examples whatever the number of lanes; seeds take turns. An example whose truth is not exact,
+    or that subject or backend do not support, is not judged and covers nothing. What breaks it off is in the result.
     """
     started = time.monotonic()
-    found = Exploration(seed, possible=all_possible_pairs(world_sizes))
-    trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
-    for scenario in trainings:
-        found.duration_s = time.monotonic() - started
-        if found.num_judged >= examples or found.duration_s >= budget_s or found.num_not_judged > 10 * examples:
-            break
-        if any(deviation.features <= features(scenario) for deviation in found.deviations):
-            found.num_known += 1
-            found.covered |= pairs_of(scenario)
-            if found.num_known > 10 * examples:
-                break
-            continue
-        outcome = runner.run(scenario)
-        on_outcome(scenario, outcome)
-        if outcome.subject.verdict in _NOT_JUDGED:
-            found.num_not_judged += 1
-            continue
-        found.num_judged += 1
-        found.num_refused += _was_refused(outcome)
-        found.covered |= pairs_of(scenario)
-        if outcome.subject.verdict.is_failure:
-            found.deviations.append(_shrunk(runner, scenario, outcome, found.num_judged, on_outcome))
-            on_deviation(found.deviations[-1])
-            if len(found.deviations) >= most_failures:
-                break
+    found = Exploration(tuple(seeds), possible=all_possible_pairs(world_sizes))
+    running: set[str] = set()
+
+    def to_run() -> Iterator[tuple[Example]]:
+        for example in _drawn(seeds, examples, world_sizes):
+            if time.monotonic() - started >= budget_s:
+                return
+            if found.knows(features(example.scenario)):
+                found.num_known += 1
+                found.covered |= pairs_of(example.scenario)
+                continue
+            running.add(str(example))
+            yield (example,)
+
+    try:
+        with closing(in_lanes(partial(_lane, open_runner), to_run(), jobs)) as results:
+            for one in results:
+                if isinstance(one, Judged):
+                    running.discard(str(one.example))
+                    found.add(one)
+                    on_judged(one)
+                elif not found.knows(one.features):  # another lane may have been faster
+                    found.deviations.append(one)
+                    on_deviation(one)
+                    if len(found.deviations) >= most_failures:
+                        break
+    except KeyboardInterrupt as interrupt:
+        found.broken_by = interrupt
+    except LaneError as error:
+        found.broken_by = LaneError(f"{error}; running were: {', '.join(sorted(running)) or 'none'}")
     found.duration_s = time.monotonic() - started
     return found
+
+
+def _drawn(seeds: Sequence[int], examples: int, world_sizes: Sequence[int]) -> Iterator[Example]:
+    def of(seed: int) -> Iterator[Example]:
+        trainings = chain(cover(seed, world_sizes=world_sizes, few_refusals=True), _random(seed, world_sizes))
+        for number, scenario in enumerate(islice(trainings, examples), 1):
+            yield Example(seed, number, scenario)
+
+    return chain.from_iterable(zip(*map(of, seeds), strict=True))
 
 
 def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
@@ -135,23 +192,32 @@ def _random(seed: int, world_sizes: Sequence[int]) -> Iterator[Scenario]:
         yield draw(chosen_by(numerics), world_sizes=world_sizes, special="numerics")
 
 
-def _shrunk(
-    runner: ScenarioRunner, scenario: Scenario, outcome: Outcome, num_runs: int, on_outcome: OnOutcome
-) -> Deviation:
-    outcomes = {scenario.id: outcome}
+def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Judged | Deviation]:
+    with open_runner() as runner:
+        for example in examples:
+            outcome = runner.run(example.scenario)
+            yield Judged(example, outcome.subject.verdict, _was_refused(outcome))
+            if _fails(outcome):
+                yield _shrunk(runner, example, outcome)
+
+
+def _shrunk(runner: ScenarioRunner, example: Example, outcome: Outcome) -> Deviation:
+    outcomes = {example.scenario.id: outcome}
 
     def still_fails(candidate: Scenario) -> bool:
         if candidate.id not in outcomes:
             outcomes[candidate.id] = runner.run(candidate)
-            on_outcome(candidate, outcomes[candidate.id])
-        verdict = outcomes[candidate.id].subject.verdict
-        return verdict.is_failure and verdict not in _NOT_JUDGED
+        return _fails(outcomes[candidate.id])
 
-    smallest = shrink(scenario, still_fails)
+    smallest = shrink(example.scenario, still_fails)
     again = runner.run(smallest)
     always = again.subject.verdict.is_failure
     kept = again if always else outcomes[smallest.id]
-    return Deviation(kept, features(smallest) - _COMMONPLACE, scenario, always, num_runs)
+    return Deviation(kept, features(smallest) - _COMMONPLACE, example, always)
+
+
+def _fails(outcome: Outcome) -> bool:
+    return outcome.subject.verdict.is_failure and outcome.subject.verdict not in _NOT_JUDGED
 
 
 def _was_refused(outcome: Outcome) -> bool:

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 #: A generator, so that closing it ends its ranks.
 Work = Callable[[Iterator[Task]], Generator[Result]]
 
-#: A lane whose two DDPs run with two ranks each keeps so many processors busy.
+#: A lane whose two DDPs run with two ranks each, and which judges one scenario while the next runs, keeps so many busy.
 _PROCESSORS_OF_A_LANE = 2
 #: What a lane's zygote and the warm ranks of its two DDPs take, with those that compile.
 _BYTES_OF_A_LANE = 2 * 2**30
@@ -40,14 +40,16 @@ class LaneError(ConformanceError):
     """A lane has ended before its work was done."""
 
 
-def num_lanes(device_type: str, num_scenarios: int | None = None) -> int:
+def num_lanes(
+    device_type: str, num_scenarios: int | None = None, *, processors_each: int = _PROCESSORS_OF_A_LANE
+) -> int:
     """Return for how many lanes this machine has the processors and the memory; one where ranks share a device.
 
-    With so few scenarios that a lane would not be worth its start, fewer.
+    With so few scenarios that a lane would not be worth its start, fewer. A lane keeps `processors_each` busy.
     """
     if device_type != "cpu":
         return 1
-    lanes = min(len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_LANE, _available_bytes() // _BYTES_OF_A_LANE)
+    lanes = min(len(os.sched_getaffinity(0)) // processors_each, _available_bytes() // _BYTES_OF_A_LANE)
     if num_scenarios is not None:
         lanes = min(lanes, num_scenarios // _FEWEST_IN_A_LANE)
     return max(1, lanes)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +28,8 @@ from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Bl
 from conformance.errors import ScenarioError
 from conformance.observation import Raised
 from conformance.programs.truth import truth_of
-from conformance.run.exploration import PROBED, Exploration, explore
+from conformance.run.exploration import PROBED, Exploration, Judged, OpenRunner, explore
+from conformance.run.lanes import LaneError
 from conformance.run.outcome import Outcome
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
@@ -56,6 +61,11 @@ class Imagined(ScenarioRunner):
         self.seen.append(scenario)
         verdict = self.verdict_of(features(scenario))
         return Outcome.of(scenario, ScenarioResult("imagined", verdict, 1.0, 1, (), ()), warm=True)
+
+
+def in_hand(runner: ScenarioRunner) -> OpenRunner:
+    """Return what opens a runner that is there already."""
+    return lambda: nullcontext(runner)
 
 
 def fails_with(*sets: set[str]) -> Callable[[frozenset[str]], Verdict]:
@@ -111,7 +121,7 @@ def test_the_truth_knows_what_an_exchange_brings(place: str) -> None:
 
 def test_few_of_what_is_explored_may_be_refused() -> None:
     imagined = Imagined(fails_with())
-    explore(imagined, examples=300, seed=9)
+    explore(in_hand(imagined), examples=300, seeds=[9])
     refusable = [scenario for scenario in imagined.seen if refusal(Training.of(scenario), scenario.options)]
     assert len(refusable) <= 30
 
@@ -157,14 +167,14 @@ def test_a_seed_gives_the_same_trainings_and_another_one_others() -> None:
     drawn = []
     for seed in (5, 5, 6):
         imagined = Imagined(fails_with())
-        explore(imagined, examples=500, seed=seed)
+        explore(in_hand(imagined), examples=500, seeds=[seed])
         drawn.append([scenario.id for scenario in imagined.seen])
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_failure_is_shrunk_to_its_features() -> None:
     needed = {"action freeze:every_rank", "block sparse", "option gradient_as_bucket_view=True"}
-    found = explore(Imagined(fails_with(needed)), examples=3000, seed=0)
+    found = explore(in_hand(Imagined(fails_with(needed))), examples=3000, seeds=[0])
     (smallest,) = scenarios_of(found)
     assert found.deviations[0].features == needed
     assert features(smallest) - needed <= {"runs always", "output tensor", "world size 1"}
@@ -173,14 +183,14 @@ def test_a_failure_is_shrunk_to_its_features() -> None:
 
 def test_different_failures_are_found_one_after_the_other() -> None:
     several = [{"action freeze:every_rank"}, {"block complex", "option static_graph=True"}, {"checkpoint reentrant"}]
-    found = explore(Imagined(fails_with(*several)), examples=500, seed=3, most_failures=5)
+    found = explore(in_hand(Imagined(fails_with(*several))), examples=500, seeds=[3], most_failures=5)
     assert sorted(map(sorted, (deviation.features for deviation in found.deviations))) == sorted(map(sorted, several))
     assert found.num_known > 0
     assert any("3 failures" in line for line in summary(found))
 
 
 def test_what_cannot_be_judged_is_counted_and_covers_nothing() -> None:
-    found = explore(Imagined(lambda of: Verdict.UNSUPPORTED), examples=10, seed=0)
+    found = explore(in_hand(Imagined(lambda of: Verdict.UNSUPPORTED)), examples=10, seeds=[0])
     assert (found.num_judged, found.covered, found.deviations) == (0, set(), [])
     assert found.num_not_judged >= 10
     assert any("Not covered" in line for line in summary(found))
@@ -200,11 +210,60 @@ def test_ranks_refuse_together_or_fail() -> None:
     assert refuses_together(evidence_of(returned(0, facts={"0.backward": {}}))) is None
 
 
+def test_lanes_judge_what_one_lane_does() -> None:
+    several = [{"action freeze:every_rank"}, {"block complex", "option static_graph=True"}]
+    seen = []
+    for jobs in (1, 3):
+        judged: list[Judged] = []
+        found = explore(
+            in_hand(Imagined(fails_with(*several))), examples=150, seeds=[3, 4], most_failures=5, jobs=jobs,
+            on_judged=judged.append,
+        )  # fmt: skip
+        assert {deviation.features for deviation in found.deviations} == set(map(frozenset, several))
+        assert found.num_judged + found.num_known == 300
+        assert found.num_judged == len(judged)
+        assert {deviation.drawn.seed for deviation in found.deviations} <= {3, 4}
+        # What is left out as known depends on which lane was faster; what does not fail is the same.
+        seen.append({str(one.example) for one in judged if not one.verdict.is_failure})
+        covered = found.covered
+    assert seen[0] == seen[1]
+    assert covered == found.covered
+
+
+def test_seeds_take_turns() -> None:
+    judged: list[Judged] = []
+    explore(in_hand(Imagined(fails_with())), examples=2, seeds=[7, 8], on_judged=judged.append)
+    drawn = [str(one.example) for one in judged]
+    assert drawn == [f"example {number} of seed {seed}" for number in (1, 2) for seed in (7, 8)]
+
+
+def test_a_lane_that_dies_is_told_with_what_it_ran_and_loses_nothing_else() -> None:
+    def dies(of: frozenset[str]) -> Verdict:
+        if "hook" in " ".join(of):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Verdict.PASS
+
+    found = explore(in_hand(Imagined(dies)), examples=200, seeds=[3], jobs=2)
+    assert isinstance(found.broken_by, LaneError)
+    assert re.search(r"exit code -9; running were: (example \d+ of seed 3(, )?)+$", str(found.broken_by))
+    assert found.num_judged > 0
+    assert any("Judged" in line for line in summary(found))
+
+
+def test_ctrl_c_leaves_what_is_known() -> None:
+    def interrupt(judged: Judged) -> None:
+        raise KeyboardInterrupt
+
+    found = explore(in_hand(Imagined(fails_with())), examples=200, seeds=[3], jobs=2, on_judged=interrupt)
+    assert found.num_judged == 1
+    assert isinstance(found.broken_by, KeyboardInterrupt)
+
+
 @pytest.mark.nightly
 def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject(NO_DIVISION), get_backend("gloo"), ranks, native=False)
     # With other seeds the first failure is one of torch's DDP, below this one: a hook that delayed gradients leave.
-    found = explore(runner, examples=30, seed=0, world_sizes=(1, 2))
+    found = explore(in_hand(runner), examples=30, seeds=[0], world_sizes=(1, 2))
     (smallest,) = scenarios_of(found)
     assert found.deviations[0].always_fails
     assert found.deviations[0].features == frozenset()
@@ -214,9 +273,9 @@ def test_a_ddp_that_does_not_divide_is_found_out(ranks: Controller) -> None:
 @pytest.mark.nightly
 def test_our_own_is_right(ranks: Controller) -> None:
     runner = ScenarioRunner(get_subject("ddp_impl"), get_backend("gloo"), ranks, native=False)
-    found = explore(runner, examples=40, seed=2, world_sizes=(1, 2))
+    found = explore(in_hand(runner), examples=40, seeds=[2], world_sizes=(1, 2))
     assert [deviation.outcome.subject.findings[0] for deviation in found.deviations] == []
-    assert found.num_judged == 40
+    assert found.num_judged + found.num_not_judged == 40
 
 
 @pytest.mark.nightly
@@ -231,7 +290,7 @@ def test_what_was_there_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = tmp_path / "report" / "report.json"
     before.parent.mkdir()
     before.write_text("another run's")
-    arguments = ["explore", "--no-native", "--examples", "3", "--seed", "0", "--world-size", "1"]
+    arguments = ["explore", "--no-native", "--examples", "3", "--seed", "0", "--world-size", "1", "--jobs", "2"]
     result = CliRunner().invoke(main, [*arguments, "--report", "report"])
     assert "Judged 3 trainings" in result.output, result.output
     assert before.read_text() == "another run's"

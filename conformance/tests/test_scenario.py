@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import operator
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def test_a_scenario_comes_back_as_it_was() -> None:
     assert Scenario.from_json({"schema_version": 1, "id": "a", "requirements": ["B"], "program": "train"}) == Scenario(
         "a", ("B",), "train"
     )
+
+
+def test_a_scenario_comes_back_from_a_pickle_as_it_was() -> None:
+    back = pickle.loads(pickle.dumps(ONE))
+    assert back == ONE
+    with pytest.raises(TypeError):
+        back.options["static_graph"] = False
 
 
 @pytest.mark.parametrize("wrong", [{"a": 1}, ["x"], 1.5, "x", True, None, -1])
