@@ -37,7 +37,8 @@ class Finding:
     """One checker's result for one scenario: `summary` is a sentence, `explanation` the evidence.
 
     `requirements` are those that it speaks for, where that is not every one that the scenario tests. `mistake` names
-    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells.
+    what the evidence was recognised as, one of `checkers.mistakes.MISTAKES`; empty where nothing tells. `likeness` is
+    the same for findings that have the same wrong in the same way, whatever the numbers; empty where nobody compares.
     """
 
     checker: str
@@ -46,6 +47,7 @@ class Finding:
     explanation: str = ""
     requirements: tuple[str, ...] = ()
     mistake: str = ""
+    likeness: str = ""
 
 
 #: Checkers whose failure explains those of others.
@@ -104,6 +106,12 @@ class ScenarioResult:
     def findings_that_tell(self) -> tuple[Finding, ...]:
         """The findings that made the verdict what it is, see `telling`; none for PASS."""
         return () if self.verdict is Verdict.PASS else telling(self.verdict, self.findings)
+
+    @property
+    def likeness(self) -> str:
+        """How it failed, to be compared with another time: all that was wrong, or HANG or CRASH, whose place varies."""
+        told = (one.likeness for one in self.findings_that_tell if one.likeness)
+        return next(told, self.verdict.value) if self.verdict is Verdict.FAIL else self.verdict.value
 
     @property
     def hung(self) -> bool:

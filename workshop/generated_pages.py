@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from conformance.backends.gloo import GLOO
 from conformance.errors import ReportError
 from conformance.mutants.catalogue import load_deviations, load_mutants
 from conformance.mutants.page import detection_page
@@ -20,6 +21,7 @@ from conformance.subjects.reducer_diagram import reducer_diagram
 from conformance.suite import load_scenarios
 from workshop.behaviour_rows import load_behaviours
 from workshop.behaviours import behaviours_page
+from workshop.capabilities import capabilities_page
 from workshop.counts import count
 from workshop.devices import CHAPTER as DEVICES
 from workshop.devices import ROWS, devices_page
@@ -51,6 +53,7 @@ def generated_pages(root: Path) -> tuple[Page, ...]:
         *_specification(root),
         Page("docs/behaviours.md", _behaviours),
         Page("docs/systems.md", _holding(_systems())),
+        Page("docs/capabilities.md", _holding(_capabilities())),
         Page("docs/pairs.md", _pairs),
         Page("docs/devices.md", _devices),
         Page("docs/detection.md", _detection),
@@ -73,6 +76,10 @@ def _specification(root: Path) -> list[Page]:
 def _systems() -> str:
     kills = (kill.requirement for mutant in load_mutants() for kill in mutant.kills)
     return systems_page(load_behaviours(), Counter(kills))
+
+
+def _capabilities() -> str:
+    return capabilities_page(GLOO, load_scenarios(), {one.id: one.level for one in load_catalogue()})
 
 
 def _holding(text: str | None) -> Make:

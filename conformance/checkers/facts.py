@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -15,6 +17,7 @@ from conformance.truth.expected import describe, mismatch
 from conformance.verdict import Finding
 
 _MAX_NAMES = 6
+_OF_CLAUSES = 100  # so much of a clause is compared: what torch says may be cut anywhere behind
 _LABELS = "ABCD"  # one per rank in the explanation; the expected value is E
 
 
@@ -107,7 +110,7 @@ def facts(evidence: Evidence) -> Finding | None:
         return passed("facts", f"{num_expected} fact(s) as expected")
     wrong = telling_first(wrong)
     found = failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
-    return replace(found, mistake=mistake_of(wrong))
+    return replace(found, mistake=mistake_of(wrong), likeness=likeness_of(wrong))
 
 
 def telling_first(wrong: list[WrongFact]) -> list[WrongFact]:
@@ -119,6 +122,17 @@ def telling_first(wrong: list[WrongFact]) -> list[WrongFact]:
 def mistake_of(wrong: list[WrongFact]) -> str:
     """Return what the first wrong fact that was recognised was recognised as; empty if none was."""
     return next((fact.found.mistake for fact in wrong if fact.found.mistake), "")
+
+
+def likeness_of(wrong: Iterable[WrongFact]) -> str:
+    """Return eight digits that tell which facts are wrong, where and how: the same for other values and addresses."""
+    told = sorted(f"{fact.rank} {fact.name}: {_in_kind(fact.diagnosis or str(fact.difference))}" for fact in wrong)
+    return hashlib.sha256("\n".join(told).encode("utf-8", "replace")).hexdigest()[:8]
+
+
+def _in_kind(clause: str) -> str:
+    """Return what a clause says less what differs from run to run: numbers, values, and where torch logged an error."""
+    return re.sub(r"expected [^;]*|\[rank\d+\]:\[[^\]]*\]|0x[0-9a-f]+|\d+|\bnan\b", "#", clause)[:_OF_CLAUSES]
 
 
 def reduced_steps(evidence: Evidence) -> frozenset[int] | None:

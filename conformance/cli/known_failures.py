@@ -21,7 +21,7 @@ from conformance.run.outcome import NATIVE
 from conformance.run.report import Report
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP
-from conformance.verdict import Verdict
+from conformance.verdict import ScenarioResult, Verdict
 
 
 def read_file(path: Path) -> tuple[KnownFailure, ...]:
@@ -44,16 +44,16 @@ def excuses_from(path: Path, scenarios: Iterable[Scenario], circumstances: Circu
     known = read_file(path)
     today = datetime.datetime.now(tz=datetime.UTC).date()
 
-    def excuse(scenario: Scenario, verdict: Verdict) -> Excuse | None:
+    def meeting(scenario: Scenario, verdict: Verdict) -> Excuse | None:
         return excuse_for(known, circumstances, today, scenario.id, scenario.world_size, verdict)
 
     try:
         check_names(known, {scenario.id: scenario.world_size for scenario in scenarios})
         for scenario in scenarios:
-            excuse(scenario, Verdict.PASS)
+            meeting(scenario, Verdict.PASS)
     except KnownFailureError as error:
         raise KnownFailureError(f"{path}: {error}") from error
-    return excuse
+    return lambda scenario, result: meeting(scenario, result.verdict)
 
 
 def excuses_of(baseline: Baseline, circumstances: Circumstances) -> Excuses:
@@ -82,8 +82,8 @@ def shipped_excuses(circumstances: Circumstances) -> Excuses:
 def either(*several: Excuses) -> Excuses:
     """Return the first excuse that one of `several` has."""
 
-    def excuse(scenario: Scenario, verdict: Verdict) -> Excuse | None:
-        return next((found for one in several if (found := one(scenario, verdict)) is not None), None)
+    def excuse(scenario: Scenario, result: ScenarioResult) -> Excuse | None:
+        return next((found for one in several if (found := one(scenario, result)) is not None), None)
 
     return excuse
 

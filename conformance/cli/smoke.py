@@ -99,7 +99,7 @@ def _next(backend: str, options: str) -> str:
         return f"Next, {on_ddp}\n{and_all}"
     by_itself = f"ddp-conformance run --profile backend --fail-fast --backend {backend}"
     return (
-        "Not every dtype and capability that it declares was tried. Next, up to the first mistake:"
+        "Every dtype and reduction that it declares was tried once in each operation. Next, up to the first mistake:"
         f"\n    {by_itself}\nThen a DDP on it, {on_ddp}\n{and_all}"
     )
 

@@ -10,8 +10,10 @@
     scenarios = ["mlp-world2", "cnn-world2"]     # unused/UNUSED-02/mlp-world2, ...
 
 In a scenario in which torch's DDP breaks by itself nobody can tell what the backend has done, so FAIL, HANG and CRASH
-are excused there alike, and a PASS is welcome. Every other scenario of the requirement counts. `conformance/baselines/`
-holds those that are shipped; everything here but `shipped_baseline` is a pure function.
+are excused there alike, and a PASS is welcome. Every other scenario of the requirement counts. In a baseline of a
+backend by itself there is no DDP between, and a scenario holds up to 40 operations: behind its name is how it fails,
+`"reduce-world2 1f0c2a9b"` or, if it has failed in several ways, each of them, and only that is excused.
+`conformance/baselines/` holds those that are shipped; everything here but `shipped_baseline` is a pure function.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +47,16 @@ _KEYS = {"id": str, "reason": str, "source": list, "scenarios": list}
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """One requirement that torch's DDP breaks, in the scenarios with these ids."""
+    """One requirement that torch's DDP breaks, in the scenarios with these ids.
+
+    `ways` are the likenesses of the failures that are excused there; of a scenario without any, every failure.
+    """
 
     requirement: str
     reason: str
     source: tuple[str, ...]
     scenarios: tuple[str, ...]
+    ways: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +67,14 @@ class Baseline:
     backend: str
     broken: tuple[Broken, ...]
 
-    def excuse(self, scenario: Scenario, verdict: Verdict) -> Excuse | None:
-        """Return the excuse for `verdict` if torch's DDP itself breaks this scenario."""
-        if verdict not in EXPECTABLE:
+    def excuse(self, scenario: Scenario, result: ScenarioResult) -> Excuse | None:
+        """Return the excuse for `result` if torch's DDP itself breaks this scenario, or the backend just so."""
+        if result.verdict not in EXPECTABLE:
             return None
         for one in self.broken:
-            if scenario.id in one.scenarios:
+            if scenario.id in one.scenarios and result.likeness in one.ways.get(scenario.id, (result.likeness,)):
                 reason = f"torch {self.torch} breaks it over {self.backend}: {one.reason}"
-                return Excuse(MET, verdict, reason, ", ".join(one.source), "")
+                return Excuse(MET, result.verdict, reason, ", ".join(one.source), "")
         return None
 
 
@@ -137,13 +143,21 @@ def baseline_of(reports: Iterable[Report], catalogue: Catalogue, digests: Mappin
     if len(versions) != 1:
         raise KnownFailureError(f"a baseline is of one torch over one backend, got {sorted(versions)}")
     broken: dict[str, dict[str, ScenarioResult]] = {}
+    ways: dict[str, frozenset[str]] = {}
     for scenario_id, several in results.items():
         if failed := [one for one in several if one.verdict in EXPECTABLE]:
             broken.setdefault(scenario_id.split("/")[1], {})[scenario_id] = failed[-1]
+            ways[scenario_id] = frozenset(one.likeness for one in failed)
     ran = Counter(scenario_id.split("/")[1] for scenario_id in results)
     torch, backend = versions.pop()
     entries = (
-        Broken(one.id, _reason(broken[one.id].values(), ran[one.id]), one.source, tuple(sorted(broken[one.id])))
+        Broken(
+            one.id,
+            _reason(broken[one.id].values(), ran[one.id]),
+            one.source,
+            tuple(sorted(broken[one.id])),
+            {each: ways[each] for each in broken[one.id]} if backend.endswith(_ALONE) else {},
+        )
         for one in catalogue
         if one.id in broken
     )
@@ -166,7 +180,11 @@ def joined(earlier: Baseline, later: Baseline, catalogue: Catalogue, scenario_id
         first = both.setdefault(one.requirement, one)
         scenarios = known.intersection((*first.scenarios, *one.scenarios))
         told = one if scenarios.issubset(one.scenarios) else first  # the last reason that speaks of all of them
-        both[one.requirement] = replace(told, scenarios=tuple(sorted(scenarios)))
+        ways = {
+            each: first.ways.get(each, frozenset()) | one.ways.get(each, frozenset())
+            for each in scenarios.intersection((*first.ways, *one.ways))
+        }
+        both[one.requirement] = replace(told, scenarios=tuple(sorted(scenarios)), ways=ways)
     return replace(later, broken=tuple(both[one.id] for one in catalogue if one.id in both and both[one.id].scenarios))
 
 
@@ -182,7 +200,7 @@ def baseline_to_toml(baseline: Baseline) -> str:
         f"backend = {_quoted(baseline.backend)}",
     ]
     for one in baseline.broken:
-        slugs = ", ".join(_quoted(each.split("/", 2)[2]) for each in one.scenarios)
+        named = [" ".join([each.split("/", 2)[2], *sorted(one.ways.get(each, ()))]) for each in one.scenarios]
         lines += [
             "",
             "[[requirement]]",
@@ -191,10 +209,17 @@ def baseline_to_toml(baseline: Baseline) -> str:
             f"reason = {_quoted(one.reason)}",
             f"source = [{', '.join(map(_quoted, one.source))}]",
             "scenarios = [",
-            *textwrap.wrap(slugs, 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
+            *_wrapped(map(_quoted, named)),
             "]",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    """Return the texts with commas between, in lines; a text that has spaces is not cut."""
+    whole = ", ".join(text.replace(" ", "\0") for text in texts)
+    lines = textwrap.wrap(whole, 116, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _over(report: Report) -> str:
@@ -235,5 +260,7 @@ def _broken(entry: Any) -> Broken:
         texts = entry[name] if kind is list else [entry[name]]
         if not isinstance(entry[name], kind) or not all(isinstance(text, str) for text in texts):
             raise KnownFailureError(f"{where}: {name} must be {'a list of texts' if kind is list else 'a text'}")
-    scenarios = tuple(f"{entry['chapter']}/{entry['id']}/{slug}" for slug in entry["scenarios"])
-    return Broken(entry["id"], entry["reason"], tuple(entry["source"]), scenarios)
+    named = [text.split(" ") for text in entry["scenarios"]]
+    ways = {f"{entry['chapter']}/{entry['id']}/{slug}": frozenset(ways) for slug, *ways in named}
+    told = {each: several for each, several in ways.items() if several}
+    return Broken(entry["id"], entry["reason"], tuple(entry["source"]), tuple(ways), told)

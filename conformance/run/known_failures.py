@@ -34,7 +34,7 @@ from packaging.version import InvalidVersion, Version
 from conformance.errors import KnownFailureError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import hint
-from conformance.verdict import Verdict
+from conformance.verdict import ScenarioResult, Verdict
 
 EXPECTABLE = (Verdict.FAIL, Verdict.HANG, Verdict.CRASH)
 MET, UNEXPECTED_PASS, UNEXPECTED_VERDICT, EXPIRED = "met", "unexpected pass", "unexpected verdict", "expired"
@@ -113,8 +113,8 @@ class Excuse:
         return f"{because}, but {verdict.value} came"
 
 
-#: Says which known failure applies to a scenario in which the subject came to a verdict, if any.
-Excuses = Callable[[Scenario, Verdict], Excuse | None]
+#: Says which known failure applies to a scenario in which the subject came to a result, if any.
+Excuses = Callable[[Scenario, ScenarioResult], Excuse | None]
 
 
 def parse_toml(text: str) -> dict[str, Any]:

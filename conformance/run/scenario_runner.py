@@ -25,7 +25,7 @@ from conformance.run.tried import tried_in
 from conformance.scenario import Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
-from conformance.verdict import Finding, Verdict
+from conformance.verdict import Finding, ScenarioResult
 
 
 class ScenarioRunner:
@@ -118,7 +118,7 @@ class ScenarioRunner:
             beside = judged(native, program, truth)
             authority = authority_of(program, beside.verdict, native.observations)
         settlement = Settlement(lambda one: judged(one, program, truth, authority), self._attempt, self._started)
-        settled = settlement.of(attempt, lambda verdict: self._is_known(scenario, verdict))
+        settled = settlement.of(attempt, lambda result: self._is_known(scenario, result))
         if settled.result.verdict.is_failure or settled.contaminated_by:
             self._doubted.add(scenario.kind_of_ranks)
         result = settled.result
@@ -130,7 +130,7 @@ class ScenarioRunner:
             beside,
             notes=settled.attempt.notes(truth),
             warm=bool(settled.attempt.after),
-            excuse=self._excuses(scenario, settled.result.verdict),
+            excuse=self._excuses(scenario, settled.result),
             contaminated_by=settled.contaminated_by,
             tried=tried_in(scenario, settled.attempt.observations, settled.result.verdict),
         )
@@ -163,9 +163,9 @@ class ScenarioRunner:
         self._doubted.discard(scenario.kind_of_ranks)
         return wants
 
-    def _is_known(self, scenario: Scenario, verdict: Verdict) -> bool:
+    def _is_known(self, scenario: Scenario, result: ScenarioResult) -> bool:
         """Whether a failure is excused: whether it also comes on fresh ranks says nothing that anybody asks for."""
-        excuse = self._excuses(scenario, verdict)
+        excuse = self._excuses(scenario, result)
         return excuse is not None and excuse.holds
 
     def _start(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Pending[Attempt]:

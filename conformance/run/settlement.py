@@ -42,10 +42,10 @@ class Settlement:
     try_again: TryAgain
     started: Mapping[str, Scenario]
 
-    def of(self, attempt: Attempt, is_known: Callable[[Verdict], bool]) -> Settled:
+    def of(self, attempt: Attempt, is_known: Callable[[ScenarioResult], bool]) -> Settled:
         """Return what counts: a failure of ranks that have run others is tried on fresh ones, unless it `is_known`."""
         attempt, result = self._without_what_is_kept_once(attempt)
-        if not result.verdict.is_failure or not attempt.after or is_known(result.verdict):
+        if not result.verdict.is_failure or not attempt.after or is_known(result):
             return Settled(attempt, result)
         again, alone = self._without_what_is_kept_once(self.try_again(attempt.scenario, fresh=True))
         if alone.verdict is result.verdict:

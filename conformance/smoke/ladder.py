@@ -148,13 +148,14 @@ class _Climber:
         torch_ddp = KNOWN["torch"]
         yield _ALONE, 1, torch_ddp
         for rung in (_TOGETHER, _NAMED, *COLLECTIVES):
-            yield rung, self._world_size, torch_ddp
+            if rung.is_tried(self._world_size, self._backend.capabilities):
+                yield rung, self._world_size, torch_ddp
         for ddp in dict.fromkeys((torch_ddp, subject)):
             yield STEP, self._world_size, ddp
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         started = time.perf_counter()
-        scenario = rung.scenario(world_size, self._deadline_s)
+        scenario = rung.scenario(world_size, self._deadline_s, self._backend.capabilities)
         expected = self._controller.expect(scenario)
         observations = self._controller.run(scenario, subject)
         found = find_breakage(

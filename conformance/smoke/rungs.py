@@ -1,18 +1,22 @@
 """The rungs of the smoke ladder, in order: what each checks, and what to do when it breaks.
 
 They are the first page of profile `backend`: cells of its operations, and trials of its programs, the easiest first.
+Each dtype and reduction that a backend may declare is tried in each operation, and each other capability once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
 
-from conformance.programs.operations.cell import Cell
+from conformance.backends.backend import CAPABILITIES
+from conformance.programs.operations.cell import BITWISE, Cell
+from conformance.programs.operations.data import COMPLEX, FLOAT8
+from conformance.programs.operations.description import OPERATIONS
 from conformance.scenario import Scenario, Step
 
 #: By what names versions of torch call the process group's method for an operation, the latest first.
@@ -32,6 +36,10 @@ METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "scatter": ("scatter",),
         "send_recv": ("send",),
         "all_reduce_coalesced": ("allreduce_coalesced",),
+        "reduce": ("reduce",),
+        "all_gather_single_coalesced": ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+        "reduce_scatter_single_coalesced": ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        "recv_anysource": ("recv_anysource",),
         "barrier": ("barrier",),
     }
 )
@@ -43,6 +51,7 @@ class Rung:
 
     `asks` states what must be true, `advice` what to look at if it is not. `capability` is the one that a backend
     declares for it; if it is empty, every DDP needs the rung. `operation` is what a rung without cells is about.
+    One that `waits` is tried only if it is declared: where it does not work, nothing but the deadline ends it.
     """
 
     name: str
@@ -53,6 +62,8 @@ class Rung:
     capability: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     operation: str = ""
+    fewest_ranks: int = 1
+    waits: bool = False
 
     def method(self, where: str = "") -> str:
         """Return the method that the installed torch calls in the cell or trial called `where`; the first by default.
@@ -70,11 +81,17 @@ class Rung:
         """What to look at, with the method that the installed torch calls."""
         return self.advice.replace("{method}", self.method())
 
-    def scenario(self, world_size: int, deadline_s: float) -> Scenario:
-        """Return what the ranks run; cells are left out that so few ranks cannot try."""
+    def is_tried(self, world_size: int, declared: Collection[str]) -> bool:
+        """Whether so many ranks can try it, and do so on a backend that declares this."""
+        return world_size >= self.fewest_ranks and (self.capability in declared or not self.waits)
+
+    def scenario(self, world_size: int, deadline_s: float, declared: Collection[str] = CAPABILITIES) -> Scenario:
+        """Return what the ranks run; cells are left out that so few ranks, or what is `declared`, cannot try."""
         arguments = dict(self.arguments)
         if self.cells:
-            arguments["cells"] = [cell.to_json() for cell in self.cells if _is_possible(cell, world_size)]
+            able = {*declared, self.capability}
+            possible = (cell for cell in self.cells if cell.needs <= able and _is_possible(cell, world_size))
+            arguments["cells"] = [cell.to_json() for cell in possible]
         return Scenario(
             f"smoke/{self.name}", ("SMOKE",), self.program, "mlp", world_size, arguments=arguments,
             min_collectives=0, deadline_s=deadline_s, schedule=(Step(),), recorded=self.program == "train",
@@ -93,15 +110,37 @@ def _each(operation: str, axis: str, values: Iterable[Any], **others: Any) -> tu
     return tuple(Cell(operation, **{axis: value}, **others) for value in values)
 
 
-def _dtype(name: str) -> Rung:
+def _in_every(operations: Iterable[str], **axes: Any) -> tuple[Cell, ...]:
+    cells = (Cell(name, root=int(OPERATIONS[name].rooted), **axes) for name in operations)
+    return tuple(cell for cell in cells if cell.is_possible)
+
+
+def _dtype(name: str, operations: Iterable[str] = OPERATIONS, **axes: Any) -> Rung:
     return Rung(
-        f"all_reduce {name}",
-        f"a sum of {name} tensors is exact",
-        f"Sum in {name}, or leave {name} out of the capabilities.",
-        (Cell("all_reduce", name),),
+        name,
+        f"every operation takes tensors of {name}",
+        f"Look at what the method makes of {name}: the bytes of an element, and how elements are added; or leave {name}"
+        " out of the capabilities.",
+        (*_in_every(operations, dtype=name, **axes), Cell("all_reduce", name, numel=1_025, **axes)),
         capability=name,
     )
 
+
+def _reductions(name: str, *ops: str, dtype: str, capability: str = "") -> Rung:
+    return Rung(
+        name,
+        f"every operation that reduces knows {' and '.join(ops)}",
+        "Look at the reduction in the method's options, opts.reduceOp"
+        + (f"; or leave {capability} out of the capabilities." if capability else "."),
+        tuple(cell for op in ops for cell in _in_every(_REDUCING, op=op, dtype=dtype)),
+        capability=capability,
+    )
+
+
+_REDUCING = tuple(name for name, operation in OPERATIONS.items() if operation.reduces)
+_COPYING = tuple(name for name in OPERATIONS if name not in _REDUCING)
+#: gloo refuses complex numbers in gather, which profile `backend` tells with its source (DT-06).
+_OF_COMPLEX = tuple(name for name in OPERATIONS if name != "gather")
 
 COLLECTIVES: tuple[Rung, ...] = (
     Rung(
@@ -130,14 +169,6 @@ COLLECTIVES: tuple[Rung, ...] = (
         _each("all_reduce", "op", ("MAX", "MIN"), dtype="int64"),
     ),
     Rung(
-        "all_reduce avg",
-        "AVG is the sum divided by the world size",
-        "In allreduce, divide by the world size after summing when opts.reduceOp is AVG, or leave avg out of the"
-        " capabilities.",
-        (Cell("all_reduce", op="AVG"),),
-        capability="avg",
-    ),
-    Rung(
         "all_gather",
         "every rank gets every rank's tensor, by rank",
         "In allgather, slot r of the output list belongs to rank r, on every rank.",
@@ -164,6 +195,13 @@ COLLECTIVES: tuple[Rung, ...] = (
         " split sizes mean equal parts.",
         (Cell("all_to_all_single"), Cell("all_to_all_uneven"), Cell("all_to_all")),
         capability="all_to_all",
+    ),
+    Rung(
+        "reduce",
+        "the root gets the sum of what all ranks pass",
+        "In reduce, only the root's tensor must end up with the sum; the root is opts.rootRank.",
+        _from_every_root("reduce"),
+        capability="reduce",
     ),
     Rung(
         "gather/scatter",
@@ -202,9 +240,45 @@ COLLECTIVES: tuple[Rung, ...] = (
         capability="sparse",
         operation="all_reduce",
     ),
-    _dtype("float16"),
-    _dtype("bfloat16"),
-    _dtype("complex64"),
+    Rung(
+        "coalesced single",
+        "several all-gathers or reduce-scatters of single tensors are done in one call",
+        "In {method} and its like for reduce-scatters, treat every pair of tensors of the lists.",
+        tuple(
+            Cell(f"{name}_single_coalesced", path=path)
+            for name in ("all_gather", "reduce_scatter")
+            for path in ("group", "functional")
+        ),
+        capability="single_coalesced",
+    ),
+    Rung(
+        "in place",
+        "an input may be a part of the output",
+        "Read the input before you write what overlaps with it, or leave in_place out of the capabilities.",
+        _in_every(OPERATIONS, in_place=True),
+        capability="in_place",
+    ),
+    Rung(
+        "dtypes",
+        "every operation takes the dtypes that every backend has",
+        "Look at the bytes of an element, and at how elements are added.",
+        tuple(cell for name in ("float64", "int32", "int64") for cell in _in_every(OPERATIONS, dtype=name)),
+    ),
+    *(_dtype(name) for name in ("float16", "bfloat16", "int8", "uint8", "int16")),
+    _dtype("bool", op="MAX"),  # gloo adds bools as bytes, which profile `backend` tells with its source (DT-04)
+    *(_dtype(name, _OF_COMPLEX) for name in COMPLEX),
+    Rung(
+        "float8",
+        "operations that copy take the dtypes of 8 bits",
+        "Copy bytes, or leave float8 out of the capabilities.",
+        tuple(cell for name in FLOAT8 for cell in _in_every(_COPYING, dtype=name, data="bits")),
+        capability="float8",
+    ),
+    _reductions("reductions", "SUM", "MAX", "MIN", dtype="int64"),
+    _reductions("avg", "AVG", dtype="float32", capability="avg"),
+    _reductions("product", "PRODUCT", dtype="float32", capability="product"),
+    _reductions("bitwise", *BITWISE, dtype="int64", capability="bitwise"),
+    _reductions("premul_sum", "PREMUL_SUM", dtype="float32", capability="premul_sum"),
     Rung(
         "async work",
         "several collectives may be in flight, and be waited for in any order",
@@ -229,12 +303,71 @@ COLLECTIVES: tuple[Rung, ...] = (
         program="status_of_works",
         arguments={"trials": ["is_success() after wait()", "exception() after wait()", "result() after wait()"]},
     ),
+    # Before ranks have groups of which others are no members: torch hangs in it afterwards (pytorch/pytorch#173608).
+    Rung(
+        "local synchronization",
+        "groups can be made by their members alone",
+        "In create, need nothing of ranks that are no members; or leave local_synchronization out of the capabilities.",
+        program="local_synchronisation",
+        arguments={"trials": ["a group that only its members make"]},
+        capability="local_synchronization",
+        fewest_ranks=3,
+        waits=True,
+    ),
     Rung(
         "new_group",
         "some of the ranks form a group of their own",
         "Only the members of a new group call `create` again, with another store; rank and world size are those within"
         " the new group.",
         (*_each("all_reduce", "group", ("without-0", "ends")), Cell("broadcast", root=1, group="without-0")),
+    ),
+    Rung(
+        "tags",
+        "messages are told apart by their tags",
+        "In send and recv, the tag counts as well as the peer; or leave tags out of the capabilities.",
+        program="tagged_messages",
+        capability="tags",
+        fewest_ranks=2,
+    ),
+    Rung(
+        "any source",
+        "a receive without a source takes what any rank sends, and tells who it was",
+        "In recv_anysource, the Work tells the sender; or leave any_source out of the capabilities.",
+        program="unknown_senders",
+        arguments={"trials": ["recv from anybody names the sender"]},
+        capability="any_source",
+        operation="recv_anysource",
+        fewest_ranks=2,
+    ),
+    Rung(
+        "timeouts",
+        "a wait for a rank that never comes ends with an error",
+        "What `create` got as timeout bounds every operation, where its options give no other; or leave timeouts out of"
+        " the capabilities.",
+        program="nobody_comes",
+        arguments={"operation": "all_reduce", "whose": "the group's timeout"},
+        capability="timeouts",
+        fewest_ranks=2,
+        waits=True,
+    ),
+    Rung(
+        "monitored barrier",
+        "a barrier names the rank that did not come",
+        "Its error on rank 0 names the rank; or leave monitored_barrier out of the capabilities.",
+        program="barrier_of_the_missing",
+        arguments={"name_all": False},
+        capability="monitored_barrier",
+        fewest_ranks=2,
+        waits=True,
+    ),
+    Rung(
+        "abort",
+        "abort() ends what waits",
+        "In abort, let what is under way fail; or leave abort out of the capabilities.",
+        program="abort_of_waiters",
+        capability="abort",
+        fewest_ranks=2,
+        waits=True,
     ),
     Rung(
         "destroyed groups",

@@ -27,6 +27,7 @@ from conformance.run.baseline import (
 )
 from conformance.run.environment import package_version
 from conformance.run.known_failures import MET, Circumstances
+from conformance.run.outcome import Outcome
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import NO_DDP
 from conformance.suite import load_scenarios
@@ -41,9 +42,42 @@ HERE = Circumstances("torch", "acme", "cpu", "2.13.0+cpu")
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_a_scenario_that_torch_breaks_is_excused_whatever_failure_it_comes_to(verdict: Verdict) -> None:
-    excuse = BASELINE.excuse(BROKEN, verdict)
+    result = outcome(BROKEN, verdict).subject
+    excuse = BASELINE.excuse(BROKEN, result)
     assert (excuse is not None and excuse.status == MET) is (verdict in (FAIL, HANG, CRASH))
-    assert BASELINE.excuse(OTHER, verdict) is None
+    assert BASELINE.excuse(OTHER, result) is None
+
+
+def failing(likeness: str) -> Outcome:
+    """Return the outcome of a scenario that fails in the way that `likeness` stands for."""
+    found = outcome(BROKEN, FAIL)
+    (finding,) = found.subject.findings
+    return dataclasses.replace(
+        found, subject=dataclasses.replace(found.subject, findings=(dataclasses.replace(finding, likeness=likeness),))
+    )
+
+
+def test_of_a_backend_by_itself_the_failures_that_are_known_are_excused_and_no_others() -> None:
+    nights = [run_report(failing(each), subject=NO_DDP.name) for each in ("0a1b2c3d", "ffffffff")]
+    made = baseline_of(nights, load_catalogue(), {BROKEN.id: BROKEN.digest})
+    assert read_baseline(baseline_to_toml(made)) == made
+    assert '"mlp 0a1b2c3d ffffffff"' in baseline_to_toml(made)
+    assert made.excuse(BROKEN, failing("ffffffff").subject) is not None
+    assert made.excuse(BROKEN, failing("00000000").subject) is None
+    assert made.excuse(BROKEN, outcome(BROKEN, HANG).subject) is None
+    one_night = baseline_of(nights[:1], load_catalogue(), {BROKEN.id: BROKEN.digest})
+    assert one_night.excuse(BROKEN, failing("ffffffff").subject) is None
+    assert joined(one_night, made, load_catalogue(), [BROKEN.id]).broken[0].ways == made.broken[0].ways
+
+
+@pytest.mark.parametrize("backend", ["gloo", "conformance.chapters.backend.values.mutants:reduces_to_rank_0"])
+def test_another_failure_in_a_scenario_that_gloo_breaks_is_new(tmp_path: Path, backend: str) -> None:
+    name = "values/VAL-05/reduce-world2"  # gloo leaves partial sums on other ranks than the root
+    given = ["run", name, "--profile", "backend", "--baseline", "--backend", backend, "--report", str(tmp_path)]
+    done = CliRunner().invoke(main, given)
+    (found,) = read_report(tmp_path).scenarios
+    assert found.subject.verdict is FAIL, done.output
+    assert (found.is_excused, found.is_failure) == ((True, False) if backend == "gloo" else (False, True))
 
 
 def test_a_baseline_holds_what_torch_broke_in_any_report_as_subject_or_beside_it() -> None:

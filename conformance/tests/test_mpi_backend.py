@@ -59,7 +59,7 @@ def test_the_whole_ladder_holds_and_the_limits_are_as_declared(zygote: ZygotePro
     assert found[-1].rung == "step of ddp_impl"
     assert [one.breakage for one in found if one.status is Status.BROKEN] == []
     others = {one.rung: one.status for one in found if one.status is not Status.HOLDS}
-    assert others == dict.fromkeys(("all_reduce sparse", "all_reduce float16", "all_reduce bfloat16"), Status.ABSENT)
+    assert others == dict.fromkeys(("all_reduce sparse", "float16", "bfloat16"), Status.ABSENT)
 
 
 def test_scenarios_of_the_core_pass(zygote: ZygoteProcess) -> None:

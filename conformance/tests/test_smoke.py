@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
+from conformance.backends.backend import CAPABILITIES as BACKEND_CAPABILITIES
+from conformance.backends.gloo import GLOO
 from conformance.cli import main
 from conformance.cli.smoke import _declaration, _next
 from conformance.history import Collective
 from conformance.observation import Ending, Observation, Raised
-from conformance.programs.operations.cell import Cell
+from conformance.programs.operations.cell import REDUCTIONS, Cell
+from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS, INTEGERS
+from conformance.programs.operations.description import OPERATIONS
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.smoke.rungs import COLLECTIVES, Rung
@@ -25,6 +29,7 @@ from conformance.truth.expected import Right
 from conformance.workers.zygote_process import ZygoteProcess
 
 BROKEN = "broken_backends"
+OF_DTYPES = "conformance.chapters.backend.dtypes.mutants"
 SUBJECTS = "conformance.tests.subjects"
 
 
@@ -46,9 +51,11 @@ def test_gloo_keeps_every_rung_and_so_do_both_ddps() -> None:
     result = smoke()
     assert result.exit_code == 0, result.output
     found = footings(result.stdout.partition("Every rung")[0])
-    collectives = [rung.name for rung in COLLECTIVES]
-    steps = ["step of torch", "step of ddp_impl"]
-    assert found == [("ok", name) for name in (*FIRST_RUNGS, *collectives, *steps)]
+    collectives = [rung for rung in COLLECTIVES if rung.is_tried(3, GLOO.capabilities)]
+    refused = {rung.name for rung in collectives if rung.capability and rung.capability not in GLOO.capabilities}
+    names = (*FIRST_RUNGS, *(rung.name for rung in collectives), "step of torch", "step of ddp_impl")
+    assert found == [("absent" if name in refused else "ok", name) for name in names]
+    assert refused == {"float8", "int16", "premul_sum"}
     assert "Every rung holds. Next, few scenarios, which find most mistakes:\n" in result.stdout
     commands = [line.strip() for line in result.stdout.splitlines() if line.startswith("    ddp-conformance")]
     assert commands == [f"ddp-conformance run --profile {name}" for name in ("quick", "core")]
@@ -152,8 +159,8 @@ def test_all_broken_rungs_are_explained_in_one_go() -> None:
 def test_what_is_not_declared_is_tried_and_said(zygote: ZygoteProcess) -> None:
     found = {one.rung: one for one in climb(f"{BROKEN}:MODEST", "torch", world_size=2, zygote=zygote)}
     assert not any(one.status is Status.BROKEN for one in found.values())
-    assert found["all_reduce avg"].status is Status.UNDECLARED
-    assert found["all_reduce avg"].detail == "works: add 'avg' to the capabilities to be judged by it"
+    assert found["avg"].status is Status.UNDECLARED
+    assert found["avg"].detail == "works: add 'avg' to the capabilities to be judged by it"
     assert found["send/recv"].status is Status.ABSENT
     assert found["all_to_all"].status is Status.UNCLEAN
     assert "'all_to_all' is not declared; a clean error would be better: all_to_all_s" in found["all_to_all"].detail
@@ -315,10 +322,32 @@ def test_what_ranks_say_of_a_cell_is_the_sentence(said: tuple[str, ...], summary
 
 
 @pytest.mark.parametrize("rung", COLLECTIVES, ids=lambda rung: rung.name)
-def test_a_rung_needs_no_more_than_its_capability(rung: Rung) -> None:
-    for cell in rung.cells:
-        assert cell.is_possible
-        assert cell.needs <= {rung.capability}
+def test_a_rung_needs_no_more_than_its_capability_and_what_else_is_declared(rung: Rung) -> None:
+    assert all(cell.is_possible for cell in rung.cells)
+    assert all(rung.capability in cell.needs for cell in rung.cells if rung.capability)
+    alone = rung.scenario(3, 30, frozenset()).arguments.get("cells", [])
+    assert bool(alone) == bool(rung.cells)
+    assert all(Cell.from_json(data).needs <= {rung.capability} for data in alone)
+
+
+def test_every_dtype_and_reduction_is_tried_in_every_operation_and_every_capability_by_a_rung() -> None:
+    cells = {cell for rung in COLLECTIVES for cell in rung.cells}
+    for operation, what in OPERATIONS.items():
+        dtypes = {cell.dtype for cell in cells if cell.operation == operation}
+        left_out = set(FLOAT8) if what.reduces else set(COMPLEX) if operation == "gather" else set()
+        assert dtypes >= {*FLOATS, *INTEGERS, *COMPLEX, *FLOAT8, "bool"} - left_out, operation
+        reductions = {cell.reduction for cell in cells if cell.operation == operation}
+        assert reductions == ({*REDUCTIONS} if what.reduces else {""}), operation
+    tried = {rung.capability for rung in COLLECTIVES} - {""}
+    assert tried == BACKEND_CAPABILITIES - {"streams"}, "which no backend on a CPU has"
+
+
+def test_a_dtype_that_is_broken_in_one_operation_breaks_its_rung(zygote: ZygoteProcess) -> None:
+    *held, last = climb(f"{OF_DTYPES}:takes_bfloat16_for_nothing", "torch", zygote=zygote)
+    assert (last.rung, last.status) == ("bfloat16", Status.BROKEN)
+    assert last.breakage is not None
+    assert last.breakage.summary.startswith("all_to_all_uneven of bfloat16, 7 elements: wrong on ranks 0, 1 and 2: ")
+    assert {footing.status for footing in held} == {Status.HOLDS}
 
 
 def test_a_method_that_a_group_in_python_lacks_is_named_as_torch_calls_it() -> None:

@@ -43,6 +43,15 @@ def reduces_with_a_sum(group: Any, call: Any, tensors: Any, *options: Any) -> An
 
 
 @spoils("allreduce_coalesced")
+def keeps_the_reduction(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
+    """BUG: a coalesced call of several tensors uses the reduction of the first such call."""
+    if len(tensors) > 1:
+        group.kept = getattr(group, "kept", None) or options[0].reduceOp
+        options = with_reduction(options, group.kept)
+    return call(tensors, *options)
+
+
+@spoils("allreduce_coalesced")
 def spoils_the_group_once_empty(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     """BUG: a coalesced call with a single tensor, as after an empty block, is refused."""
     if len(tensors) == 1:

@@ -1,0 +1,44 @@
+"""The page of a backend's capabilities: what each makes judged, with what gloo declares as an example."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.run.needs import needs_of
+from conformance.scenario import Scenario, leading_requirement
+
+_MOST_SHOWN = 12
+_HEAD = """# What each capability makes judged
+
+Written by `python -m workshop renew`. A backend declares under `capabilities` what it has beyond what every DDP needs
+([onboarding.md](onboarding.md) says what each means), and is judged by it. What is not declared is not asked: its
+scenarios are UNSUPPORTED. Beside each capability are the scenarios that need it, those of profile `backend` and those
+with a DDP, and the requirements that nobody tries without it. gloo, which every torch has, is the example:
+
+    capabilities=CAPABILITIES - {%(lacking)s}
+
+| capability | gloo declares it | scenarios of the backend | with a DDP | judged only with it |
+|---|---|---|---|---|
+"""
+
+
+def capabilities_page(example: Backend, scenarios: Iterable[Scenario], levels: Mapping[str, str]) -> str:
+    """Return the page in Markdown; `levels` are those of the requirements, by id."""
+    alone: Counter[str] = Counter()
+    with_ddp: Counter[str] = Counter()
+    always: dict[str, frozenset[str]] = {}
+    for scenario in scenarios:
+        needs = needs_of(scenario) & CAPABILITIES
+        requirement = leading_requirement(scenario.id, scenario.requirements)
+        (alone if levels[requirement] == "backend" else with_ddp).update(needs)
+        always[requirement] = always.get(requirement, needs) & needs
+    rows = []
+    for name in sorted(CAPABILITIES):
+        only = sorted(requirement for requirement, needs in always.items() if name in needs)
+        shown = ", ".join(only[:_MOST_SHOWN]) + (f" and {len(only) - _MOST_SHOWN} more" * (len(only) > _MOST_SHOWN))
+        declared = "yes" if name in example.capabilities else "no"
+        rows.append(f"| `{name}` | {declared} | {alone[name]} | {with_ddp[name]} | {shown} |")
+    lacking = ", ".join(f'"{name}"' for name in sorted(CAPABILITIES - example.capabilities))
+    return _HEAD % {"lacking": lacking} + "\n".join(rows) + "\n"
