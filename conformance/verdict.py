@@ -50,8 +50,10 @@ class Finding:
     likeness: str = ""
 
 
-#: Checkers whose failure explains those of others.
+#: Checkers whose failure explains those of others, deaths and hangs too.
 _CAUSES = ("same_collectives", "same_until_refused")
+#: Checkers whose failure explains wrong values: what nobody waited for, or what races, gives any number.
+_EXPLAIN_VALUES = ("no_gradients_in_flight", "nothing_in_flight", "device_is_content")
 
 
 def decisive(findings: Iterable[Finding]) -> Verdict:
@@ -69,11 +71,16 @@ def decisive(findings: Iterable[Finding]) -> Verdict:
 def telling(verdict: Verdict, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that led to `verdict`: a cause first, then the most severe and those with evidence.
 
-    Where ranks issued different collectives, that is the cause of whatever values, errors and deaths came of it. Leaves
-    out a finding whose evidence equals that of an earlier one.
+    Where ranks issued different collectives, that is the cause of whatever values, errors and deaths came of it; what
+    nobody waited for is the cause of wrong values. Leaves out a finding whose evidence equals that of an earlier one.
     """
     found = [one for one in findings if one.verdict.is_failure or one.verdict is verdict]
-    found.sort(key=lambda one: (one.checker not in _CAUSES, one.verdict is not verdict, not one.explanation))
+    found.sort(
+        key=lambda one: (
+            one.checker not in _CAUSES, one.verdict is not verdict, one.checker not in _EXPLAIN_VALUES,
+            not one.explanation,
+        )
+    )  # fmt: skip
     told = {one.explanation: one for one in reversed(found)}
     return tuple(one for one in found if not one.explanation or told[one.explanation] is one)
 

@@ -21,6 +21,7 @@ from conformance.truth.expected import AnyOf, Raises, Satisfies, exact_value, is
 
 #: What a demand for an exception or a warning has in its name.
 _TELLS = re.compile("Error|[Ee]xception|[Ww]arning")
+_TWICE = 2
 _DTYPES = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
 
 
@@ -37,12 +38,12 @@ def diagnose(
     rank: int,
     expected: Mapping[int, Facts],
     observed: Mapping[int, Facts],
-    reduced: frozenset[int] | None = None,
+    reduced: Mapping[int, int] | None = None,
 ) -> Diagnosis:
     """Return what fact `name` of `rank` looks like instead of what was expected.
 
-    `expected` and `observed` hold all ranks' facts; the fact must have been observed on `rank`. `reduced` are the steps
-    in whose backward a reduction was recorded; None where nothing was recorded.
+    `expected` and `observed` hold all ranks' facts; the fact must have been observed on `rank`. `reduced` tells how
+    many elements were reduced in the backward of each step that has a reduction; None where nothing was recorded.
     """
     came, demand = observed[rank][name], expected[rank][name]
     if not isinstance(came, Raised) and all(isinstance(one, Raises) for one in _choices(demand)):
@@ -61,6 +62,8 @@ def diagnose(
         return _inside(parts, name, rank, expected, observed, reduced)
     if isinstance(wanted, str) and isinstance(came, str) and {*wanted.split(), *came.split()} <= _DTYPES:
         return Diagnosis("wrong-dtype", f"{came}, where {wanted} must be")
+    if _is_count(wanted) and _is_count(came):
+        return Diagnosis("", _times(wanted, came))
     if isinstance(came, Raised):
         return Diagnosis(
             "raises",
@@ -106,7 +109,7 @@ def _inside(
     rank: int,
     expected: Mapping[int, Facts],
     observed: Mapping[int, Facts],
-    reduced: frozenset[int] | None,
+    reduced: Mapping[int, int] | None,
 ) -> Diagnosis:
     """Return what the first part of fact `name` looks like that is recognised."""
     wanted, came = {}, {}
@@ -118,9 +121,20 @@ def _inside(
     for part in parts:
         if part in came[rank] and mismatch(parts[part], came[rank][part]):
             found = diagnose(part, rank, wanted, came, reduced)
-            if found.mistake:
+            if found.clause:
                 return Diagnosis(found.mistake, f"at {part!r} {found.clause}")
     return Diagnosis()
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _times(wanted: int, came: int) -> str:
+    """Return how many times too many there are; empty where that is no whole number, or as good as any number."""
+    times, rest = divmod(came, wanted) if wanted > 0 else (0, 0)
+    tells = rest == 0 and times > 1 and (wanted > 1 or times == _TWICE)
+    return f"{came}, {times} times as many as the {wanted} expected" if tells else ""
 
 
 def _layout(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -37,7 +38,7 @@ class WrongFact:
 
 
 def wrong_facts(
-    expected: Mapping[int, Facts], observed: Mapping[int, Facts], reduced: frozenset[int] | None = None
+    expected: Mapping[int, Facts], observed: Mapping[int, Facts], reduced: Mapping[int, int] | None = None
 ) -> list[WrongFact]:
     """Return every expected fact that is not as expected, in the order of the expectations, then by rank.
 
@@ -135,15 +136,21 @@ def _in_kind(clause: str) -> str:
     return re.sub(r"expected [^;]*|\[rank\d+\]:\[[^\]]*\]|0x[0-9a-f]+|\d+|\bnan\b", "#", clause)[:_OF_CLAUSES]
 
 
-def reduced_steps(evidence: Evidence) -> frozenset[int] | None:
-    """Return the steps in whose backward every rank issued a reduction; None where nothing was recorded."""
+def reduced_steps(evidence: Evidence) -> Mapping[int, int] | None:
+    """Return how many elements each step's backward reduced, of the rank with the fewest; None if nothing was recorded.
+
+    A step in whose backward some rank issued no reduction is left out.
+    """
     if not evidence.scenario.recorded:
         return None
-    steps = [
-        {one.step for one in observation.history if one.phase == "backward" and "reduce" in one.op}
-        for observation in evidence.by_rank
-    ]
-    return frozenset.intersection(*map(frozenset, steps))
+    of_ranks: list[Counter[int]] = []
+    for observation in evidence.by_rank:
+        reduced = [one for one in observation.history if one.phase == "backward" and "reduce" in one.op]
+        of_ranks.append(Counter())
+        for one in reduced:
+            of_ranks[-1][one.step] += one.numel
+    steps = set.intersection(*(set(each) for each in of_ranks))
+    return {step: min(each[step] for each in of_ranks) for step in steps}
 
 
 def _unmeasured(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) -> str:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A mistake in words: `title` says what the DDP does, `remedy` what to do."""
+    """A mistake in words: `title` says what the DDP does, `remedy` what to do.
+
+    One that `follows` comes of others, and is told after them.
+    """
 
     title: str
     remedy: str
+    follows: bool = False
 
 
 MISTAKES = {
@@ -37,6 +41,10 @@ MISTAKES = {
         "What backwards under `no_sync` left is never averaged.",
         "Reduce the accumulated `.grad` after the first backward that synchronises (a hook that runs "
         "once it has been accumulated), not only the gradient of that backward.",
+    ),
+    "earlier-lost": Mistake(
+        "What earlier backwards accumulated in `.grad` is lost.",
+        "Add to what `.grad` holds; where gradients live in buckets, take it along when buckets are made anew.",
     ),
     "never-reduced": Mistake(
         "A value is never reduced: every rank keeps its own.",
@@ -74,6 +82,10 @@ MISTAKES = {
         "Sums are never divided by the world size, or at 2 ranks something is counted twice.",
         "Divide by the size of the process group, once. If gradients of 3 ranks are right, see what is added twice.",
     ),
+    "conjugated": Mistake(
+        "A complex value is conjugated.",
+        "Resolve the bit of conjugation (`resolve_conj`) before memory is read or sent.",
+    ),
     "divided-by-users": Mistake(
         "Some averages are taken over the ranks that used a parameter, not over all.",
         "Divide by the size of the process group, whoever used the parameter; who did not contributes zeros.",
@@ -81,10 +93,6 @@ MISTAKES = {
     "divided-twice": Mistake(
         "Gradients are divided by the world size once too often.",
         "Divide by the size of the process group, once.",
-    ),
-    "other-ranks-value": Mistake(
-        "A rank holds another rank's value where it must have its own.",
-        "Leave it out of broadcasts.",
     ),
     "stale": Mistake(
         "A value is an earlier or later step's.",
@@ -121,6 +129,7 @@ MISTAKES = {
     "goes-astray": Mistake(
         "A training takes other steps than without DDP.",
         "Mend the other causes first: what spoils one step spoils all that follow.",
+        follows=True,
     ),
     "part": Mistake(
         "A part of a value is wrong.",

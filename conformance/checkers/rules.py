@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from conformance.checkers.wrong_value import WrongValue, all_alike, is_zero, same, series, total, wide
 from conformance.truth.difference import equal_values
@@ -43,10 +44,19 @@ def _wrong_shape(case: WrongValue) -> str:
     return _transposed(case) or f"of shape {tuple(case.came.shape)}, where {tuple(case.wanted.shape)} must be"
 
 
+#: So many different values must be there for their order to say something: a flag is one of two everywhere.
+_TELLING = 3
+
+
+def _order_tells(values: Tensor) -> bool:
+    parts = torch.view_as_real(values) if values.is_complex() else values.unsqueeze(-1)
+    return len(parts.reshape(-1, parts.shape[-1]).unique(dim=0)) >= _TELLING
+
+
 def _transposed(case: WrongValue) -> str:
     return (
         "the expected values transposed: wrong strides"
-        if case.wanted.dim() == 2 and same(case.wanted.t(), case.came)
+        if case.wanted.dim() == 2 and _order_tells(case.came) and same(case.wanted.t(), case.came)
         else ""
     )
 
@@ -81,6 +91,17 @@ def _no_sync_left_out(case: WrongValue) -> str:
     return ""
 
 
+def _earlier_lost(case: WrongValue) -> str:
+    left = case.left_before
+    if len(left) < case.world_size or all(map(is_zero, left.values())) or is_zero(case.came):
+        return ""
+    mean = total(left) / case.world_size
+    if is_zero(mean) or not same(wide(case.wanted) - mean, wide(case.came)):
+        return ""
+    who = "the backward before" if all_alike(left) else "`no_sync`"
+    return f"the last backward's alone: what {who} had left is lost"
+
+
 def _never_reduced(case: WrongValue) -> str:
     if not _differ_where_alike(case) or case.was_reduced:
         return ""
@@ -95,21 +116,32 @@ def _never_reduced(case: WrongValue) -> str:
 def _reduced_and_not_used(case: WrongValue) -> str:
     if not _differ_where_alike(case) or not case.was_reduced:
         return ""
-    if any(case.others_of_its_step) or not same(total(case.everywhere), wide(case.wanted) * case.world_size):
+    if any(case.others_of_its_step) or (whose := _mean_is_right(case)) is None:
         return ""
     part = _part_of_its_own(case)
     where = f" in {part}" if part else ""
-    return f"the rank's own{where}, although its backward reduced: the ranks' mean is right, no rank holds it"
+    held = "sum" if whose else "mean"
+    sent = f"; {case.never_sent}" if case.never_sent else ""
+    none_holds = f"the ranks' {held} is right, no rank holds it"
+    return f"the rank's own{where}{whose}, although its backward reduced: {none_holds}{sent}"
 
 
 def _left_out(case: WrongValue) -> str:
     if not _differ_where_alike(case) or not case.was_reduced or not any(case.others_of_its_step):
         return ""
-    if not same(total(case.everywhere), wide(case.wanted) * case.world_size):
+    if (whose := _mean_is_right(case)) is None:
         return ""
     if part := _part_of_its_own(case):
-        return f"the rank's own, never reduced, in {part}; the rest is right"
-    return "the rank's own local value, never reduced; other gradients of the step are right"
+        return f"the rank's own{whose}, never reduced, in {part}; the rest is right"
+    return f"the rank's own local value{whose}, never reduced; other gradients of the step are right"
+
+
+def _mean_is_right(case: WrongValue) -> str | None:
+    """Return what was done to the ranks' values of which the mean, or the sum, is what was expected; None: neither."""
+    found = total(case.everywhere)
+    if same(found, wide(case.wanted) * case.world_size):
+        return ""
+    return " divided by the world size" if same(found, wide(case.wanted)) else None
 
 
 def _part_of_its_own(case: WrongValue) -> str:
@@ -151,6 +183,12 @@ def _never_divided(case: WrongValue) -> str:
         return ""
     twice = ", or counted twice: 2 ranks do not tell" if case.world_size == _AMBIGUOUS else ""
     return f"the sum over the ranks (expected * {case.world_size}), never divided by the world size{twice}"
+
+
+def _conjugated(case: WrongValue) -> str:
+    if not case.wanted.is_complex() or not same(case.wanted.conj(), case.came):
+        return ""
+    return "the complex conjugate of what was expected"
 
 
 def _divided_by_users(case: WrongValue) -> str:
@@ -236,23 +274,11 @@ def _mixed_up(case: WrongValue) -> str:
     return ""
 
 
-#: So many different values must be there for their order to say something: a flag is one of two everywhere.
-_TELLING = 3
-
-
 def _reordered(case: WrongValue) -> str:
     wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
-    if came.is_complex() or len(came.unique()) < _TELLING or not same(wanted.sort().values, came.sort().values):
+    if came.is_complex() or not _order_tells(came) or not same(wanted.sort().values, came.sort().values):
         return ""
     return "the expected values in another order: a wrong offset, or wrong strides"
-
-
-def _equals_other_rank(case: WrongValue) -> str:
-    for rank, came in case.everywhere.items():
-        wanted = case.wanted_everywhere.get(rank)
-        if rank != case.rank and same(came, case.came) and wanted is not None and same(wanted, came):
-            return f"rank {rank}'s value, where the rank must have its own"
-    return ""
 
 
 def _astray(case: WrongValue) -> str:
@@ -315,6 +341,7 @@ OF_ANOTHER_KIND = (
 OF_THE_SAME_KIND = (
     Rule("not-finite", 0, _not_finite),
     Rule("no-sync-left-out", 0, _no_sync_left_out),
+    Rule("earlier-lost", 0, _earlier_lost),
     Rule("never-reduced", 1, _never_reduced),
     Rule("left-out", 1, _left_out),
     Rule("broadcast-unasked", 1, _broadcast_unasked),
@@ -324,9 +351,9 @@ OF_THE_SAME_KIND = (
     Rule("zeros", 2, _all_zero),
     Rule("wrong-rank", 2, _misrouted),
     Rule("never-divided", 3, _never_divided),
+    Rule("conjugated", 3, _conjugated),
     Rule("divided-by-users", 3, _divided_by_users),
     Rule("divided-twice", 3, _divided_twice),
-    Rule("other-ranks-value", 3, _equals_other_rank),
     Rule("stale", 3, _stale),
     Rule("not-cleared", 3, _not_cleared),
     Rule("transposed", 3, _transposed),

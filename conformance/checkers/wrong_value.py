@@ -26,7 +26,8 @@ _GRADIENT = re.compile(r"^step(?P<step>\d+)/(?:(?P<part>local|micro)(?P<number>\
 class WrongValue:
     """One wrong tensor, and what all ranks had to observe and observed in the same run.
 
-    `reduced` are the steps in whose backward a reduction was recorded; None where nothing was recorded.
+    `reduced` tells how many elements were reduced in the backward of each step that has a reduction; None where nothing
+    was recorded.
     """
 
     name: str
@@ -35,7 +36,7 @@ class WrongValue:
     came: Tensor
     expected: Mapping[int, Facts]
     observed: Mapping[int, Facts]
-    reduced: frozenset[int] | None = None
+    reduced: Mapping[int, int] | None = None
 
     @property
     def world_size(self) -> int:
@@ -52,6 +53,16 @@ class WrongValue:
         """Whether a reduction is known to have run in the backward of this gradient's step."""
         match = _GRADIENT.match(self.name)
         return match is not None and self.reduced is not None and int(match["step"]) in self.reduced
+
+    @property
+    def never_sent(self) -> str:
+        """How many elements were reduced in the backward of this gradient's step, if fewer than its gradients have."""
+        if not self.was_reduced or self.reduced is None or (match := _GRADIENT.match(self.name)) is None:
+            return ""
+        step = int(match["step"])
+        wanted = [exact_value(value) for name, value in self.expected[self.rank].items() if _is_of(name, step)]
+        numel = sum(one.numel() for one in wanted if isinstance(one, Tensor) and one.layout is torch.strided)
+        return f"{self.reduced[step]} of {numel} elements were reduced" if self.reduced[step] < numel else ""
 
     @cached_property
     def everywhere(self) -> dict[int, Tensor]:
@@ -108,6 +119,12 @@ class WrongValue:
             for key, tensor in tensors.items()
             if tensor is not None and tensor.shape == self.wanted.shape and tensor.dtype == self.wanted.dtype
         }
+
+
+def _is_of(name: str, step: int) -> bool:
+    """Whether this is a gradient that the last backward of `step` leaves."""
+    match = _GRADIENT.match(name)
+    return match is not None and int(match["step"]) == step and not match["part"]
 
 
 def as_tensor(value: Any) -> Tensor | None:

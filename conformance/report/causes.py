@@ -72,19 +72,24 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """What outcomes of one cause have in common; `known` tells whether it is a mistake that was recognised."""
+    """What outcomes of one cause have in common.
+
+    `known` tells whether it is a mistake that was recognised, `follows` whether it is one that comes of others.
+    """
 
     kind: Kind
     key: str
     title: str
     remedy: str = ""
     known: bool = False
+    follows: bool = False
 
 
 def causes_of(report: Report) -> tuple[Cause, ...]:
     """Return why the report is not green, in the order in which a reader should look at it.
 
-    The gravest comes first; of equally grave ones what was recognised, then what explains more failures.
+    The gravest comes first; of equally grave ones what comes of no other, what was recognised, then what explains more
+    failures.
     """
     return causes_in(report.failures, statements_of(report))
 
@@ -95,11 +100,12 @@ def causes_in(failures: Iterable[Outcome], statements: Mapping[str, str]) -> tup
     for outcome in failures:
         sign = _sign_of(outcome, statements)
         groups.setdefault((sign.kind, sign.key), []).append((sign, outcome))
-    found = [(_cause(group), group[0][0].known) for group in _joined(groups.values())]
+    found = [(_cause(group), group[0][0]) for group in _joined(groups.values())]
     kinds = list(Kind)
     found.sort(
         key=lambda pair: (
-            kinds.index(pair[0].kind), -gravity(pair[0].best), not pair[1], -len(pair[0].outcomes), pair[0].best.id,
+            kinds.index(pair[0].kind), -gravity(pair[0].best), pair[1].follows, not pair[1].known,
+            -len(pair[0].outcomes), pair[0].best.id,
         )
     )  # fmt: skip
     return tuple(cause for cause, _ in found)
@@ -157,7 +163,7 @@ def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:
         kind = Kind.LACKS_CHECK if mistake == "lacks-check" else Kind.BUG
         known = MISTAKES[mistake]
         seen = next(one.summary for one in told if one.mistake == mistake)
-        return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True)
+        return _Sign(kind, mistake, _about(known.title, seen), known.remedy, known=True, follows=known.follows)
     title = shorten(first.summary)
     if first.checker in _COMPARE:
         title = in_short(statements.get(blamed(outcome), "")) or title

@@ -155,7 +155,7 @@ def _mistake(came: tuple[Tensor, Tensor], *, reduced: bool, before: str, name: s
     """Return what gradients are recognised as after one backward under `no_sync` and one that synchronises."""
     expected: dict[int, Facts] = {rank: {before: LEFT[rank], name: ACCUMULATED} for rank in range(2)}
     observed: dict[int, Facts] = {rank: {before: LEFT[rank], name: came[rank]} for rank in range(2)}
-    steps = frozenset({1} if reduced else ())
+    steps = {1: 8} if reduced else {}
     (found,) = {diagnose(name, rank, expected, observed, steps).mistake for rank in range(2)}
     return found
 
@@ -168,7 +168,7 @@ def _mistake(came: tuple[Tensor, Tensor], *, reduced: bool, before: str, name: s
         (TWICE, False, "never-reduced"),
         (TWICE, True, "reduced-not-used"),
         ((ACCUMULATED * 2, ACCUMULATED * 2), True, "never-divided"),
-        ((MEAN_OF_LAST, MEAN_OF_LAST), True, ""),  # dropped: nothing expected has these numbers
+        ((MEAN_OF_LAST, MEAN_OF_LAST), True, "earlier-lost"),
     ],
 )
 def test_what_no_sync_left_is_told_from_what_was_never_reduced(
@@ -222,7 +222,7 @@ def test_what_some_parameters_lack_is_told_from_what_all_do() -> None:
     ):
         expected: dict[int, Facts] = {rank: {NAME: whole, other: whole} for rank in range(2)}
         observed: dict[int, Facts] = {rank: {NAME: came[rank], other: whole * of_others} for rank in range(2)}
-        found = diagnose(NAME, 0, expected, observed, frozenset({1}))
+        found = diagnose(NAME, 0, expected, observed, {1: 8})
         assert found.mistake == mistake
         assert clause in found.clause
 
@@ -397,4 +397,4 @@ def test_what_a_whole_step_under_no_sync_left_is_looked_for_as_well() -> None:
     wanted = (left[0] + left[1]) / 2 + MEAN
     expected: dict[int, Facts] = {rank: {before: left[rank], name: wanted} for rank in (0, 1)}
     observed: dict[int, Facts] = {rank: {before: left[rank], name: left[rank] + MEAN} for rank in (0, 1)}
-    assert diagnose(name, 0, expected, observed, frozenset({1})).mistake == "no-sync-left-out"
+    assert diagnose(name, 0, expected, observed, {1: 8}).mistake == "no-sync-left-out"

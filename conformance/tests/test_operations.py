@@ -136,6 +136,9 @@ def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None
     assert told.endswith("it holds the SUM instead")
     assert "4 elements are wrong, the first at [0]: expected" in wrong_values(truth, blocks, right + 1, "the result")
     assert wrong_values(truth, blocks, torch.full_like(right, -1), "x").endswith("nothing was written")
+    summed = Truth(Cell("all_reduce", "int64", numel=1), Place(0, 2))
+    twice = reduced([*summed.all_parts(blocks[0]), summed.of_rank(1, blocks[0])], "SUM")
+    assert wrong_values(summed, blocks, twice, "x").endswith("it holds the SUM with rank 1's part in it twice")
     assert "is 3 int32, expected 4 int32" in wrong_values(truth, blocks, right[:3], "the result")
     gather = Truth(Cell("all_gather", "int32", numel=4), Place(0, 3))
     slot = gather.cell.what.outputs(gather.place)[1]

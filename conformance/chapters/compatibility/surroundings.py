@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Work
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
 from conformance.programs.bare_group import bare_group
+from conformance.programs.holders import holder_of
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
@@ -106,27 +107,31 @@ def _as_without(scenario: Scenario) -> Mapping[int, Facts]:
 
 @program("dropped_wrapper", invariants=_INVARIANTS)
 def dropped_wrapper(ctx: RankContext) -> None:
-    """Train three steps and drop wrapper and module. Observes `alive`: parameters that somebody still holds.
+    """Train three steps and drop wrapper and module. Observes `alive`: parameters that live on, and who holds them.
 
     All ranks run it.
     """
-    parameters = [weakref.ref(parameter) for parameter in _trained_parameters(ctx)]
+    parameters = {name: weakref.ref(one) for name, one in _trained_parameters(ctx)}
     # A thread of autograd's own, which a device has, lets go of a backward at the latest when it runs another one.
     torch.ones((), device=ctx.device, requires_grad=True).clone().backward()
     gc.collect()
-    ctx.observe("alive", sum(parameter() is not None for parameter in parameters))
+    alive = {name: one for name, reference in parameters.items() if (one := reference()) is not None}
+    held: dict[str, list[str]] = {}
+    for name, one in alive.items():
+        held.setdefault(holder_of(one, [alive]), []).append(name)
+    ctx.observe("alive", [f"{', '.join(names)}: held by {holder}" for holder, names in held.items()])
 
 
-def _trained_parameters(ctx: RankContext) -> list[nn.Parameter]:
+def _trained_parameters(ctx: RankContext) -> list[tuple[str, nn.Parameter]]:
     module = _build(ctx.scenario).to(ctx.device)
     model = ctx.wrap(module)
     run_steps(ctx, module, model, lambda wrapped, turn: _step(ctx.scenario, wrapped, turn), _NUM_STEPS)
-    return list(module.parameters())
+    return list(module.named_parameters())
 
 
 @dropped_wrapper.expects
 def _nothing_alive(scenario: Scenario) -> Mapping[int, Facts]:
-    return {rank: {"alive": 0} for rank in range(scenario.world_size)}
+    return {rank: {"alive": []} for rank in range(scenario.world_size)}
 
 
 @program("moved_arguments", invariants=("leaves_no_trace",))

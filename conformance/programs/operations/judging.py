@@ -138,6 +138,9 @@ def _candidates(truth: Truth, block: Block) -> Iterator[tuple[str, Tensor]]:
             if size > 1:
                 others = [part for rank, part in enumerate(parts) if rank != source]
                 yield f"the {cell.reduction} without rank {source}'s part", reduced(others, cell.reduction, FACTOR)
+        for source in range(size) if cell.reduction != "AVG" else ():
+            twice = reduced([*parts, parts[source]], cell.reduction, FACTOR)
+            yield f"the {cell.reduction} with rank {source}'s part in it twice", twice
         if cell.reduction == "AVG" and cell.dtype in ("float32", "float64"):
             total = reduced(parts, "SUM")
             yield "the sum divided by something else than the group's size", total / max(1, total.numel())

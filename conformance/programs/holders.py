@@ -1,0 +1,53 @@
+"""Who keeps an object alive: what in Python refers to it, followed up to a class or a module that has a name."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from types import FrameType, ModuleType
+from typing import Any
+
+#: So many objects are looked at: what is held by much more is held by everything.
+_MOST_SEEN = 2_000
+
+
+def holder_of(thing: object, besides: Iterable[object] = ()) -> str:
+    """Return what holds `thing`, e.g. `attribute _all of class Wrapper`; `besides` are holders that do not count.
+
+    The nearest attribute of a class or a module is named, else the kind of the object farthest up that was reached.
+    """
+    ours = {id(one) for one in besides}
+    level: list[Any] = [thing]
+    seen = {id(thing), id(level), *ours}
+    last = ""
+    while level and len(seen) < _MOST_SEEN:
+        above: list[Any] = []
+        seen.add(id(above))
+        for one in level:
+            for holder in gc.get_referrers(one):
+                if id(holder) in seen or isinstance(holder, FrameType):
+                    continue
+                seen.add(id(holder))
+                if isinstance(holder, dict) and (root := _named(holder, one)):
+                    return root
+                above.append(holder)
+        last = next((_kind(one) for one in above if type(one).__module__ != "builtins"), last)
+        level = above
+    if not last:
+        return "nothing that Python sees"
+    return f"{last} to which no name leads: a cycle of references, or code in C++ holds it"
+
+
+def _named(namespace: dict[Any, Any], thing: object) -> str:
+    """Return which attribute of a class or a module `thing` is, if `namespace` holds the attributes of one."""
+    name = next((key for key, value in namespace.items() if value is thing), "")
+    for owner in gc.get_referrers(namespace):
+        if isinstance(owner, type) and owner.__dict__.get(name) is thing:
+            return f"attribute {name} of class {owner.__qualname__}"
+        if isinstance(owner, ModuleType) and vars(owner) is namespace:
+            return f"{name} of module {owner.__name__}"
+    return ""
+
+
+def _kind(holder: object) -> str:
+    return f"an object of {type(holder).__qualname__}"
