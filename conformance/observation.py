@@ -12,6 +12,9 @@ from conformance.history import Carried, Collective
 #: (detached, cloned, on the CPU), `Raised`, `Unmeasured`, or plain JSON data.
 Facts = Mapping[str, Any]
 
+#: What a fact may hold as it is. A subclass, such as a number of NumPy, is none of them.
+PLAIN = frozenset((bool, int, float, str, type(None)))
+
 #: Exceptions that end a process or a generator, and are handed on; every other one is something that was raised. Some
 #: libraries derive errors from BaseException itself, as torch.distributed.checkpoint does its CheckpointException.
 ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)

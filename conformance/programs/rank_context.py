@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from conformance.observation import ENDINGS, Raised, Unmeasured
+from conformance.observation import ENDINGS, PLAIN, Raised, Unmeasured
 from conformance.own_mistake import certain, present
 from conformance.truth.baton import DesertedError
 
@@ -195,14 +195,16 @@ class RankContext:
 
 
 def _snapshot(value: Any) -> Any:
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, DTensor):
         value = value.full_tensor()
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, (list, tuple)):
-        return [_snapshot(item) for item in value]
+        return list(value) if PLAIN.issuperset(map(type, value)) else [_snapshot(item) for item in value]
     if isinstance(value, dict):
         return {str(key): _snapshot(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str, Raised, Unmeasured)):
+    if isinstance(value, (bool, int, float, str, Raised, Unmeasured)):
         return value
     raise TypeError(f"facts are tensors, Raised, Unmeasured or JSON data, got {type(value).__name__}")

@@ -15,7 +15,7 @@ import torch
 from msgspec.msgpack import Ext, decode, encode
 from torch import Tensor
 
-from conformance.observation import Facts, Observation, Raised, Unmeasured
+from conformance.observation import PLAIN, Facts, Observation, Raised, Unmeasured
 
 _STRIDED, _SPARSE, _RAISED, _UNMEASURED = 1, 2, 3, 4
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -71,6 +71,8 @@ def from_extension(code: int, data: memoryview) -> Tensor | Raised | Unmeasured:
 
 
 def _data(value: Any) -> Any:
+    if type(value) in PLAIN:  # as nearly all are: facts may be trees of thousands
+        return value
     if isinstance(value, Tensor):
         return _extension(value)
     if isinstance(value, Raised):
@@ -78,14 +80,12 @@ def _data(value: Any) -> Any:
     if isinstance(value, Unmeasured):
         return Ext(_UNMEASURED, encode(value))
     if isinstance(value, (list, tuple)):
-        return [_data(item) for item in value]
+        return list(value) if PLAIN.issuperset(map(type, value)) else [_data(item) for item in value]
     if isinstance(value, dict):
         return {str(key): _data(item) for key, item in value.items()}
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)  # a number of NumPy is a float too, but no data
-    if value is None:
-        return None
     raise TypeError(f"facts are tensors, Raised, Unmeasured or JSON data, got {type(value).__name__}")
 
 
