@@ -475,6 +475,7 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
         assert len(ranks.asked) == ran
 
 
+@pytest.mark.parametrize("hangs", [True, False])
 @pytest.mark.parametrize(
     ("known", "without_ddp", "deadline_s"),
     [
@@ -484,7 +485,7 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
     ],
 )
 def test_a_backend_that_is_known_to_hang_is_not_waited_for_as_long(
-    monkeypatch: pytest.MonkeyPatch, known: Verdict, without_ddp: bool, deadline_s: float
+    monkeypatch: pytest.MonkeyPatch, known: Verdict, without_ddp: bool, deadline_s: float, hangs: bool
 ) -> None:
     def excuse(scenario: Scenario, result: ScenarioResult) -> Excuse | None:
         return Excuse(MET, known, "a reason", "an issue", "") if result.verdict is known else None
@@ -492,12 +493,11 @@ def test_a_backend_that_is_known_to_hang_is_not_waited_for_as_long(
     usual = vars(conformance.run.scenario_runner)["get_program"]("train")
     program = dataclasses.replace(usual, without_ddp=without_ddp)
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
-    for hangs in (True, False):
-        ranks = HangingRanks(lambda name, hangs=hangs: hangs, subject=NO_DDP if without_ddp else MINE)
-        outcome = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=excuse).run(scenario("a"))
-        assert ranks.deadlines == {"a": deadline_s}
-        assert outcome.sha256 == scenario("a").digest
-        assert outcome.subject.hung is hangs
+    ranks = HangingRanks(lambda name: hangs, subject=NO_DDP if without_ddp else MINE)
+    outcome = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=excuse).run(scenario("a"))
+    assert ranks.deadlines == {"a": deadline_s}
+    assert outcome.sha256 == scenario("a").digest
+    assert outcome.subject.hung is hangs
 
 
 def test_events_tell_how_far_the_run_is() -> None:
