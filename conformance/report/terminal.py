@@ -394,7 +394,7 @@ def print_totals(console: Console, report: Report, *, notes: bool = False) -> No
     elif not report.failures and report.contaminated:
         console.print("Verdicts depend on what ran before.", style="bold red")
     elif not report.failures:
-        console.print("Nothing passed, so this run shows nothing.", style="bold red")
+        console.print(_nothing_passed(report), style="bold red", highlight=False)
     else:
         console.print(f"{_failed(report)}. {_short(report)} {kept(report)}.", style="bold red", highlight=False)
 
@@ -421,6 +421,15 @@ def _print_unsupported(console: Console, report: Report) -> None:
     if any(" declares no " in reason for reason, _ in reasons):
         advice = "To have it judged where it exists, declare it: `capabilities` of the Subject or of the Backend."
         console.print(advice, highlight=False)
+
+
+def _nothing_passed(report: Report) -> str:
+    """Return why a run without any failure shows nothing all the same, and what to do."""
+    said = "Nothing passed, so this run shows nothing"
+    if excused := report.num_excused:
+        them = "what failed was known to fail" if excused > 1 else "the one that failed was known to"
+        return f"{said}: {them}. Select more scenarios, or leave out --baseline and --expectations to see why it fails."
+    return f"{said}. Select scenarios that need no more than what is declared."
 
 
 def _short(report: Report) -> str:

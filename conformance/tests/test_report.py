@@ -30,7 +30,7 @@ from conformance.report.folder import (
 )
 from conformance.report.packed import unpacked
 from conformance.report.terminal import ProgressBar, print_evidence, print_failures, print_report, print_totals
-from conformance.run.known_failures import UNEXPECTED_PASS
+from conformance.run.known_failures import MET, UNEXPECTED_PASS
 from conformance.run.outcome import Note, Outcome, Progress, combine, combined_text
 from conformance.run.report import Report, summarise
 from conformance.scenario import Scenario, Step
@@ -401,6 +401,17 @@ def shown(report: Report, width: int = 110) -> str:
     print_report(console, report, CATALOGUE, Path("report"))
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def test_a_run_in_which_nothing_passed_says_why_and_what_to_do() -> None:
+    known = by_hand.outcome("gradients/GRAD-01/a", FAIL, excuse=by_hand.excuse(MET))
+    report = run_report(known)
+    assert not report.is_green
+    last = " ".join(shown(report).split())
+    assert "this run shows nothing: the one that failed was known to." in last
+    assert "leave out --baseline and --expectations" in last
+    last = " ".join(shown(run_report(outcome("gradients/GRAD-01/a", UNSUPPORTED))).split())
+    assert "this run shows nothing. Select scenarios that need no more than what is declared." in last
 
 
 class WhatPeopleRead(expecttest.TestCase):

@@ -27,7 +27,7 @@ from conformance.run.outcome import Note, Outcome, Progress
 from conformance.run.patience import hangs_after, nothing_but_hangs
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
-from conformance.subjects.subject import Subject, get_subject
+from conformance.subjects.subject import NO_DDP, Subject, get_subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
 
@@ -410,17 +410,18 @@ def test_a_device_runs_one_ddp_at_a_time() -> None:
 class HangingRanks(PretendedRanks):
     """Ranks that hang in the scenarios that are named, and note every deadline: no time passes."""
 
-    def __init__(self, hangs: Callable[[str], bool]) -> None:
+    def __init__(self, hangs: Callable[[str], bool], subject: Subject = MINE) -> None:
         super().__init__()
         self.hangs = hangs
+        self.subject = subject
         self.deadlines: dict[str, float] = {}
 
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> dict[int, Observation]:
         seen = super().run(scenario, subject, fresh=fresh)
         name = scenario.id.rpartition("/")[2]
-        if subject is MINE:
+        if subject is self.subject:
             self.deadlines[name] = scenario.deadline_s
-        fate = Ending("hung" if subject is MINE and self.hangs(name) else "returned")
+        fate = Ending("hung" if subject is self.subject and self.hangs(name) else "returned")
         return {rank: dataclasses.replace(one, fate=fate) for rank, one in seen.items()}
 
 
@@ -472,6 +473,31 @@ def test_a_known_failure_is_not_run_again_on_fresh_ranks() -> None:
         outcomes = [one.run(scenario(name)) for name in "abc"]
         assert bool(outcomes[1].contaminated_by) is not excuse
         assert len(ranks.asked) == ran
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+@pytest.mark.parametrize(
+    ("known", "without_ddp", "deadline_s"),
+    [
+        (Verdict.HANG, True, 10.0),
+        (Verdict.FAIL, True, 20.0),
+        (Verdict.HANG, False, 20.0),  # what torch's DDP breaks is excused whether it hangs or not
+    ],
+)
+def test_a_backend_that_is_known_to_hang_is_not_waited_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, known: Verdict, without_ddp: bool, deadline_s: float, hangs: bool
+) -> None:
+    def excuse(scenario: Scenario, result: ScenarioResult) -> Excuse | None:
+        return Excuse(MET, known, "a reason", "an issue", "") if result.verdict is known else None
+
+    usual = vars(conformance.run.scenario_runner)["get_program"]("train")
+    program = dataclasses.replace(usual, without_ddp=without_ddp)
+    monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
+    ranks = HangingRanks(lambda name: hangs, subject=NO_DDP if without_ddp else MINE)
+    outcome = ScenarioRunner(MINE, GLOO, ranks, native=False, excuses=excuse).run(scenario("a"))
+    assert ranks.deadlines == {"a": deadline_s}
+    assert outcome.sha256 == scenario("a").digest
+    assert outcome.subject.hung is hangs
 
 
 def test_events_tell_how_far_the_run_is() -> None:

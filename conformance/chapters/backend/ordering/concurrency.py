@@ -231,16 +231,20 @@ def barriers(ctx: RankContext) -> Mapping[str, Trial]:
 
     def tiny() -> str:
         for first in range(0, _NUM_TINY, _NUM_AT_ONCE):
-            sums = [
-                torch.full((1,), float(first + place + ctx.rank), device=ctx.device) for place in range(_NUM_AT_ONCE)
-            ]
-            works: list[Any] = [dist.all_reduce(one, group=group, async_op=True) for one in sums]
-            for work in works:
-                work.wait()
-            for number, got in enumerate(torch.cat(sums).tolist(), first):
-                expected = float(sum(number + rank for rank in range(ctx.world_size)))
-                if got != expected:
-                    return f"sum {number} is {got:g}, expected {expected:g}"
+            with ctx.phase(f"{_BARRIERS[3]}, from the {first}th on"):  # each is a sign of progress on a slow machine
+                if wrong := some_tiny(first):
+                    return wrong
+        return ""
+
+    def some_tiny(first: int) -> str:
+        sums = [torch.full((1,), float(first + place + ctx.rank), device=ctx.device) for place in range(_NUM_AT_ONCE)]
+        works: list[Any] = [dist.all_reduce(one, group=group, async_op=True) for one in sums]
+        for work in works:
+            work.wait()
+        for number, got in enumerate(torch.cat(sums).tolist(), first):
+            expected = float(sum(number + rank for rank in range(ctx.world_size)))
+            if got != expected:
+                return f"sum {number} is {got:g}, expected {expected:g}"
         return ""
 
     return {
