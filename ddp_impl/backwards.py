@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from ddp_impl.torch_internals import WhenBackwardEnds, current_backward, in_compiled_backward
+from ddp_impl.torch_internals.autograd import WhenBackwardEnds, current_backward, in_compiled_backward
 
 _constructions = itertools.count()
 

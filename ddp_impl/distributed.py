@@ -37,7 +37,8 @@ from ddp_impl.reducer_state import Phase
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
 from ddp_impl.tensor_parallel import local_tensor
-from ddp_impl.torch_internals import frame_callback, ignored_names
+from ddp_impl.torch_internals.compile import frame_callback
+from ddp_impl.torch_internals.modules import ignored_names
 from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expanded
 

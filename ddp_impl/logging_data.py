@@ -6,7 +6,7 @@ from torch import nn
 
 from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.telemetry import environment
-from ddp_impl.torch_internals import num_gloo_threads
+from ddp_impl.torch_internals.distributed import num_gloo_threads
 from ddp_impl.torch_surface import TorchSurface
 
 

@@ -69,16 +69,15 @@ from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.peers import Peers, in_lines
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.telemetry import NEVER, Moment
-from ddp_impl.torch_internals import (
-    DebugLevel,
+from ddp_impl.torch_internals.autograd import (
     WhenBackwardEnds,
     brought_by_backward,
     current_backward,
     current_distributed_context_id,
-    get_debug_level,
     in_backward,
     in_compiled_backward,
 )
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.unused_parameters import GraphSearch
 
 _Arguments = ParamSpec("_Arguments")

@@ -20,7 +20,8 @@ from ddp_impl.groups import rank_in
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals import ignored_names, overlapped_optimizer, set_ignored_names
+from ddp_impl.torch_internals.distributed import overlapped_optimizer
+from ddp_impl.torch_internals.modules import ignored_names, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 #: Methods that torch's class calls, and that this one has for users to call and does not call itself.

@@ -1,4 +1,4 @@
-"""Imports go down and never in a circle; one file calls collectives, and one names what torch keeps private."""
+"""Imports go down, never in a circle; one file calls collectives, and one folder names what torch keeps private."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ TIERS = {
 }  # fmt: skip
 #: Files that must stay testable, and readable, without torch; one may import it for annotations.
 WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
+#: The modules that may name what torch keeps private are called so.
+INTERNALS = "ddp_impl.torch_internals."
 #: Functions of torch.distributed that ask without communicating.
 QUESTIONS = {"get_backend", "is_initialized"}
 #: Private names of torch that may be named elsewhere than in `torch_internals`: (file, name) and why.
@@ -162,6 +164,10 @@ def test_collectives_are_called_in_one_file(path: Path) -> None:
     assert {call for call in calls if call.startswith("dist.")} <= {f"dist.{name}" for name in QUESTIONS}
 
 
+def internals() -> list[Path]:
+    return [path for path in modules() if own_name(path) == "torch_internals"]
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
@@ -209,8 +215,8 @@ def private_names_of_torch(tree: ast.AST, ours: set[str]) -> Iterator[str]:
                 yield name
 
 
-def test_private_names_of_torch_are_in_one_file() -> None:
-    elsewhere = [path for path in modules() if path.name != "torch_internals.py"]
+def test_private_names_of_torch_are_in_one_folder() -> None:
+    elsewhere = [path for path in modules() if path not in internals()]
     ours = {name for path in elsewhere for name in defined_names(parsed(path)) if is_private(name)}
     found = {(path.stem, name) for path in elsewhere for name in private_names_of_torch(parsed(path), ours)}
     assert found == set(PRIVATE_NAMES_ELSEWHERE)
@@ -236,13 +242,14 @@ def test_private_names_of_torch_are_found(source: str, name: str) -> None:
 
 
 def test_no_private_name_is_kept_without_need() -> None:
-    internals = importlib.import_module("ddp_impl.torch_internals")
-    body = parsed(ROOT / "torch_internals.py").body
-    functions = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    constants = {name for node in body if isinstance(node, ast.Assign | ast.AnnAssign) for name in defined_names(node)}
-    named = {name for name in functions | constants | set(internals.__all__) if not name.startswith("_")}
-    prefix = "ddp_impl.torch_internals."
-    used = {
-        name.removeprefix(prefix) for path in modules() for name in imports(parsed(path)) if name.startswith(prefix)
-    }
-    assert named == used
+    named: set[str] = set()
+    for path in internals():
+        body, name = parsed(path).body, module_name(path)
+        defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assigned = [node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        defined |= {each for node in assigned for each in defined_names(node) if each != "__all__"}
+        public = {each for each in defined if not is_private(each)}
+        public.update(getattr(importlib.import_module(name), "__all__", ()))
+        named |= {f"{name}.{each}" for each in public}
+    used = {name for path in modules() for name in imports(parsed(path))}
+    assert named == {name for name in used if name.startswith(INTERNALS) and name.count(".") == 3}

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.torch_internals import keeping_versions
+from ddp_impl.torch_internals.tensors import keeping_versions
 
 Hook = Callable[[Any, Any], Any]
 

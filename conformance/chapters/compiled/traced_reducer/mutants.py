@@ -19,7 +19,8 @@ from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals import call_when_backward_ends, inductor_compiler
+from ddp_impl.torch_internals.autograd import call_when_backward_ends
+from ddp_impl.torch_internals.compile import inductor_compiler
 
 
 @replaces(Ours, "_averages_in_graph")
