@@ -167,10 +167,6 @@ class TorchSurface:
             raise self.reducer.telemetry.logged(ValueError(error))
         return {place: name_of[parameter] for place, parameter in enumerate(parameters)}
 
-    @property
-    def _module_parameters(self) -> list[nn.Parameter]:
-        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
-
     # -- options: those of the reducer --------------------------------------------------------------------------------
 
     @property

@@ -117,7 +117,7 @@ def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: 
     def broadcast_some(tensors: Sequence[Tensor], *rest: Any) -> None:
         broadcast_state(tensors[:64], *rest)
 
-    with mock.patch("ddp_impl.distributed.broadcast_state", broadcast_some):
+    with mock.patch("ddp_impl.copied_state.broadcast_state", broadcast_some):
         synchronise_state(with_buffers, group_src)
 
 
