@@ -62,8 +62,7 @@ class BucketReduction:
         self.user_hooks = UserHooks(self.members)
         self.state = ReducerState(rank_in(group))
         self.arrivals = Arrivals(len(self.members))
-        self.specs = [member.spec(options) for member in self.members]
-        self.buckets: list[Bucket] = []
+        self.buckets: list[Bucket] = []  # keeps its identity
         self.iteration = Iteration()
 
     def _hold_back(self, sure: Sequence[bool]) -> None:

@@ -175,7 +175,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
-        self.reducer.log_plan(
+        self.reducer.planning.log_plan(
             f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
             f"{backend_of(self.process_group)}, {self._options}"
         )
@@ -399,7 +399,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self._peers.serve(self._in_use)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
-            AveragedParameters([member.parameter for member in members], self.reducer.specs),
+            AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
             self.reducer.all_capture,

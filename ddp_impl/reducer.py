@@ -38,13 +38,12 @@ further rules; of several forwards before one backward all buckets are late.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,74 +51,30 @@ from torch import Tensor
 
 from ddp_impl import backwards, collectives, messages
 from ddp_impl.anchor import Anchor
-from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.autograd_threads import BackwardEnds, lock_of_reducers, one_thread_at_a_time, without_grad
 from ddp_impl.backwards import next_construction
-from ddp_impl.bucket import ManagedParameter, allocate
-from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.device_times import DeviceTimes
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.iteration import Backward, Iteration
 from ddp_impl.logs import is_verbose, milestone
-from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.options import ReducerOptions
 from ddp_impl.peers import Peers, in_lines
 from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
 from ddp_impl.telemetry import NEVER, Moment
 from ddp_impl.torch_internals.autograd import (
-    WhenBackwardEnds,
     brought_by_backward,
     current_backward,
     current_distributed_context_id,
-    in_backward,
     in_compiled_backward,
 )
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.unused_parameters import GraphSearch
-
-_Arguments = ParamSpec("_Arguments")
-
-#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
-#: the same, because one has another send.
-_thread_in_reducers = threading.RLock()
-
-#: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
-_DROPPED_WITHIN_S = 10.0
-
-
-def _one_thread_at_a_time(
-    method: Callable[Concatenate[Reducer, _Arguments], None],
-) -> Callable[Concatenate[Reducer, _Arguments], None]:
-    """Let a thread of autograd wait while another is in the reducer: there is one for each device of the parameters."""
-
-    @wraps(method)
-    def alone(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        if self._lock is None:
-            method(self, *args, **kwargs)
-            return
-        with self._lock:
-            method(self, *args, **kwargs)
-
-    return alone
-
-
-def _without_grad(
-    method: Callable[Concatenate[Reducer, _Arguments], None],
-) -> Callable[Concatenate[Reducer, _Arguments], None]:
-    """Let nothing of `method` be recorded by autograd: mostly nothing is in a backward, and to ask costs less."""
-
-    @wraps(method)
-    def unrecorded(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        if not torch.is_grad_enabled():
-            method(self, *args, **kwargs)
-            return
-        with torch.no_grad():
-            method(self, *args, **kwargs)
-
-    return unrecorded
 
 
 class Reducer(BucketReduction):
@@ -140,28 +95,21 @@ class Reducer(BucketReduction):
         super().__init__(members, group, device, options, peers)
         self.construction = next_construction()
         self.search = GraphSearch([member.parameter for member in self.members])
-        self.caps = options.caps
-        self.has_rebuilt_buckets = False
         has_threads = len({member.parameter.device for member in self.members}) > 1
-        on_one_accelerator = device.type != "cpu" and not has_threads
-        self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
-        # Where there is one thread there is no lock: compiled autograd would stumble over it.
-        self._lock = _thread_in_reducers if has_threads else None
-        self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
+        self.lock = lock_of_reducers(has_threads)
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
-        # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
-        # the exception; `_is_over` is set when they have.
-        self._drops_late = device.type != "cpu" or has_threads
-        self._is_over: threading.Event | None = None
+        self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
         self._early_moves = EarlyMoves(len(self.members))
+        self.planning = BucketPlanning(
+            self.members, device, options, self.state, self.arrivals, self._early_moves, self.telemetry, self.buckets
+        )
         self._hooks = AutogradHooks(
             self.members, self.arrivals, self._early_moves, self._bucket_full, self._take_reported_gradient
         )
-        self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         backwards.watch_for(self)
 
@@ -224,7 +172,7 @@ class Reducer(BucketReduction):
         Also when this rank's backward raised before its first gradient came and another's after: only that one cannot
         go on, and this one would wait for it.
         """
-        self._await_backward()
+        self._ends.wait()
         if lost := self.peers.lost or self.peers.lost_by_another():
             raise self._error(lost)
         rank = self.state.rank
@@ -305,9 +253,9 @@ class Reducer(BucketReduction):
         self.usage.forget_agreements()
         self.post_backward_futures.clear()
         # New storage, too: an abandoned collective may still be writing into the old one.
-        self._begin_to_learn()
+        self.planning.begin_to_learn(self.options)
 
-    @_without_grad
+    @without_grad
     def shadow_iteration(self) -> None:
         """Take part in an iteration of ranks that still have data, contributing zeros.
 
@@ -317,6 +265,31 @@ class Reducer(BucketReduction):
         self._handle(Event.SHADOW)
         self.all_have_sent()
         self.all_have_handed_out()
+
+    def shared(self) -> Collection[int]:
+        """Return the indices of the parameters whose gradients another wrapper averages, too."""
+        return self._hooks.shared()
+
+    def rebuild_buckets(self) -> None:
+        """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
+
+        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
+        """
+        self.planning.rebuild(self.group, self.peers, self.between_backwards)
+
+    # torch's names, which other projects use: docs/private_names.md
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.planning.has_rebuilt_buckets
+        self.rebuild_buckets()
+        return self.planning.has_rebuilt_buckets and not before
+
+    _check_reducer_finalized = check_finished
+    _remove_autograd_hooks = remove_hooks
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Wait for what a join context was told of this forward."""
+        collectives.finished(work, "all_reduce")
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
@@ -328,110 +301,9 @@ class Reducer(BucketReduction):
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
 
-    def shared(self) -> Collection[int]:
-        """Return the indices of the parameters whose gradients another wrapper averages, too."""
-        return self._hooks.shared()
-
-    @property
-    def order(self) -> list[int]:
-        """The parameters in the order in which their gradients came, in the iteration that was learnt from last."""
-        return self.arrivals.order
-
-    @property
-    def unused_bytes(self) -> int:
-        """Bytes of the parameters that this rank did not use in the last iteration."""
-        return sum(self.specs[index].num_bytes for index in self.usage.last_unused or ())
-
-    # -- buckets ------------------------------------------------------------------------------------------------------
-
-    def _exchange_order(self) -> None:
-        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
-
-        There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
-        stages of a pipeline do, and they may run forwards of several wrappers in different orders.
-        """
-        is_known = self.has_rebuilt_buckets or self._order_of_rank_0
-        if self._learns_order or is_known or self.state.phase is not Phase.IDLE:
-            return
-        told = [self.peers.number, *self.order]
-        with self.peers.awaiting("backward", messages.order([member.name for member in self.members])):
-            self._order_of_rank_0 = collectives.broadcast_integers(told, 1 + len(self.members), self.group, self.device)
-
-    def rebuild_buckets(self) -> None:
-        """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
-
-        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
-        """
-        if not self._order_of_rank_0 or self.state.phase is not Phase.IDLE:
-            return
-        number, *order = self._order_of_rank_0
-        if number != self.peers.number:
-            error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
-            self.peers.tell(str(error))
-            raise error
-        if self.options.caps.measured:
-            with self.between_backwards("the times of the ranks' all-reduces"):
-                self.caps = self._choose_caps()
-        self._adopt(plan_for_order(self.specs, order, self.caps))
-        self._order_of_rank_0.clear()
-        self.has_rebuilt_buckets = True
-        self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
-
-    def log_plan(self, what: str) -> None:
-        """Log `what` happened, and the buckets as they are now."""
-        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self.buckets]
-        milestone(messages.planned(self.state.rank, what, buckets, verbose=is_verbose()))
-
-    # torch's names, which other projects use: docs/private_names.md
-
-    def _rebuild_buckets(self) -> bool:
-        before = self.has_rebuilt_buckets
-        self.rebuild_buckets()
-        return self.has_rebuilt_buckets and not before
-
-    _check_reducer_finalized = check_finished
-    _remove_autograd_hooks = remove_hooks
-
-    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
-        """Wait for what a join context was told of this forward."""
-        collectives.finished(work, "all_reduce")
-
-    def _choose_caps(self) -> BucketCaps:
-        """Return the caps that rank 0's measurements recommend. All ranks must call it."""
-        cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
-        if self._device_times is None:
-            ready_s = {index: ns / 1e9 for index, ns in zip(self.order, self.arrivals.ready_ns, strict=True)}
-        else:
-            ready_s = self._device_times.seconds()
-        choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
-        chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
-        first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
-        return BucketCaps(first_bytes, cap_bytes, measured=True)
-
-    def _begin_to_learn(self) -> None:
-        """Start from buckets that guess nothing, with nothing learnt."""
-        # A static graph is learnt in its first iteration; the next one counts on it.
-        measures = self.options.caps.measured and not self.options.static_graph
-        self.arrivals.forget(NUM_PROFILED if measures else 1)
-        self.caps = self.options.caps
-        self.has_rebuilt_buckets = False
-        self._order_of_rank_0.clear()
-        self._adopt(plan_for_unknown_order(self.specs))
-
-    @property
-    def _learns_order(self) -> bool:
-        return self.arrivals.learns_order
-
-    def _adopt(self, plan: BucketPlan) -> None:
-        """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
-        self.buckets = allocate(plan, self.members, self.options, self.buckets)
-        self.state.replan(len(self.buckets))
-        self.arrivals.regroup(plan.bucket_of(len(self.members)), len(self.buckets))
-        self._early_moves.regroup(self.buckets)
-
     # -- events -------------------------------------------------------------------------------------------------------
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def _handle(self, event: Event, bucket: int | None = None) -> None:
         """Enter `event` into the state machine and perform its actions."""
         for action in self.state.handle(event, bucket=bucket):
@@ -480,7 +352,7 @@ class Reducer(BucketReduction):
         nodes = self.iteration.outputs if self.usage.follows_local else self.search.nodes
         return any(brought_by_backward(nodes)) or self._anchor.is_coming()
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def send_what_waits(self) -> None:
         """Send the buckets that waited for other wrappers of the backward."""
         if self.state.phase is Phase.REDUCING:
@@ -517,7 +389,7 @@ class Reducer(BucketReduction):
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
             self._refuse_compiled_backward()
             self._came_locally = []
-            self._call_at_end(self._local_backward_ended, lambda *_: self._local_backward_ended())
+            self._ends.call(self._local_backward_ended, lambda *_: self._local_backward_ended())
 
     def _local_backward_ended(self) -> None:
         self.usage.used_locally.update(self._came_locally or ())
@@ -528,7 +400,7 @@ class Reducer(BucketReduction):
         if self.state.phase is Phase.RUNNING:
             self._handle(Event.GRADIENT)
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         if self._came_locally is not None:
@@ -549,8 +421,7 @@ class Reducer(BucketReduction):
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
         ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
-        if self._device_times is not None and self._learns_order:
-            self._device_times.note(index)
+        self.planning.gradient_came(index)
         if self._early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
             self._early_moves.came(index)
         if self.arrivals.take(index, ready_ns):
@@ -559,14 +430,14 @@ class Reducer(BucketReduction):
     def _bucket_full(self, bucket: int) -> None:
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
-    @_without_grad
+    @without_grad
     def backward_ends(self) -> None:
         """Send all that has not been sent."""
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
-    @_without_grad
+    @without_grad
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
         self._handle(Event.ALL_SENT)
@@ -575,7 +446,8 @@ class Reducer(BucketReduction):
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
         while self.iteration.to_step:
             self._step(self.iteration.to_step.pop())
-        self._exchange_order()  # behind what comm hooks communicate when a future of theirs is done
+        # Behind what comm hooks communicate when a future of theirs is done.
+        self.planning.exchange_order(self.group, self.peers)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -609,7 +481,7 @@ class Reducer(BucketReduction):
         waits = options.find_unused_parameters or options.static_graph or options.delayed or self._hooks.shared()
         return not (waits or self.steps_optimizers or self.comm_hook is not None)
 
-    @_without_grad
+    @without_grad
     def _hand_out_early(self) -> None:
         """Hand out the averages within a backward that compiled autograd runs: raise here, or nobody hears of it."""
         self.backward_ends()
@@ -651,41 +523,16 @@ class Reducer(BucketReduction):
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
             self._hold_back(self.usage.promise.alike)
-        self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
-
-    def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
-        """Have one of the two called when the backward that runs now is over."""
-        over = self._over()
-
-        def report(call: Callable[..., None], *arguments: Any) -> None:
-            try:
-                call(*arguments)
-            finally:
-                over()
-
-        WhenBackwardEnds(partial(report, ended), partial(report, raised))
-
-    def _over(self) -> Callable[[], None]:
-        """Return what is to be called when the backward that runs now is over, which `_await_backward` waits for."""
-        if not self._drops_late:
-            return lambda: None
-        self._is_over = threading.Event()
-        return self._is_over.set
-
-    def _await_backward(self) -> None:
-        """Wait until the reducer knows how the last backward ended, outside of a backward."""
-        if self._is_over is not None and not in_backward():
-            self._is_over.wait(_DROPPED_WITHIN_S)
+        self.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        backwards.take_part(self, self._over())
+        backwards.take_part(self, self._ends.next())
         self.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
             self.telemetry.current.backward_start = Moment.now()
-            if self._device_times is not None and self._learns_order:
-                self._device_times.begin()
+            self.planning.backward_begins()
 
     def _expect(self) -> None:
         """Take as unused what all ranks know that it is; tell them what this backward is sure to bring, if they ask."""
@@ -745,7 +592,7 @@ class Reducer(BucketReduction):
         for index in [index for index, phase in enumerate(self.state.buckets) if phase is BucketPhase.FILLING]:
             self._bucket_full(index)
 
-    @_without_grad
+    @without_grad
     def _launch_full_buckets(self) -> None:
         if BucketPhase.FULL not in self.state.buckets:
             return

@@ -308,7 +308,7 @@ class TorchSurface:
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.has_rebuilt_buckets
+        return self.reducer.planning.has_rebuilt_buckets
 
     @property
     def _distributed_rank(self) -> int:

@@ -28,7 +28,9 @@ from torch import nn
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import distributed, reducer
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.casts import Casts
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
@@ -45,6 +47,8 @@ Call = Callable[..., Any]
 #: Where a wrapper has its parts: they become the mutant's as soon as the reducer is attached.
 _PLACES: dict[type, str] = {
     Reducer: "reducer",
+    BucketPlanning: "reducer.planning",
+    BackwardEnds: "reducer._ends",
     ParameterUsage: "reducer.usage",
     ReducerState: "reducer.state",
     Peers: "_peers",

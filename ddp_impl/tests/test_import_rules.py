@@ -25,7 +25,7 @@ TIERS = {
     "mixed_precision": 3,
     "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "early_moves": 4, "parameter_usage": 4,
-    "autograd_hooks": 5, "bucket_reduction": 5,
+    "autograd_hooks": 5, "autograd_threads": 1, "bucket_planning": 5, "bucket_reduction": 5,
     "reducer": 6,
     "copied_state": 7, "torch_surface": 7,
     "join": 8, "logging_data": 8,

@@ -20,6 +20,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
@@ -93,11 +94,11 @@ def KeepsTheOldViews(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
         return collected(bucket)
 
 
-@replaces(Reducer, "_adopt")
-def LaysOutAsOfToday(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
+@replaces(BucketPlanning, "_adopt")
+def LaysOutAsOfToday(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
-    reducer.members = tuple(
-        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in reducer.members
+    planning.members = tuple(
+        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in planning.members
     )
     adopt(plan)
 

@@ -31,7 +31,7 @@ def DelaysNothing(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPara
 @replaces(Reducer, "_launch")
 def LeavesDelayedLocal(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
     """BUG: delayed gradients are put off for ever."""
-    if not any(reducer.specs[member.index].delayed for member in bucket.members):
+    if not any(reducer.planning.specs[member.index].delayed for member in bucket.members):
         launch(bucket)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from conformance.mutants.bases import NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
@@ -410,6 +411,6 @@ def _behind(device: torch.device) -> torch.Stream:
     return stream
 
 
-@replaces(Reducer, "_await_backward")
-def NoticesAFailureLater(reducer: Reducer, await_backward: Call) -> None:
+@replaces(BackwardEnds, "wait")
+def NoticesAFailureLater(ends: BackwardEnds, wait: Call) -> None:
     """BUG: a forward does not wait until threads of the device have let go of a backward that raised."""

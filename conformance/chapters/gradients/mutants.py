@@ -21,6 +21,7 @@ from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
@@ -170,11 +171,11 @@ def SumsVolumes(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor
     hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_adopt")
-def LosesGradientsInRebuilding(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
+@replaces(BucketPlanning, "_adopt")
+def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
     adopt(plan)
-    for bucket in reducer.buckets:
+    for bucket in planning.buckets:
         bucket.flat.zero_()
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 
@@ -67,13 +68,13 @@ def ResetKeepsIteration(reducer: Reducer, reset: Call, group: dist.ProcessGroup)
     reducer.state.rank = dist.get_rank(group)
 
 
-@replaces(Reducer, "_begin_to_learn")
-def ResetKeepsStorage(reducer: Reducer, begin_to_learn: Call) -> None:
+@replaces(BucketPlanning, "begin_to_learn")
+def ResetKeepsStorage(planning: BucketPlanning, begin_to_learn: Call, *options: Any) -> None:
     """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
-    if reducer.buckets:
-        reducer.state.replan(len(reducer.buckets))
+    if planning.buckets:
+        planning.state.replan(len(planning.buckets))
     else:
-        begin_to_learn()
+        begin_to_learn(*options)
 
 
 @replaces(Reducer, "reset")

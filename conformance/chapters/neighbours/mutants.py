@@ -15,7 +15,9 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import backwards
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.optimizer_in_backward import step_parameters
+from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Phase
 
@@ -169,15 +171,15 @@ class CountsItsOwnForwards(Reducer):
 
 
 @as_part
-class ExchangesOrdersInForward(Reducer):
+class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def _exchange_order(self) -> None:
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers) -> None:
         pass
 
-    def rebuild_buckets(self) -> None:
-        super()._exchange_order()
-        super().rebuild_buckets()
+    def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
+        super().exchange_order(group, peers)
+        super().rebuild(group, peers, awaiting)
 
 
 @replaces(Ours, "_attach_reducer")
