@@ -38,8 +38,10 @@ class Participant(Protocol):
     """
 
     construction: int
-    group: dist.ProcessGroup
     device: torch.device
+
+    @property
+    def group(self) -> dist.ProcessGroup: ...  # noqa: D102
 
     @property
     def ranks_may_differ(self) -> bool: ...  # noqa: D102

@@ -76,7 +76,7 @@ class CopiedState:
         if self._buffer_hook is not None:
             self.reducer.check_finished()
             with self.reducer.peers.communicating("forward", "the buffer comm hook"):
-                self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
+                self.reducer.reduction.post_backward_futures.extend(self._buffer_hook.run(buffers))
             return
         refuse_sparse(buffers)
         source = 0

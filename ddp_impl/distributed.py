@@ -261,7 +261,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
                 comm_hook=self._comm_hook,
                 local_gradients_wait=not self._local_gradients.none_await_reduction,
                 joins=self._join_config.enable,
-                steps_optimizers=self.reducer.steps_optimizers,
+                steps_optimizers=self.reducer.reduction.steps_optimizers,
                 param_dtype=None if self._caster is None else self._caster.config.param_dtype,
             ),
         )
@@ -288,7 +288,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
 
     def _lazy_init(self) -> None:
         self._lazy_init_ran = True
-        self.reducer.steps_optimizers = take_over_optimizers(self.reducer.members)
+        self.reducer.reduction.steps_optimizers = take_over_optimizers(self.reducer.members)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -319,14 +319,14 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         except (TypeError, ValueError) as error:
             raise self.reducer.telemetry.logged(error) from None
         self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
-        self.reducer.comm_hook = bound
+        self.reducer.reduction.comm_hook = bound
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
         reducer = self.reducer
         bound = builtin_hook(comm_hook_type, lambda: reducer.group)
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
-        self.reducer.comm_hook = bound
+        self.reducer.reduction.comm_hook = bound
 
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:

@@ -109,7 +109,7 @@ class DDPJoinHook(JoinHook):
             source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
             ddp._authoritative_rank = source
             ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
-        ddp.reducer.divisor = size_of(ddp.process_group)
+        ddp.reducer.reduction.divisor = size_of(ddp.process_group)
         leave(ddp)
 
 
@@ -182,7 +182,7 @@ class JoinedWrapper(CopiedState, Joinable):
         if not is_joined_rank:
             with self.reducer.between_backwards("how many ranks still have data"):
                 num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
-                self.reducer.divisor = self._divisor(num_syncing)
+                self.reducer.reduction.divisor = self._divisor(num_syncing)
             # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
             # only where it can be none.
             if not self._synchronises and not num_syncing:

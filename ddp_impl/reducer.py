@@ -51,6 +51,7 @@ from torch import Tensor
 
 from ddp_impl import backwards, collectives, messages
 from ddp_impl.anchor import Anchor
+from ddp_impl.arrivals import Arrivals
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.autograd_threads import BackwardEnds, lock_of_reducers, one_thread_at_a_time, without_grad
 from ddp_impl.backwards import next_construction
@@ -59,14 +60,13 @@ from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.iteration import Backward, Iteration
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import ReducerOptions
 from ddp_impl.peers import Peers, in_lines
-from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
-from ddp_impl.telemetry import NEVER, Moment
+from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase, ReducerState
+from ddp_impl.telemetry import NEVER, Moment, Telemetry
 from ddp_impl.torch_internals.autograd import (
     brought_by_backward,
     current_backward,
@@ -77,7 +77,7 @@ from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.unused_parameters import GraphSearch
 
 
-class Reducer(BucketReduction):
+class Reducer:
     """Averages the gradients of `members` over `group`, iteration after iteration.
 
     Every rank must build it with equal members and options.
@@ -92,9 +92,19 @@ class Reducer(BucketReduction):
         peers: Peers | None = None,
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
-        super().__init__(members, group, device, options, peers)
-        self.construction = next_construction()
+        self.members = tuple(members)
+        self.device = device
+        self.telemetry = Telemetry()
+        self.state = ReducerState(rank_in(group))
+        self.arrivals = Arrivals(len(self.members))
         self.search = GraphSearch([member.parameter for member in self.members])
+        self.reduction = BucketReduction(
+            self.members, device, options, self.state, self.arrivals, self.telemetry, self.search, self.shared
+        )
+        self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
+        self.usage = self.reduction.usage
+        self.buckets = self.reduction.buckets
+        self.construction = next_construction()
         has_threads = len({member.parameter.device for member in self.members}) > 1
         self.lock = lock_of_reducers(has_threads)
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
@@ -136,7 +146,7 @@ class Reducer(BucketReduction):
         is_alone = size_of(self.group) == 1
         if is_alone or not self._missing_is_unused() or self.search.uses_any(tensors):
             return output
-        is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
+        is_frozen = all(self.reduction.is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
         if is_frozen or current_distributed_context_id() is not None:
             return output
@@ -149,16 +159,16 @@ class Reducer(BucketReduction):
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         self._handle(Event.FORWARD)
-        self.iteration.num_forwards += 1
-        self.iteration.context_id = current_distributed_context_id()
+        self.reduction.iteration.num_forwards += 1
+        self.reduction.iteration.context_id = current_distributed_context_id()
         if self.usage.follows_local and backwards.have_an_order():
-            self.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-        self._hooks.captures = self.iteration.context_id is not None
-        self._early_moves.movable = self.iteration.context_id is None
+            self.reduction.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        self._hooks.captures = self.reduction.iteration.context_id is not None
+        self._early_moves.movable = self.reduction.iteration.context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.search.nodes)
         if self._hooks.on_backward(tensors, self._begin_backward):
-            self.iteration.is_announced = True
+            self.reduction.iteration.is_announced = True
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -227,7 +237,7 @@ class Reducer(BucketReduction):
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
-        self.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
+        self.reduction.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
 
     @property
     def is_deaf(self) -> bool:
@@ -246,12 +256,8 @@ class Reducer(BucketReduction):
             self.check_finished()
         self._handle(Event.RESET)
         self._raised_early = False
-        self.group = group
-        self.peers = Peers(group)
-        self.divisor = size_of(group)
         self.state.rank = rank_in(group)
-        self.usage.forget_agreements()
-        self.post_backward_futures.clear()
+        self.reduction.reduce_over(group, Peers(group))
         # New storage, too: an abandoned collective may still be writing into the old one.
         self.planning.begin_to_learn(self.options)
 
@@ -269,6 +275,33 @@ class Reducer(BucketReduction):
     def shared(self) -> Collection[int]:
         """Return the indices of the parameters whose gradients another wrapper averages, too."""
         return self._hooks.shared()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Over which gradients are averaged."""
+        return self.reduction.group
+
+    @property
+    def peers(self) -> Peers:
+        """The ranks of the group."""
+        return self.reduction.peers
+
+    @property
+    def options(self) -> ReducerOptions:
+        """What the user asked for."""
+        return self.reduction.options
+
+    @options.setter
+    def options(self, options: ReducerOptions) -> None:
+        self.reduction.options = options
+
+    @property
+    def ranks_may_differ(self) -> bool:
+        """Whether ranks tell each other what they use, before an iteration's gradients come and after."""
+        return self.reduction.ranks_may_differ
+
+    def _error(self, message: str) -> ReductionError:
+        return self.telemetry.logged(ReductionError(message))
 
     def rebuild_buckets(self) -> None:
         """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
@@ -317,15 +350,15 @@ class Reducer(BucketReduction):
                 case Action.LAUNCH:
                     self._launch_full_buckets()
                 case Action.ASK:
-                    self._ask_usage()
+                    self.reduction.ask_usage()
                 case Action.SETTLE:
                     self._settle_missing()
                 case Action.CONTRIBUTE_ZEROS:
-                    self._contribute_zeros()
+                    self.reduction.contribute_zeros()
                 case Action.FINALIZE:
                     self._finalize()
                 case Action.ABANDON:
-                    self.iteration = Iteration()
+                    self.reduction.iteration = Iteration()
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
@@ -347,9 +380,9 @@ class Reducer(BucketReduction):
         """
         awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats) or self.iteration.context_id is not None:
+        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
-        nodes = self.iteration.outputs if self.usage.follows_local else self.search.nodes
+        nodes = self.reduction.iteration.outputs if self.usage.follows_local else self.search.nodes
         return any(brought_by_backward(nodes)) or self._anchor.is_coming()
 
     @one_thread_at_a_time
@@ -362,7 +395,7 @@ class Reducer(BucketReduction):
         """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
         if self.state.phase not in (Phase.RUNNING, Phase.PROBED, Phase.REDUCING):
             return False
-        self._read_forecast()
+        self.reduction.read_forecast()
         return self.state.num_sure > 0
 
     def backward_begins(self) -> None:
@@ -412,7 +445,7 @@ class Reducer(BucketReduction):
                 self.usage.used_locally.add(index)
                 return
             if not self._is_welcome_late(index):
-                self._refuse(self._unexpected(index))
+                self.reduction.refuse(self._unexpected(index))
                 return
             self.usage.unused.discard(index)
         if due <= 0:
@@ -444,8 +477,8 @@ class Reducer(BucketReduction):
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        while self.iteration.to_step:
-            self._step(self.iteration.to_step.pop())
+        while self.reduction.iteration.to_step:
+            self.reduction.step(self.reduction.iteration.to_step.pop())
         # Behind what comm hooks communicate when a future of theirs is done.
         self.planning.exchange_order(self.group, self.peers)
 
@@ -479,7 +512,7 @@ class Reducer(BucketReduction):
             return False
         options = self.options
         waits = options.find_unused_parameters or options.static_graph or options.delayed or self._hooks.shared()
-        return not (waits or self.steps_optimizers or self.comm_hook is not None)
+        return not (waits or self.reduction.steps_optimizers or self.reduction.comm_hook is not None)
 
     @without_grad
     def _hand_out_early(self) -> None:
@@ -495,7 +528,7 @@ class Reducer(BucketReduction):
     @property
     def _waits_for_outputs(self) -> bool:
         """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
-        return self.ranks_may_differ and self.iteration.is_announced
+        return self.ranks_may_differ and self.reduction.iteration.is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -503,7 +536,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in self.iteration.skipped
+            and bucket not in self.reduction.iteration.skipped
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -517,18 +550,18 @@ class Reducer(BucketReduction):
 
     def _arm(self) -> None:
         # The same outputs once more: their gradients come from as many forwards as before.
-        self.iteration = Iteration(self.iteration.num_forwards if self.state.is_repeated else 0)
+        self.reduction.iteration = Iteration(self.reduction.iteration.num_forwards if self.state.is_repeated else 0)
         self.usage.unused.clear()
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
-            self._hold_back(self.usage.promise.alike)
-        self.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
+            self.reduction.hold_back(self.usage.promise.alike)
+        self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
         backwards.take_part(self, self._ends.next())
-        self.user_hooks.backward_begins(search=self._hooks.come_last())
+        self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
             self.telemetry.current.backward_start = Moment.now()
@@ -540,41 +573,17 @@ class Reducer(BucketReduction):
         if self.options.static_graph:
             absent = self.arrivals.never_used
         elif self._backward.is_compiled:  # at its end it would be too late to find them
-            absent = [i for i, comes in enumerate(self.search.coming()) if not comes and self._is_frozen(i)]
+            absent = [i for i, comes in enumerate(self.search.coming()) if not comes and self.reduction.is_frozen(i)]
         elif not self.options.find_unused_parameters:
-            absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
-        elif not self.iteration.has_forecast:
+            absent = [i for i in self.usage.last_unused or () if self.reduction.is_frozen(i)]
+        elif not self.reduction.iteration.has_forecast:
             coming = self.search.coming()
             if self._hooks.are_removed or not (any(coming) or self._anchor.is_coming()):
                 return  # torch.autograd.grad, perhaps on this rank alone
-            self._tell_others(coming)
+            self.reduction.tell_others(coming)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
-
-    def _tell_others(self, coming: Sequence[bool]) -> None:
-        """Start the exchange of which gradients are sure to come.
-
-        None is sure not to: a function that begins a backward of its own may hide it. Of several forwards none is sure:
-        each rank may use a parameter in another of them, where its gradient comes at another moment.
-        """
-        if self.iteration.num_forwards != 1:
-            coming = [False] * len(coming)
-        with self._awaiting_usage():
-            self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
-        self.iteration.has_forecast = True
-
-    def _read_forecast(self) -> None:
-        """Wait until it is known which buckets leave within the backward, if that is not known."""
-        if not self.ranks_may_differ:
-            return
-        if not self.iteration.has_forecast:
-            self._tell_others(self.search.coming())
-        forecast, self.iteration.forecast = self.iteration.forecast, None
-        if forecast is not None:
-            with self._awaiting_usage():
-                sure = forecast.result()
-            self._hold_back(sure)
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -582,7 +591,7 @@ class Reducer(BucketReduction):
     def _settle_missing(self) -> None:
         """At the end of a backward, take as unused what has not come, or leave it to another backward."""
         if not self._missing_is_unused():
-            frozen = [index for index in self.arrivals.missing if self._is_frozen(index)]
+            frozen = [index for index in self.arrivals.missing if self.reduction.is_frozen(index)]
             self.usage.unused.update(frozen)
             for bucket in self.arrivals.exclude(frozen):
                 self._bucket_full(bucket)
@@ -596,14 +605,14 @@ class Reducer(BucketReduction):
     def _launch_full_buckets(self) -> None:
         if BucketPhase.FULL not in self.state.buckets:
             return
-        self._read_forecast()
+        self.reduction.read_forecast()
         num_launched = self.state.num_launched
         if backwards.may_send(self):
             self._launch_next()
             if num_launched < self.state.num_launched and not self.state.num_sure:
                 backwards.has_sent(self)
         if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
-            self._agree_on_skipped()
+            self.reduction.agree_on_skipped()
             self.state.release()
             self._launch_next()
         if num_launched < self.state.num_launched == len(self.buckets):
@@ -614,31 +623,23 @@ class Reducer(BucketReduction):
 
     def _launch_next(self) -> None:
         for index in self.state.take_launchable():
-            self._launch(self.buckets[index])
-            if self.steps_optimizers:
-                self._hand_out_all_but_the_last()
+            self.reduction.launch(self.buckets[index])
+            if self.reduction.steps_optimizers:
+                self.reduction.hand_out_all_but_the_last()
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
-        self.user_hooks.backward_ended(self.usage.unused, self._here())
+        self.reduction.user_hooks.backward_ended(self.usage.unused, self.reduction.here())
         self.arrivals.end_iteration()
-        refused = self._a_rank_refuses()
+        refused = self.reduction.a_rank_refuses()
         if not refused:
-            self._hand_out_averages()
+            self.reduction.hand_out_averages()
         self.usage.end_iteration()
-        self.iteration.outputs = ()
+        self.reduction.iteration.outputs = ()
         if self.telemetry.end() and is_verbose():
             milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
             if self.usage.num_reading < size_of(self.group):
                 self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it
-            self._refuse_together()
+            self.reduction.refuse_together()
         self.peers.step += 1
-
-    def _a_rank_refuses(self) -> bool:
-        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
-        if not self.usage.is_agreeing:
-            return False
-        with self._awaiting_usage():
-            self.usage.end_agreeing()
-        return self.usage.num_refusing > 0

@@ -183,7 +183,7 @@ def TellsAutogradOfBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: boo
         return
     with torch.no_grad():
         futures = ddp._buffer_hook.hook(ddp._buffer_hook.state, ddp.named_module_buffers)
-    ddp.reducer.post_backward_futures.extend(futures or ())
+    ddp.reducer.reduction.post_backward_futures.extend(futures or ())
 
 
 @replaces(Ours, "_sync_buffers")
@@ -194,4 +194,4 @@ def RecordsBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: bool = True
         return
     with keeping_versions(ddp.modules_buffers):
         futures = ddp._buffer_hook.hook(ddp._buffer_hook.state, ddp.named_module_buffers)
-    ddp.reducer.post_backward_futures.extend(futures or ())
+    ddp.reducer.reduction.post_backward_futures.extend(futures or ())

@@ -28,7 +28,7 @@ from ddp_impl.replicas import Replica, ReplicatedParameter
 def DividesByAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums over a subgroup are divided by the number of all ranks."""
     attach_reducer(members)
-    ddp.reducer.divisor = dist.get_world_size()
+    ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
 @replaces(TorchDDP, "__init__")

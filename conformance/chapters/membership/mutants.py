@@ -21,7 +21,7 @@ from ddp_impl.reducer import Reducer
 def ResetForgetsHook(reducer: Reducer, reset: Call, group: Any) -> None:
     """BUG: after `_update_process_group` the comm hook is not called any more."""
     reset(group)
-    reducer.comm_hook = None
+    reducer.reduction.comm_hook = None
 
 
 @replaces(Ours, "_update_process_group")
@@ -55,16 +55,16 @@ def KeepsHooks(reducer: Reducer, remove_hooks: Call) -> None:
 @replaces(Reducer, "reset")
 def ResetKeepsDivisor(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: after `_update_process_group` sums are divided by the size of the old group."""
-    divisor = reducer.divisor
+    divisor = reducer.reduction.divisor
     reset(group)
-    reducer.divisor = divisor
+    reducer.reduction.divisor = divisor
 
 
 @replaces(Reducer, "reset")
 def ResetKeepsIteration(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: `_update_process_group` takes the new group, and does not forget an unfinished backward."""
-    reducer.group = group
-    reducer.divisor = dist.get_world_size(group)
+    reducer.reduction.group = group
+    reducer.reduction.divisor = dist.get_world_size(group)
     reducer.state.rank = dist.get_rank(group)
 
 

@@ -140,7 +140,7 @@ def RefusesCompiledBackwards(reducer: Reducer, last_gradient_ends_it: Call) -> b
 @replaces(Reducer, "_hand_out_early")
 def HandsOutTheFirstBucketAlone(reducer: Reducer, hand_out_early: Call) -> None:
     """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
-    for index in list(reducer.iteration.in_flight)[1:]:
-        _, pending = reducer.iteration.in_flight.pop(index)
+    for index in list(reducer.reduction.iteration.in_flight)[1:]:
+        _, pending = reducer.reduction.iteration.in_flight.pop(index)
         pending.wait()
     hand_out_early()
