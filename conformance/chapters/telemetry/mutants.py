@@ -161,7 +161,8 @@ class TellsNoTimes(Ours):
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)
-        self.reducer.telemetry.__class__ = _Unsampled
+        unsampled, reducer = _Unsampled(), self.reducer
+        reducer.telemetry = reducer.reduction.telemetry = reducer.planning.telemetry = unsampled
 
 
 @replaces(BucketPlanning, "log_plan")
