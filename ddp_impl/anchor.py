@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from ddp_impl.nested_tensors import map_tensors
-from ddp_impl.torch_internals import brought_by_backward, is_bound_to_transform
+from ddp_impl.torch_internals.autograd import brought_by_backward
+from ddp_impl.torch_internals.tensors import is_bound_to_transform
 
 
 class Anchor:

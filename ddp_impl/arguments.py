@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.torch_internals import GroupBackend
+from ddp_impl.torch_internals.distributed import GroupBackend
 
 
 def check_arguments(module: Any, device_ids: Any, delayed: Any, delay_trigger: Any) -> None:

@@ -12,7 +12,8 @@ from torch.autograd.graph import Node
 from ddp_impl.arrivals import Arrivals
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.early_moves import EarlyMoves
-from ddp_impl.torch_internals import keep_out_of_graphs, post_accumulate_hooks
+from ddp_impl.torch_internals.compile import keep_out_of_graphs
+from ddp_impl.torch_internals.tensors import post_accumulate_hooks
 
 #: The keys of all reducers' hooks among those of their parameters: several DDPs may share one.
 _OF_REDUCERS: set[int] = set()

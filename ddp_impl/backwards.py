@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from ddp_impl.torch_internals import WhenBackwardEnds, current_backward, in_compiled_backward
+from ddp_impl.torch_internals.autograd import WhenBackwardEnds, current_backward, in_compiled_backward
 
 _constructions = itertools.count()
 
@@ -38,8 +38,10 @@ class Participant(Protocol):
     """
 
     construction: int
-    group: dist.ProcessGroup
     device: torch.device
+
+    @property
+    def group(self) -> dist.ProcessGroup: ...  # noqa: D102
 
     @property
     def ranks_may_differ(self) -> bool: ...  # noqa: D102

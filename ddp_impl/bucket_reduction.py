@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
 from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
-from ddp_impl.groups import rank_in, size_of
+from ddp_impl.groups import size_of
 from ddp_impl.iteration import Iteration
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
@@ -28,6 +28,7 @@ from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.peers import Peers
 from ddp_impl.reducer_state import ReducerState
 from ddp_impl.telemetry import Moment, Telemetry
+from ddp_impl.unused_parameters import GraphSearch
 from ddp_impl.user_hooks import UserHooks
 
 
@@ -36,37 +37,79 @@ class BucketReduction:
 
     `divisor` is what sums are divided by: the world size, unless join says otherwise. `comm_hook` reduces in place of
     the default all-reduce. `steps_optimizers`: parameters have optimizers of their own, which step on their averages.
-    `post_backward_futures` are awaited before a backward returns.
+    `post_backward_futures` are awaited before a backward returns. `buckets` keeps its identity; others fill it.
+    `shared` returns the indices of the parameters whose gradients another wrapper averages, too.
     """
 
     def __init__(
         self,
         members: Sequence[ManagedParameter],
-        group: dist.ProcessGroup,
         device: torch.device,
         options: ReducerOptions,
-        peers: Peers | None = None,
+        state: ReducerState,
+        arrivals: Arrivals,
+        telemetry: Telemetry,
+        search: GraphSearch,
+        shared: Callable[[], Collection[int]],
     ) -> None:
-        """Begin without buckets."""
-        self.peers = Peers(group) if peers is None else peers
+        """Begin without buckets; `reduce_over` must follow."""
         self.members = tuple(members)
         self.options = options
         self.device = device
-        self.group = group
-        self.divisor = size_of(group)
+        self.state = state
+        self.arrivals = arrivals
+        self.telemetry = telemetry
+        self.search = search
+        self.shared = shared
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
-        self.telemetry = Telemetry()
         self.usage = ParameterUsage(len(self.members))
         self.user_hooks = UserHooks(self.members)
-        self.state = ReducerState(rank_in(group))
-        self.arrivals = Arrivals(len(self.members))
-        self.specs = [member.spec(options) for member in self.members]
         self.buckets: list[Bucket] = []
         self.iteration = Iteration()
 
-    def _hold_back(self, sure: Sequence[bool]) -> None:
+    def reduce_over(self, group: dist.ProcessGroup, peers: Peers) -> None:
+        """Reduce over `group`, whose ranks are `peers`, from now on; forget what other ranks have agreed on."""
+        self.group = group
+        self.peers = peers
+        self.divisor = size_of(group)
+        self.usage.forget_agreements()
+        self.post_backward_futures.clear()
+
+    def tell_others(self, coming: Sequence[bool]) -> None:
+        """Start the exchange of which gradients are sure to come.
+
+        None is sure not to: a function that begins a backward of its own may hide it. Of several forwards none is sure:
+        each rank may use a parameter in another of them, where its gradient comes at another moment.
+        """
+        if self.iteration.num_forwards != 1:
+            coming = [False] * len(coming)
+        with self.awaiting_usage():
+            self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
+        self.iteration.has_forecast = True
+
+    def read_forecast(self) -> None:
+        """Wait until it is known which buckets leave within the backward, if that is not known."""
+        if not self.ranks_may_differ:
+            return
+        if not self.iteration.has_forecast:
+            self.tell_others(self.search.coming())
+        forecast, self.iteration.forecast = self.iteration.forecast, None
+        if forecast is not None:
+            with self.awaiting_usage():
+                sure = forecast.result()
+            self.hold_back(sure)
+
+    def a_rank_refuses(self) -> bool:
+        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
+        if not self.usage.is_agreeing:
+            return False
+        with self.awaiting_usage():
+            self.usage.end_agreeing()
+        return self.usage.num_refusing > 0
+
+    def hold_back(self, sure: Sequence[bool]) -> None:
         """Let the buckets leave when the backward is over whose gradients are not all `sure` to come on every rank.
 
         A comm hook is promised buckets in the order of their index: with one, all behind the first of them are late.
@@ -82,27 +125,28 @@ class BucketReduction:
             bucket.index for bucket in self.buckets if not any(used[member.index] for member in bucket.members)
         }
 
-    def _agree_on_skipped(self) -> None:
+    def agree_on_skipped(self) -> None:
         """Before late buckets leave, find those of which no rank used a parameter, if the user wants traffic saved.
 
         Collective with `skip_all_reduce_unused_params`.
         """
         if self.options.skip_all_reduce_unused_params and self.ranks_may_differ:
             self._forget_dropped(self.usage.unused)
-            with self._awaiting_usage():
+            with self.awaiting_usage():
                 self._skip_unused(self.usage.used_anywhere(self.group, self.device))
 
-    def _awaiting_usage(self) -> AbstractContextManager[None]:
+    def awaiting_usage(self) -> AbstractContextManager[None]:
         """Return a context for what ranks exchange about the use of parameters in a backward."""
         return self.peers.awaiting("backward", lambda: messages.usage([member.name for member in self.members]))
 
-    def _launch(self, bucket: Bucket) -> None:
+    def launch(self, bucket: Bucket) -> None:
+        """Send `bucket`, unless no rank used it."""
         if bucket.index in self.iteration.skipped:
             return
         try:
             buffer = self._collected(bucket)
         except ReductionError as error:
-            self._refuse(error)
+            self.refuse(error)
             bucket.claim()
             buffer = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat
         self._start(bucket, buffer)
@@ -117,7 +161,7 @@ class BucketReduction:
         if bucket.sparse:
             member = bucket.members[0]
             missing = [0] if left_out or home.get(member.parameter) is None else []
-            buffer = empty_sparse(member.parameter) if left_out else collect_sparse(member, home, self._here())
+            buffer = empty_sparse(member.parameter) if left_out else collect_sparse(member, home, self.here())
             if divisor != 1:
                 buffer.div_(divisor)
         else:
@@ -129,7 +173,7 @@ class BucketReduction:
             bucket.claim()
             buffer = bucket.flat
             kept_out = self.usage.unused.union(self.shared())
-            missing = collect(bucket, home, kept_out, self._here(), divisor=divisor, left_out=left_out)
+            missing = collect(bucket, home, kept_out, self.here(), divisor=divisor, left_out=left_out)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
         if missing:
             indices = {bucket.members[place].index for place in missing}
@@ -148,26 +192,27 @@ class BucketReduction:
         last = next(index for index in reversed(self.state.launch_order) if index not in self.iteration.skipped)
         given = GradBucket(bucket, buffer, bucket.index == last)
         with self.peers.communicating("backward", partial(self._called, bucket)):
-            self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self._here()))
+            self.iteration.in_flight[bucket.index] = (buffer, call_hook(self.comm_hook, given, self.here()))
 
-    def _contribute_zeros(self) -> None:
+    def contribute_zeros(self) -> None:
+        """Send zeros in the place of every bucket: this rank has no data."""
         self.usage.used_locally.clear()
         self.usage.unused = set(range(len(self.members)))
         if self.ranks_may_differ:
-            with self._awaiting_usage():
+            with self.awaiting_usage():
                 sure = Forecast(None, len(self.members), self.group, self.device).result()
-            self._hold_back(sure)
+            self.hold_back(sure)
         first_late = len(self.buckets) - self.state.num_late
         for place, bucket in enumerate([self.buckets[index] for index in self.state.launch_order]):
             if place == first_late:
-                self._agree_on_skipped()
+                self.agree_on_skipped()
             if bucket.index not in self.iteration.skipped:
                 bucket.claim()
                 nothing = empty_sparse(bucket.parameters[0]) if bucket.sparse else bucket.flat.zero_()
                 bucket.homeless[:] = range(len(bucket.members))
                 self._start(bucket, nothing)
 
-    def _ask_usage(self) -> None:
+    def ask_usage(self) -> None:
         """Start exchanging which parameters ranks used: behind all gradients, so that it delays none.
 
         With a static graph they know, but not which of those that none uses got gradients under `no_sync`.
@@ -184,10 +229,10 @@ class BucketReduction:
         self._forget_dropped(self.usage.unused)
         refuses = self.iteration.refusal is not None
         learnt = (self.arrivals.learnt or [0] * len(self.members)) if learns else None
-        with self._awaiting_usage():
+        with self.awaiting_usage():
             self.usage.begin_agreeing(self.group, self.device, refuses=refuses, learnt=learnt)
 
-    def _refuse(self, error: ReductionError) -> None:
+    def refuse(self, error: ReductionError) -> None:
         """Raise `error`, or have all ranks raise where they exchange what they used at the end of each backward.
 
         They would wait for this rank otherwise, which may be the only one that uses parameters in this way.
@@ -209,7 +254,7 @@ class BucketReduction:
                 [index for index in earlier if self.members[index].parameter.grad is None]
             )
 
-    def _refuse_together(self) -> None:
+    def refuse_together(self) -> None:
         """Raise on every rank what one or more of them refuse, when nothing is in flight any more."""
         for bucket in self._in_flight():
             self._wait_for(bucket)
@@ -217,7 +262,7 @@ class BucketReduction:
             raise self.iteration.refusal
         raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
-    def _hand_out_averages(self) -> None:
+    def hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
         self.telemetry.num_buckets_reduced = len(self.buckets) - len(self.iteration.skipped)
         # All before any is handed out: where one has failed, no gradient has changed.
@@ -230,7 +275,7 @@ class BucketReduction:
             if self.steps_optimizers:
                 self.iteration.to_step.append(bucket)
 
-    def _hand_out_all_but_the_last(self) -> None:
+    def hand_out_all_but_the_last(self) -> None:
         """Hand out the averages of all buckets but the last one launched, so that their parameters step in backward.
 
         Hence no more than two buckets of gradients are alive: one that is on its way and one that fills. Where other
@@ -244,20 +289,16 @@ class BucketReduction:
             if indices.isdisjoint(self.usage.unused) and indices.isdisjoint(self.shared()):
                 self.user_hooks.averages_come(indices)
                 self._hand_out(bucket, self._wait_for(bucket), None)
-                self._step(bucket)
+                self.step(bucket)
 
     def _hand_out(self, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None) -> None:
         hand_out(bucket, self._home_of(bucket), buffer, used)
         bucket.gradients = []
 
-    def _step(self, bucket: Bucket) -> None:
+    def step(self, bucket: Bucket) -> None:
         """Step the optimizers that parameters of `bucket` have of their own, on averages."""
         if step_parameters(bucket):
             bucket.release()
-
-    def shared(self) -> Collection[int]:
-        """Return the indices of the parameters whose gradients another wrapper averages, too."""
-        raise NotImplementedError
 
     def _wait_for(self, bucket: Bucket) -> Tensor:
         """Return what the reduction of `bucket` has made of its gradients."""
@@ -266,7 +307,7 @@ class BucketReduction:
             if self.comm_hook is None:
                 collectives.finished(pending, "all_reduce", [buffer])
                 return buffer
-            reduced = tensor_in(collectives.value_of(pending), buffer, self._here())
+            reduced = tensor_in(collectives.value_of(pending), buffer, self.here())
         if bucket.sparse:
             return reduced
         if reduced.data_ptr() != buffer.data_ptr():
@@ -297,15 +338,15 @@ class BucketReduction:
         used = [True] * len(self.members) if anywhere is None else list(anywhere)
         for place, member in enumerate(bucket.members):
             index = member.index
-            missed = self._is_frozen(index) if learnt is None else learnt[index]
+            missed = self.is_frozen(index) if learnt is None else learnt[index]
             if index in unused and missed and used[index]:
                 used[index] = has_values(bucket, buffer, place)
                 lost = member.parameter.grad is not None and index not in self.usage.used_locally
-                if used[index] and lost and self._is_frozen(index):
+                if used[index] and lost and self.is_frozen(index):
                     raise self._error(messages.frozen_here(self.state.rank, member.name))
         return used
 
-    def _is_frozen(self, index: int) -> bool:
+    def is_frozen(self, index: int) -> bool:
         """Whether the user has taken a parameter out of the training since wrapping."""
         return not self.members[index].parameter.requires_grad
 
@@ -322,5 +363,6 @@ class BucketReduction:
     def _error(self, message: str) -> ReductionError:
         return self.telemetry.logged(ReductionError(message))
 
-    def _here(self) -> str:
+    def here(self) -> str:
+        """Return which rank this is, for errors."""
         return f"[rank {self.state.rank}]"

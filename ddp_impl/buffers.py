@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_impl import collectives
+from ddp_impl.groups import rank_in
 
 
 def synchronised_buffers(module: nn.Module, ignored: Collection[str]) -> dict[str, Tensor]:
@@ -48,3 +49,13 @@ def broadcast_state(
         collectives.broadcast_coalesced(moved, group, group_src)
         for tensor, copy in zip(elsewhere, moved, strict=True):
             tensor.data.copy_(copy)
+
+
+def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
+    """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
+    rank = torch.full((1,), rank_in(group) if candidate else -1, device=device)
+    collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
+    chosen = int(rank.item())
+    if chosen < 0:
+        raise RuntimeError("no rank of the group offered its model, although one has joined last")
+    return chosen

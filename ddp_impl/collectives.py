@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import rank_in, size_of
-from ddp_impl.torch_internals import foreach_copy_, is_lazy
+from ddp_impl.torch_internals.tensors import foreach_copy_, is_lazy
 
 #: Upper bound of one flattened broadcast, in bytes: bounds the extra memory.
 BROADCAST_CHUNK_BYTES = 250 * 1024 * 1024

@@ -10,21 +10,20 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ddp_impl.arguments import buffer_policy, check_arguments, check_nested, resolve_devices, resolve_group
 from ddp_impl.bucket import ManagedParameter
-from ddp_impl.buffers import broadcast_state, refuse_sparse, synchronised_buffers
 from ddp_impl.collectives import BROADCAST_CHUNK_BYTES, finished
-from ddp_impl.comm_hooks.registration import BufferHook, BufferHookLocation, bind_hook, builtin_hook
+from ddp_impl.comm_hooks.registration import BufferHook, bind_hook, builtin_hook
 from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, runs_outside_graphs
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
 from ddp_impl.groups import backend_of, rank_in, size_of
-from ddp_impl.join import DDPJoinHook, UnevenInputs, agree_on_rank, agree_on_sync
+from ddp_impl.join import JoinedWrapper
 from ddp_impl.logging_data import logging_data
 from ddp_impl.mixed_precision import MixedPrecision, PrecisionCaster
 from ddp_impl.nested_tensors import find_tensors, move
@@ -36,8 +35,8 @@ from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Phase
 from ddp_impl.replicas import describe, verify_replicas
 from ddp_impl.sync_batch_norm import check_sync_batch_norm
-from ddp_impl.tensor_parallel import local_tensor
-from ddp_impl.torch_internals import frame_callback, ignored_names
+from ddp_impl.torch_internals.compile import frame_callback
+from ddp_impl.torch_internals.modules import ignored_names
 from ddp_impl.torch_surface import TorchSurface, refuse_unheard_overrides
 from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expanded
 
@@ -55,7 +54,7 @@ class _InUse:
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
 # pipelining, accelerate, transformers, ignite), and of torch's implementation nothing is inherited.
 @nn.parallel.DistributedDataParallel.register
-class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
+class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
     """Averages a module's gradients over a process group during backward.
 
     `isinstance(ddp, torch.nn.parallel.DistributedDataParallel)` is true.
@@ -176,7 +175,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
                 self._synchronise_state(init_sync_buffers)
         self._caster = None if precision is None else PrecisionCaster(module, precision, self.parameters_to_ignore)
         self._attach_reducer(members)
-        self.reducer.log_plan(
+        self.reducer.planning.log_plan(
             f"wraps {type(module).__name__} for {size_of(self.process_group)} ranks over "
             f"{backend_of(self.process_group)}, {self._options}"
         )
@@ -248,20 +247,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
             inputs, kwargs = self._caster.cast_inputs(inputs), self._caster.cast_inputs(kwargs)
         return inputs, kwargs
 
-    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
-        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
-
-        Ranks that have joined do it by themselves.
-        """
-        if not is_joined_rank:
-            with self.reducer.between_backwards("how many ranks still have data"):
-                num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
-                self.reducer.divisor = self._divisor(num_syncing)
-            # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
-            # only where it can be none.
-            if not self._synchronises and not num_syncing:
-                self.reducer.usage.follows_local = True
-
     def _averages_in_graph(self) -> InGraph | None:
         """Return how the compiled backward of this forward averages; None if the reducer has to."""
         if getattr(self._run_ddp_forward, "__func__", None) is not DistributedDataParallel._run_ddp_forward:
@@ -276,7 +261,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
                 comm_hook=self._comm_hook,
                 local_gradients_wait=not self._local_gradients.none_await_reduction,
                 joins=self._join_config.enable,
-                steps_optimizers=self.reducer.steps_optimizers,
+                steps_optimizers=self.reducer.reduction.steps_optimizers,
                 param_dtype=None if self._caster is None else self._caster.config.param_dtype,
             ),
         )
@@ -303,7 +288,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
 
     def _lazy_init(self) -> None:
         self._lazy_init_ran = True
-        self.reducer.steps_optimizers = take_over_optimizers(self.reducer.members)
+        self.reducer.reduction.steps_optimizers = take_over_optimizers(self.reducer.members)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -320,79 +305,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         finally:
             self.require_backward_grad_sync = before
 
-    # -- buffers ------------------------------------------------------------------------------------------------------
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward will copy rank 0's buffers to all ranks."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """Deprecated name of `forward_sync_buffers`."""
-        return self.forward_sync_buffers
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = value
-
-    @property
-    def named_module_buffers(self) -> dict[str, Tensor]:
-        """The buffers that are copied before forward, by name."""
-        return synchronised_buffers(self.module, self.parameters_to_ignore)
-
-    @property
-    def modules_buffers(self) -> list[Tensor]:
-        """The buffers that are copied before forward."""
-        return list(self.named_module_buffers.values())
-
-    def _check_sync_bufs_pre_fwd(self) -> bool:
-        """Whether buffers are to be synchronised now, before this forward."""
-        before = self._buffer_hook is None or self._buffer_hook.location is BufferHookLocation.PRE_FORWARD
-        return before and self.will_sync_module_buffers()
-
-    def _check_sync_bufs_post_fwd(self) -> bool:
-        """Whether buffers are to be synchronised now, after this forward."""
-        after = self._buffer_hook is not None and self._buffer_hook.location is BufferHookLocation.POST_FORWARD
-        return after and self.will_sync_module_buffers()
-
-    def _sync_buffers(self, authoritative: bool = True) -> None:
-        """Copy buffers to all ranks: rank 0's, or inside a join context those of the last rank that still has data."""
-        buffers = self.named_module_buffers
-        self._has_buffers = bool(buffers)
-        if self._buffer_hook is not None:
-            self.reducer.check_finished()
-            with self.reducer.peers.communicating("forward", "the buffer comm hook"):
-                self.reducer.post_backward_futures.extend(self._buffer_hook.run(buffers))
-            return
-        refuse_sparse(buffers)
-        source = 0
-        if self._join_config.enable:
-            with self.reducer.between_backwards("which rank's buffers are copied"):
-                source = agree_on_rank(self.process_group, self.device, authoritative)
-        with self.reducer.between_backwards(f"the buffers of rank {source}"):
-            broadcast_state(
-                [local_tensor(buffer) for buffer in buffers.values()], self.process_group, self.device, source
-            )
-
-    def _register_buffer_comm_hook(
-        self, state: Any, hook: Any, comm_hook_location: Any = BufferHookLocation.POST_FORWARD
-    ) -> None:
-        """Let `hook(state, {name: buffer})` synchronise buffers, before or after each forward, on every rank.
-
-        It may return futures, which are waited for when the backward ends.
-        """
-        if not callable(hook):
-            raise TypeError(f"a buffer comm hook must be callable; got {type(hook).__name__}")
-        self._buffer_hook = BufferHook(hook, state, BufferHookLocation[comm_hook_location.name])
-
-    def _default_broadcast_coalesced(
-        self, bufs: Sequence[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
-    ) -> None:
-        """Copy buffers from one rank to all, as the default synchronisation does; for buffer hooks, on every rank."""
-        buffers = self.modules_buffers if bufs is None else list(bufs)
-        with self.reducer.between_backwards(f"the buffers of rank {authoritative_rank}"):
-            broadcast_state([local_tensor(b) for b in buffers], self.process_group, self.device, authoritative_rank)
-
     # -- comm hooks ---------------------------------------------------------------------------------------------------
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
@@ -407,14 +319,14 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         except (TypeError, ValueError) as error:
             raise self.reducer.telemetry.logged(error) from None
         self._claim_comm_hook(state, hook, getattr(hook, "__qualname__", type(hook).__name__))
-        self.reducer.comm_hook = bound
+        self.reducer.reduction.comm_hook = bound
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Use one of `torch.distributed.BuiltinCommHookType`; every rank the same."""
         reducer = self.reducer
         bound = builtin_hook(comm_hook_type, lambda: reducer.group)
         self._claim_comm_hook(comm_hook_type, None, str(comm_hook_type))
-        self.reducer.comm_hook = bound
+        self.reducer.reduction.comm_hook = bound
 
     def _claim_comm_hook(self, state: Any, hook: Any, name: str) -> None:
         if self._comm_hook is not None:
@@ -431,44 +343,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
     def _get_ddp_logging_data(self) -> dict[str, int | str]:
         """Return what this rank knows about its configuration, buckets and times (ns), under torch's keys."""
         return logging_data(self)
-
-    # -- uneven inputs ------------------------------------------------------------------------------------------------
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """Return a context in which ranks may run out of data at different times.
-
-        A rank that leaves early shadows the others' collectives; at the end all ranks have the model of a rank that
-        left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
-        `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
-        """
-        return UnevenInputs(
-            self,
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> DDPJoinHook:
-        """Return the hook with which a join context shadows this module; called by the context."""
-        return DDPJoinHook(self, kwargs.get("divide_by_initial_world_size", True))
-
-    @property
-    def join_device(self) -> torch.device:
-        """The device of the join context's own collectives."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The group over which ranks join."""
-        return self.process_group
-
-    def _divisor(self, num_syncing: Tensor) -> int:
-        return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
 
     # -- pickling -----------------------------------------------------------------------------------------------------
 
@@ -525,7 +399,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
         self._peers.serve(self._in_use)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
-            AveragedParameters([member.parameter for member in members], self.reducer.specs),
+            AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
             self.reducer.all_capture,
@@ -537,11 +411,3 @@ class DistributedDataParallel(TorchSurface, nn.Module, Joinable):
                 self._register_builtin_comm_hook(state)
             else:
                 self.register_comm_hook(state, hook)
-
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None:
-        tensors: list[Tensor] = [local_tensor(parameter) for parameter in self._module_parameters]
-        if with_buffers:
-            buffers = self.named_module_buffers
-            refuse_sparse(buffers)
-            tensors += [local_tensor(buffer) for buffer in buffers.values()]
-        broadcast_state(tensors, self.process_group, self.device, group_src)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ddp_impl.bucket import Bucket
 from ddp_impl.gradients import fits, is_plain
-from ddp_impl.torch_internals import num_post_accumulate_hooks
+from ddp_impl.torch_internals.tensors import num_post_accumulate_hooks
 
 
 class EarlyMoves:

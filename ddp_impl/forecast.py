@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_impl import collectives
-from ddp_impl.torch_internals import reduces_on_host
+from ddp_impl.torch_internals.distributed import reduces_on_host
 
 
 class Forecast:

@@ -16,7 +16,7 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
-from ddp_impl.torch_internals import (
+from ddp_impl.torch_internals.tensors import (
     foreach_copy_,
     foreach_div_,
     foreach_zero_,

@@ -11,40 +11,17 @@ from __future__ import annotations
 
 import warnings
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.join import Join, JoinHook
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ddp_impl import collectives
-from ddp_impl.groups import rank_in, size_of
-from ddp_impl.reducer import Reducer
-
-
-class Shadowed(Protocol):
-    """What shadowing needs of a wrapped module."""
-
-    process_group: dist.ProcessGroup
-    device: torch.device
-    reducer: Reducer
-    forward_sync_buffers: bool
-    require_forward_param_sync: bool
-    _divide_by_initial_world_size: bool
-    _authoritative_rank: int
-    _join_config: Any
-
-    @property
-    def gradient_as_bucket_view(self) -> bool:
-        """Whether gradients live in buckets."""
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward begins with a copy of buffers."""
-
-    def _sync_buffers(self, authoritative: bool = True) -> None: ...
-
-    def _synchronise_state(self, with_buffers: bool, group_src: int = 0) -> None: ...
+from ddp_impl.buffers import agree_on_rank
+from ddp_impl.copied_state import CopiedState
+from ddp_impl.groups import size_of
 
 
 def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: bool) -> Tensor:
@@ -57,16 +34,6 @@ def agree_on_sync(group: dist.ProcessGroup, device: torch.device, will_sync: boo
     return count
 
 
-def agree_on_rank(group: dist.ProcessGroup, device: torch.device, candidate: bool) -> int:
-    """Return the highest rank of the group that calls itself a candidate; all ranks must call it."""
-    rank = torch.full((1,), rank_in(group) if candidate else -1, device=device)
-    collectives.all_reduce_now(rank, group, dist.ReduceOp.MAX)
-    chosen = int(rank.item())
-    if chosen < 0:
-        raise RuntimeError("no rank of the group offered its model, although one has joined last")
-    return chosen
-
-
 class UnevenInputs(Join):
     """torch's context, of which nothing is left when training has come out of it, be it by an exception.
 
@@ -76,7 +43,7 @@ class UnevenInputs(Join):
     def __init__(self, ddp: Any, enable: bool, throw_on_early_termination: bool, **kwargs: Any) -> None:
         """Make a context of one wrapped module."""
         super().__init__([ddp], enable, throw_on_early_termination, **kwargs)
-        self._ddp: Shadowed = ddp
+        self._ddp: JoinedWrapper = ddp
 
     def _get_num_nonjoined_procs(self) -> int:
         """Return how many ranks still have data; torch's own does not hear of every failure."""
@@ -100,7 +67,7 @@ class UnevenInputs(Join):
             leave(self._ddp)
 
 
-def leave(ddp: Shadowed) -> None:
+def leave(ddp: JoinedWrapper) -> None:
     """Tell `ddp` that it is in no context any more."""
     ddp._join_config = ddp._join_config.construct_disabled_join_config()
 
@@ -108,7 +75,7 @@ def leave(ddp: Shadowed) -> None:
 class DDPJoinHook(JoinHook):
     """Shadows one wrapped module."""
 
-    def __init__(self, ddp: Shadowed, divide_by_initial_world_size: bool) -> None:
+    def __init__(self, ddp: JoinedWrapper, divide_by_initial_world_size: bool) -> None:
         """Tell `ddp` how to divide sums while it is in the context."""
         self.ddp = ddp
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
@@ -142,11 +109,11 @@ class DDPJoinHook(JoinHook):
             source = agree_on_rank(ddp.process_group, ddp.device, is_last_joiner)
             ddp._authoritative_rank = source
             ddp._synchronise_state(with_buffers=ddp.forward_sync_buffers, group_src=source)
-        ddp.reducer.divisor = size_of(ddp.process_group)
+        ddp.reducer.reduction.divisor = size_of(ddp.process_group)
         leave(ddp)
 
 
-def _put_gradients_aside(ddp: Shadowed) -> list[Tensor | None]:
+def _put_gradients_aside(ddp: JoinedWrapper) -> list[Tensor | None]:
     """Take the gradients off the parameters and return them, copied where they live in buckets."""
     aside: list[Tensor | None] = []
     for member in ddp.reducer.members:
@@ -154,3 +121,69 @@ def _put_gradients_aside(ddp: Shadowed) -> list[Tensor | None]:
         aside.append(gradient.clone() if gradient is not None and ddp.gradient_as_bucket_view else gradient)
         member.parameter.grad = None
     return aside
+
+
+class JoinedWrapper(CopiedState, Joinable):
+    """Base class of the wrapper, which has the attributes that are declared here: what a join context calls of it."""
+
+    _divide_by_initial_world_size: bool
+    _authoritative_rank: int
+
+    @property
+    def gradient_as_bucket_view(self) -> bool:
+        """Whether gradients live in buckets."""
+        raise NotImplementedError
+
+    @property
+    def _synchronises(self) -> bool:
+        raise NotImplementedError
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a context in which ranks may run out of data at different times.
+
+        A rank that leaves early shadows the others' collectives; at the end all ranks have the model of a rank that
+        left last. Sums are divided by the initial world size, or by the number of ranks that still have data. With
+        `throw_on_early_termination` every rank raises `RuntimeError` when the first has run out. Every rank must enter.
+        """
+        return UnevenInputs(
+            self,
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> DDPJoinHook:
+        """Return the hook with which a join context shadows this module; called by the context."""
+        return DDPJoinHook(self, kwargs.get("divide_by_initial_world_size", True))
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the join context's own collectives."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The group over which ranks join."""
+        return self.process_group
+
+    def _divisor(self, num_syncing: Tensor) -> int:
+        return size_of(self.process_group) if self._divide_by_initial_world_size else max(1, int(num_syncing))
+
+    def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> None:
+        """Inside a join context, agree with the other ranks on who synchronises this forward; all of them must call it.
+
+        Ranks that have joined do it by themselves.
+        """
+        if not is_joined_rank:
+            with self.reducer.between_backwards("how many ranks still have data"):
+                num_syncing = agree_on_sync(self.process_group, self.device, self._synchronises)
+                self.reducer.reduction.divisor = self._divisor(num_syncing)
+            # Joined ranks do not know whether it was under `no_grad`. The number is read, which waits for a device,
+            # only where it can be none.
+            if not self._synchronises and not num_syncing:
+                self.reducer.usage.follows_local = True

@@ -6,7 +6,7 @@ from torch import nn
 
 from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.telemetry import environment
-from ddp_impl.torch_internals import num_gloo_threads
+from ddp_impl.torch_internals.distributed import num_gloo_threads
 from ddp_impl.torch_surface import TorchSurface
 
 
@@ -34,18 +34,20 @@ def logging_data(ddp: TorchSurface) -> dict[str, int | str]:
         "num_parameter_tensors": len(parameters),
         "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "dtypes": ", ".join(dict.fromkeys(_dtype_name(p.dtype) for p in parameters)),
-        "has_rebuilt_buckets": int(reducer.has_rebuilt_buckets),
+        "has_rebuilt_buckets": int(reducer.planning.has_rebuilt_buckets),
         "bucket_sizes": sizes,
         "join_uneven_inputs": int(reducer.telemetry.joined_uneven_inputs),
-        "unused_parameter_size": reducer.unused_bytes,
-        "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.order)),
+        "unused_parameter_size": sum(
+            reducer.planning.specs[index].num_bytes for index in reducer.usage.last_unused or ()
+        ),
+        "prev_iteration_grad_ready_order_indices": ", ".join(map(str, reducer.arrivals.order)),
         "num_buckets_reduced": reducer.telemetry.num_buckets_reduced,
         "can_set_static_graph": int(reducer.usage.looks_static),
     }
-    if reducer.caps.measured:
-        data["auto_bucket_caps"] = f"{reducer.caps.first_bytes}, {reducer.caps.cap_bytes}"
-        data["bucket_cap_bytes"] = reducer.caps.cap_bytes
-    if reducer.has_rebuilt_buckets:
+    if reducer.planning.caps.measured:
+        data["auto_bucket_caps"] = f"{reducer.planning.caps.first_bytes}, {reducer.planning.caps.cap_bytes}"
+        data["bucket_cap_bytes"] = reducer.planning.caps.cap_bytes
+    if reducer.planning.has_rebuilt_buckets:
         data["rebuilt_bucket_sizes"] = sizes
         data["rebuilt_per_bucket_param_indices"] = indices
     backend = str(data["backend_name"])

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 
-from ddp_impl.torch_internals import DebugLevel, get_debug_level, getArtifactLogger
+from ddp_impl.torch_internals.compile import getArtifactLogger
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 
 _NAME = "torch.nn.parallel.distributed.ddp_impl"
 

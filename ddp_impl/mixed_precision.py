@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ddp_impl.casts import Casts
 from ddp_impl.nested_tensors import cast
 from ddp_impl.parameter_swap import ParameterSwap
-from ddp_impl.torch_internals import drop_forward_hooks, in_backward
+from ddp_impl.torch_internals.autograd import in_backward
+from ddp_impl.torch_internals.modules import drop_forward_hooks
 
 
 @dataclass(frozen=True)

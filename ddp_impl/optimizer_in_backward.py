@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.torch_internals import in_backward_hooks, in_backward_optimizers
+from ddp_impl.torch_internals.tensors import in_backward_hooks, in_backward_optimizers
 
 
 def take_over_optimizers(members: Sequence[ManagedParameter]) -> bool:

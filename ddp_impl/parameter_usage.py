@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddp_impl import collectives
 from ddp_impl.groups import size_of
-from ddp_impl.torch_internals import reduces_on_host
+from ddp_impl.torch_internals.distributed import reduces_on_host
 
 #: More than once a parameter is rarely used; beyond this, how often is not compared.
 _MOST_TIMES = 1000

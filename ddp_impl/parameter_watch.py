@@ -17,7 +17,8 @@ from torch.distributed.algorithms.join import Joinable
 
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
-from ddp_impl.torch_internals import buffer_table, child_table, ignored_names, parameter_table, tensor_in_cpp
+from ddp_impl.torch_internals.modules import buffer_table, child_table, ignored_names, parameter_table
+from ddp_impl.torch_internals.tensors import tensor_in_cpp
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 

@@ -26,7 +26,7 @@ from ddp_impl.errors import CommunicationError, ReductionError, ReplicaMismatchE
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.logs import log
 from ddp_impl.slow_waits import SlowWaits
-from ddp_impl.torch_internals import Store
+from ddp_impl.torch_internals.distributed import Store
 
 #: How long the others' words are waited for.
 _PATIENCE_S = 0.5

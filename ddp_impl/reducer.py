@@ -38,13 +38,12 @@ further rules; of several forwards before one backward all buckets are late.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,78 +51,33 @@ from torch import Tensor
 
 from ddp_impl import backwards, collectives, messages
 from ddp_impl.anchor import Anchor
-from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
+from ddp_impl.arrivals import Arrivals
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.autograd_threads import BackwardEnds, lock_of_reducers, one_thread_at_a_time, without_grad
 from ddp_impl.backwards import next_construction
-from ddp_impl.bucket import ManagedParameter, allocate
-from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
-from ddp_impl.device_times import DeviceTimes
 from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.errors import ReductionError
-from ddp_impl.forecast import Forecast
 from ddp_impl.groups import rank_in, size_of
 from ddp_impl.iteration import Backward, Iteration
 from ddp_impl.logs import is_verbose, milestone
-from ddp_impl.options import BucketCaps, ReducerOptions
+from ddp_impl.options import ReducerOptions
 from ddp_impl.peers import Peers, in_lines
-from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase
-from ddp_impl.telemetry import NEVER, Moment
-from ddp_impl.torch_internals import (
-    DebugLevel,
-    WhenBackwardEnds,
+from ddp_impl.reducer_state import Action, BucketPhase, Event, Phase, ReducerState
+from ddp_impl.telemetry import NEVER, Moment, Telemetry
+from ddp_impl.torch_internals.autograd import (
     brought_by_backward,
     current_backward,
     current_distributed_context_id,
-    get_debug_level,
-    in_backward,
     in_compiled_backward,
 )
+from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 from ddp_impl.unused_parameters import GraphSearch
 
-_Arguments = ParamSpec("_Arguments")
 
-#: Held by the one of autograd's threads, of which there is one for each device, that is in a reducer; all reducers have
-#: the same, because one has another send.
-_thread_in_reducers = threading.RLock()
-
-#: How long autograd's threads may take to drop a backward that raised: what they run at that moment.
-_DROPPED_WITHIN_S = 10.0
-
-
-def _one_thread_at_a_time(
-    method: Callable[Concatenate[Reducer, _Arguments], None],
-) -> Callable[Concatenate[Reducer, _Arguments], None]:
-    """Let a thread of autograd wait while another is in the reducer: there is one for each device of the parameters."""
-
-    @wraps(method)
-    def alone(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        if self._lock is None:
-            method(self, *args, **kwargs)
-            return
-        with self._lock:
-            method(self, *args, **kwargs)
-
-    return alone
-
-
-def _without_grad(
-    method: Callable[Concatenate[Reducer, _Arguments], None],
-) -> Callable[Concatenate[Reducer, _Arguments], None]:
-    """Let nothing of `method` be recorded by autograd: mostly nothing is in a backward, and to ask costs less."""
-
-    @wraps(method)
-    def unrecorded(self: Reducer, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        if not torch.is_grad_enabled():
-            method(self, *args, **kwargs)
-            return
-        with torch.no_grad():
-            method(self, *args, **kwargs)
-
-    return unrecorded
-
-
-class Reducer(BucketReduction):
+class Reducer:
     """Averages the gradients of `members` over `group`, iteration after iteration.
 
     Every rank must build it with equal members and options.
@@ -138,31 +92,34 @@ class Reducer(BucketReduction):
         peers: Peers | None = None,
     ) -> None:
         """Plan one bucket per kind of gradient and register a hook on every parameter."""
-        super().__init__(members, group, device, options, peers)
-        self.construction = next_construction()
+        self.members = tuple(members)
+        self.device = device
+        self.telemetry = Telemetry()
+        self.state = ReducerState(rank_in(group))
+        self.arrivals = Arrivals(len(self.members))
         self.search = GraphSearch([member.parameter for member in self.members])
-        self.caps = options.caps
-        self.has_rebuilt_buckets = False
+        self.reduction = BucketReduction(
+            self.members, device, options, self.state, self.arrivals, self.telemetry, self.search, self.shared
+        )
+        self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
+        self.usage = self.reduction.usage
+        self.buckets = self.reduction.buckets
+        self.construction = next_construction()
         has_threads = len({member.parameter.device for member in self.members}) > 1
-        on_one_accelerator = device.type != "cpu" and not has_threads
-        self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
-        # Where there is one thread there is no lock: compiled autograd would stumble over it.
-        self._lock = _thread_in_reducers if has_threads else None
-        self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
+        self.lock = lock_of_reducers(has_threads)
         self._came_locally: list[int] | None = None  # in the backward of a forward under `no_sync`, if one runs
         self._backward = Backward()  # the last one that this wrapper took part in
-        # Where threads of autograd's own run a backward, they drop one that raised a moment after its caller has caught
-        # the exception; `_is_over` is set when they have.
-        self._drops_late = device.type != "cpu" or has_threads
-        self._is_over: threading.Event | None = None
+        self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)
         self._num_triggers = 0
         self._raised_early = False  # the last backward, before its first gradient came; so other ranks' may have later
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
         self._early_moves = EarlyMoves(len(self.members))
+        self.planning = BucketPlanning(
+            self.members, device, options, self.state, self.arrivals, self._early_moves, self.telemetry, self.buckets
+        )
         self._hooks = AutogradHooks(
             self.members, self.arrivals, self._early_moves, self._bucket_full, self._take_reported_gradient
         )
-        self._begin_to_learn()
         self._anchor = Anchor(device, self._anchor_reached)
         backwards.watch_for(self)
 
@@ -189,7 +146,7 @@ class Reducer(BucketReduction):
         is_alone = size_of(self.group) == 1
         if is_alone or not self._missing_is_unused() or self.search.uses_any(tensors):
             return output
-        is_frozen = all(self._is_frozen(index) for index in range(len(self.members)))
+        is_frozen = all(self.reduction.is_frozen(index) for index in range(len(self.members)))
         # torch.distributed.autograd captures gradients, and would show its users that of the anchor.
         if is_frozen or current_distributed_context_id() is not None:
             return output
@@ -202,16 +159,16 @@ class Reducer(BucketReduction):
             self._num_triggers += 1
         tensors = [tensor for tensor in outputs if tensor.requires_grad]
         self._handle(Event.FORWARD)
-        self.iteration.num_forwards += 1
-        self.iteration.context_id = current_distributed_context_id()
+        self.reduction.iteration.num_forwards += 1
+        self.reduction.iteration.context_id = current_distributed_context_id()
         if self.usage.follows_local and backwards.have_an_order():
-            self.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-        self._hooks.captures = self.iteration.context_id is not None
-        self._early_moves.movable = self.iteration.context_id is None
+            self.reduction.iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        self._hooks.captures = self.reduction.iteration.context_id is not None
+        self._early_moves.movable = self.reduction.iteration.context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.search.nodes)
         if self._hooks.on_backward(tensors, self._begin_backward):
-            self.iteration.is_announced = True
+            self.reduction.iteration.is_announced = True
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -225,7 +182,7 @@ class Reducer(BucketReduction):
         Also when this rank's backward raised before its first gradient came and another's after: only that one cannot
         go on, and this one would wait for it.
         """
-        self._await_backward()
+        self._ends.wait()
         if lost := self.peers.lost or self.peers.lost_by_another():
             raise self._error(lost)
         rank = self.state.rank
@@ -280,7 +237,7 @@ class Reducer(BucketReduction):
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
-        self.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
+        self.reduction.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
 
     @property
     def is_deaf(self) -> bool:
@@ -299,16 +256,12 @@ class Reducer(BucketReduction):
             self.check_finished()
         self._handle(Event.RESET)
         self._raised_early = False
-        self.group = group
-        self.peers = Peers(group)
-        self.divisor = size_of(group)
         self.state.rank = rank_in(group)
-        self.usage.forget_agreements()
-        self.post_backward_futures.clear()
+        self.reduction.reduce_over(group, Peers(group))
         # New storage, too: an abandoned collective may still be writing into the old one.
-        self._begin_to_learn()
+        self.planning.begin_to_learn(self.options)
 
-    @_without_grad
+    @without_grad
     def shadow_iteration(self) -> None:
         """Take part in an iteration of ranks that still have data, contributing zeros.
 
@@ -318,6 +271,58 @@ class Reducer(BucketReduction):
         self._handle(Event.SHADOW)
         self.all_have_sent()
         self.all_have_handed_out()
+
+    def shared(self) -> Collection[int]:
+        """Return the indices of the parameters whose gradients another wrapper averages, too."""
+        return self._hooks.shared()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Over which gradients are averaged."""
+        return self.reduction.group
+
+    @property
+    def peers(self) -> Peers:
+        """The ranks of the group."""
+        return self.reduction.peers
+
+    @property
+    def options(self) -> ReducerOptions:
+        """What the user asked for."""
+        return self.reduction.options
+
+    @options.setter
+    def options(self, options: ReducerOptions) -> None:
+        self.reduction.options = options
+
+    @property
+    def ranks_may_differ(self) -> bool:
+        """Whether ranks tell each other what they use, before an iteration's gradients come and after."""
+        return self.reduction.ranks_may_differ
+
+    def _error(self, message: str) -> ReductionError:
+        return self.telemetry.logged(ReductionError(message))
+
+    def rebuild_buckets(self) -> None:
+        """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
+
+        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
+        """
+        self.planning.rebuild(self.group, self.peers, self.between_backwards)
+
+    # torch's names, which other projects use: docs/private_names.md
+
+    def _rebuild_buckets(self) -> bool:
+        before = self.planning.has_rebuilt_buckets
+        self.rebuild_buckets()
+        return self.planning.has_rebuilt_buckets and not before
+
+    _check_reducer_finalized = check_finished
+    _remove_autograd_hooks = remove_hooks
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Wait for what a join context was told of this forward."""
+        collectives.finished(work, "all_reduce")
 
     def _delay_all_reduce(self) -> None:
         """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
@@ -329,110 +334,9 @@ class Reducer(BucketReduction):
     def _ddp_graph_static(self) -> bool:
         return self.usage.looks_static
 
-    def shared(self) -> Collection[int]:
-        """Return the indices of the parameters whose gradients another wrapper averages, too."""
-        return self._hooks.shared()
-
-    @property
-    def order(self) -> list[int]:
-        """The parameters in the order in which their gradients came, in the iteration that was learnt from last."""
-        return self.arrivals.order
-
-    @property
-    def unused_bytes(self) -> int:
-        """Bytes of the parameters that this rank did not use in the last iteration."""
-        return sum(self.specs[index].num_bytes for index in self.usage.last_unused or ())
-
-    # -- buckets ------------------------------------------------------------------------------------------------------
-
-    def _exchange_order(self) -> None:
-        """Get rank 0's order of gradients, once, at the end of the last iteration that it is learnt from.
-
-        There, and not in the next forward: what ranks run between two backwards may wait for another rank's, as the
-        stages of a pipeline do, and they may run forwards of several wrappers in different orders.
-        """
-        is_known = self.has_rebuilt_buckets or self._order_of_rank_0
-        if self._learns_order or is_known or self.state.phase is not Phase.IDLE:
-            return
-        told = [self.peers.number, *self.order]
-        with self.peers.awaiting("backward", messages.order([member.name for member in self.members])):
-            self._order_of_rank_0 = collectives.broadcast_integers(told, 1 + len(self.members), self.group, self.device)
-
-    def rebuild_buckets(self) -> None:
-        """Plan buckets anew from the order in which gradients came on rank 0; once, when it is known.
-
-        Collective with `bucket_cap_mb="auto"`. Raises `ReductionError` if rank 0 has sent that of another wrapper.
-        """
-        if not self._order_of_rank_0 or self.state.phase is not Phase.IDLE:
-            return
-        number, *order = self._order_of_rank_0
-        if number != self.peers.number:
-            error = self._error(messages.another_wrapper(self.state.rank, self.peers.number, number))
-            self.peers.tell(str(error))
-            raise error
-        if self.options.caps.measured:
-            with self.between_backwards("the times of the ranks' all-reduces"):
-                self.caps = self._choose_caps()
-        self._adopt(plan_for_order(self.specs, order, self.caps))
-        self._order_of_rank_0.clear()
-        self.has_rebuilt_buckets = True
-        self.log_plan(f"has rebuilt its buckets after {self.telemetry.num_iterations} iterations")
-
-    def log_plan(self, what: str) -> None:
-        """Log `what` happened, and the buckets as they are now."""
-        buckets = [(bucket.num_bytes, [member.name for member in bucket.members]) for bucket in self.buckets]
-        milestone(messages.planned(self.state.rank, what, buckets, verbose=is_verbose()))
-
-    # torch's names, which other projects use: docs/private_names.md
-
-    def _rebuild_buckets(self) -> bool:
-        before = self.has_rebuilt_buckets
-        self.rebuild_buckets()
-        return self.has_rebuilt_buckets and not before
-
-    _check_reducer_finalized = check_finished
-    _remove_autograd_hooks = remove_hooks
-
-    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
-        """Wait for what a join context was told of this forward."""
-        collectives.finished(work, "all_reduce")
-
-    def _choose_caps(self) -> BucketCaps:
-        """Return the caps that rank 0's measurements recommend. All ranks must call it."""
-        cost = AllReduceCost.fit(collectives.time_all_reduces(PROBE_BYTES, self.group, self.device))
-        if self._device_times is None:
-            ready_s = {index: ns / 1e9 for index, ns in zip(self.order, self.arrivals.ready_ns, strict=True)}
-        else:
-            ready_s = self._device_times.seconds()
-        choice = choose_caps(self.specs, ready_s, cost, self.options.caps)
-        chosen = [choice.caps.first_bytes, choice.caps.cap_bytes]
-        first_bytes, cap_bytes = collectives.broadcast_integers(chosen, 2, self.group, self.device)
-        return BucketCaps(first_bytes, cap_bytes, measured=True)
-
-    def _begin_to_learn(self) -> None:
-        """Start from buckets that guess nothing, with nothing learnt."""
-        # A static graph is learnt in its first iteration; the next one counts on it.
-        measures = self.options.caps.measured and not self.options.static_graph
-        self.arrivals.forget(NUM_PROFILED if measures else 1)
-        self.caps = self.options.caps
-        self.has_rebuilt_buckets = False
-        self._order_of_rank_0.clear()
-        self._adopt(plan_for_unknown_order(self.specs))
-
-    @property
-    def _learns_order(self) -> bool:
-        return self.arrivals.learns_order
-
-    def _adopt(self, plan: BucketPlan) -> None:
-        """Allocate buckets for `plan`; gradients that lived in the old ones move into the new."""
-        self.buckets = allocate(plan, self.members, self.options, self.buckets)
-        self.state.replan(len(self.buckets))
-        self.arrivals.regroup(plan.bucket_of(len(self.members)), len(self.buckets))
-        self._early_moves.regroup(self.buckets)
-
     # -- events -------------------------------------------------------------------------------------------------------
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def _handle(self, event: Event, bucket: int | None = None) -> None:
         """Enter `event` into the state machine and perform its actions."""
         for action in self.state.handle(event, bucket=bucket):
@@ -446,15 +350,15 @@ class Reducer(BucketReduction):
                 case Action.LAUNCH:
                     self._launch_full_buckets()
                 case Action.ASK:
-                    self._ask_usage()
+                    self.reduction.ask_usage()
                 case Action.SETTLE:
                     self._settle_missing()
                 case Action.CONTRIBUTE_ZEROS:
-                    self._contribute_zeros()
+                    self.reduction.contribute_zeros()
                 case Action.FINALIZE:
                     self._finalize()
                 case Action.ABANDON:
-                    self.iteration = Iteration()
+                    self.reduction.iteration = Iteration()
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
@@ -476,12 +380,12 @@ class Reducer(BucketReduction):
         """
         awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats) or self.iteration.context_id is not None:
+        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
-        nodes = self.iteration.outputs if self.usage.follows_local else self.search.nodes
+        nodes = self.reduction.iteration.outputs if self.usage.follows_local else self.search.nodes
         return any(brought_by_backward(nodes)) or self._anchor.is_coming()
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def send_what_waits(self) -> None:
         """Send the buckets that waited for other wrappers of the backward."""
         if self.state.phase is Phase.REDUCING:
@@ -491,7 +395,7 @@ class Reducer(BucketReduction):
         """Whether buckets are left that every rank knows to leave within the backward; waits until it knows."""
         if self.state.phase not in (Phase.RUNNING, Phase.PROBED, Phase.REDUCING):
             return False
-        self._read_forecast()
+        self.reduction.read_forecast()
         return self.state.num_sure > 0
 
     def backward_begins(self) -> None:
@@ -518,7 +422,7 @@ class Reducer(BucketReduction):
         if self._came_locally is None and self.state.phase in (Phase.ARMED, Phase.PROBED):
             self._refuse_compiled_backward()
             self._came_locally = []
-            self._call_at_end(self._local_backward_ended, lambda *_: self._local_backward_ended())
+            self._ends.call(self._local_backward_ended, lambda *_: self._local_backward_ended())
 
     def _local_backward_ended(self) -> None:
         self.usage.used_locally.update(self._came_locally or ())
@@ -529,7 +433,7 @@ class Reducer(BucketReduction):
         if self.state.phase is Phase.RUNNING:
             self._handle(Event.GRADIENT)
 
-    @_one_thread_at_a_time
+    @one_thread_at_a_time
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         if self._came_locally is not None:
@@ -541,7 +445,7 @@ class Reducer(BucketReduction):
                 self.usage.used_locally.add(index)
                 return
             if not self._is_welcome_late(index):
-                self._refuse(self._unexpected(index))
+                self.reduction.refuse(self._unexpected(index))
                 return
             self.usage.unused.discard(index)
         if due <= 0:
@@ -550,8 +454,7 @@ class Reducer(BucketReduction):
             self._refuse_compiled_backward()
             self._handle(Event.GRADIENT)
         ready_ns = time.perf_counter_ns() - self.telemetry.current.backward_start.steady_ns
-        if self._device_times is not None and self._learns_order:
-            self._device_times.note(index)
+        self.planning.gradient_came(index)
         if self._early_moves.takes[index] and abs(self.arrivals.due[index]) == 1 and not self.arrivals.learns:
             self._early_moves.came(index)
         if self.arrivals.take(index, ready_ns):
@@ -560,23 +463,24 @@ class Reducer(BucketReduction):
     def _bucket_full(self, bucket: int) -> None:
         self._handle(Event.BUCKET_FULL, bucket=bucket)
 
-    @_without_grad
+    @without_grad
     def backward_ends(self) -> None:
         """Send all that has not been sent."""
         if self.state.phase is Phase.EARLY:
             self._handle(Event.BACKWARD)  # without having come to an output of forward
         self._handle(Event.BACKWARD_END)
 
-    @_without_grad
+    @without_grad
     def all_have_sent(self) -> None:
         """Wait for every bucket and hand out the averages, if they are due."""
         self._handle(Event.ALL_SENT)
 
     def all_have_handed_out(self) -> None:
         """Step the optimizers that parameters have of their own: of parameters that wrappers share once."""
-        while self.iteration.to_step:
-            self._step(self.iteration.to_step.pop())
-        self._exchange_order()  # behind what comm hooks communicate when a future of theirs is done
+        while self.reduction.iteration.to_step:
+            self.reduction.step(self.reduction.iteration.to_step.pop())
+        # Behind what comm hooks communicate when a future of theirs is done.
+        self.planning.exchange_order(self.group, self.peers)
 
     def backward_raised(self, number: int, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Take note that the backward with this number raised."""
@@ -608,9 +512,9 @@ class Reducer(BucketReduction):
             return False
         options = self.options
         waits = options.find_unused_parameters or options.static_graph or options.delayed or self._hooks.shared()
-        return not (waits or self.steps_optimizers or self.comm_hook is not None)
+        return not (waits or self.reduction.steps_optimizers or self.reduction.comm_hook is not None)
 
-    @_without_grad
+    @without_grad
     def _hand_out_early(self) -> None:
         """Hand out the averages within a backward that compiled autograd runs: raise here, or nobody hears of it."""
         self.backward_ends()
@@ -624,7 +528,7 @@ class Reducer(BucketReduction):
     @property
     def _waits_for_outputs(self) -> bool:
         """Whether ranks tell each other what they expect when the backward reaches an output, and not before."""
-        return self.ranks_may_differ and self.iteration.is_announced
+        return self.ranks_may_differ and self.reduction.iteration.is_announced
 
     def _is_welcome_late(self, index: int) -> bool:
         """Whether a parameter that the reducer took for unused can still have its gradient in its bucket."""
@@ -632,7 +536,7 @@ class Reducer(BucketReduction):
         return (
             index in self.usage.unused
             and not self.options.static_graph
-            and bucket not in self.iteration.skipped
+            and bucket not in self.reduction.iteration.skipped
             and self.state.buckets[bucket] is not BucketPhase.LAUNCHED
         )
 
@@ -646,47 +550,22 @@ class Reducer(BucketReduction):
 
     def _arm(self) -> None:
         # The same outputs once more: their gradients come from as many forwards as before.
-        self.iteration = Iteration(self.iteration.num_forwards if self.state.is_repeated else 0)
+        self.reduction.iteration = Iteration(self.reduction.iteration.num_forwards if self.state.is_repeated else 0)
         self.usage.unused.clear()
         self.telemetry.current.backward_start = NEVER
         self.arrivals.arm(static=self.options.static_graph)
         if self.usage.promise is not None:
-            self._hold_back(self.usage.promise.alike)
-        self.user_hooks.iteration_begins(search=self._hooks.come_last() or self._learns_order)
-
-    def _call_at_end(self, ended: Callable[[], None], raised: Callable[..., None]) -> None:
-        """Have one of the two called when the backward that runs now is over."""
-        over = self._over()
-
-        def report(call: Callable[..., None], *arguments: Any) -> None:
-            try:
-                call(*arguments)
-            finally:
-                over()
-
-        WhenBackwardEnds(partial(report, ended), partial(report, raised))
-
-    def _over(self) -> Callable[[], None]:
-        """Return what is to be called when the backward that runs now is over, which `_await_backward` waits for."""
-        if not self._drops_late:
-            return lambda: None
-        self._is_over = threading.Event()
-        return self._is_over.set
-
-    def _await_backward(self) -> None:
-        """Wait until the reducer knows how the last backward ended, outside of a backward."""
-        if self._is_over is not None and not in_backward():
-            self._is_over.wait(_DROPPED_WITHIN_S)
+            self.reduction.hold_back(self.usage.promise.alike)
+        self.reduction.user_hooks.iteration_begins(search=self._hooks.come_last() or self.arrivals.learns_order)
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        backwards.take_part(self, self._over())
-        self.user_hooks.backward_begins(search=self._hooks.come_last())
+        backwards.take_part(self, self._ends.next())
+        self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self._early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:
             self.telemetry.current.backward_start = Moment.now()
-            if self._device_times is not None and self._learns_order:
-                self._device_times.begin()
+            self.planning.backward_begins()
 
     def _expect(self) -> None:
         """Take as unused what all ranks know that it is; tell them what this backward is sure to bring, if they ask."""
@@ -694,41 +573,17 @@ class Reducer(BucketReduction):
         if self.options.static_graph:
             absent = self.arrivals.never_used
         elif self._backward.is_compiled:  # at its end it would be too late to find them
-            absent = [i for i, comes in enumerate(self.search.coming()) if not comes and self._is_frozen(i)]
+            absent = [i for i, comes in enumerate(self.search.coming()) if not comes and self.reduction.is_frozen(i)]
         elif not self.options.find_unused_parameters:
-            absent = [i for i in self.usage.last_unused or () if self._is_frozen(i)]
-        elif not self.iteration.has_forecast:
+            absent = [i for i in self.usage.last_unused or () if self.reduction.is_frozen(i)]
+        elif not self.reduction.iteration.has_forecast:
             coming = self.search.coming()
             if self._hooks.are_removed or not (any(coming) or self._anchor.is_coming()):
                 return  # torch.autograd.grad, perhaps on this rank alone
-            self._tell_others(coming)
+            self.reduction.tell_others(coming)
         self.usage.unused.update(absent)
         for bucket in self.arrivals.exclude(absent):
             self._bucket_full(bucket)
-
-    def _tell_others(self, coming: Sequence[bool]) -> None:
-        """Start the exchange of which gradients are sure to come.
-
-        None is sure not to: a function that begins a backward of its own may hide it. Of several forwards none is sure:
-        each rank may use a parameter in another of them, where its gradient comes at another moment.
-        """
-        if self.iteration.num_forwards != 1:
-            coming = [False] * len(coming)
-        with self._awaiting_usage():
-            self.iteration.forecast = Forecast(coming, len(self.members), self.group, self.device)
-        self.iteration.has_forecast = True
-
-    def _read_forecast(self) -> None:
-        """Wait until it is known which buckets leave within the backward, if that is not known."""
-        if not self.ranks_may_differ:
-            return
-        if not self.iteration.has_forecast:
-            self._tell_others(self.search.coming())
-        forecast, self.iteration.forecast = self.iteration.forecast, None
-        if forecast is not None:
-            with self._awaiting_usage():
-                sure = forecast.result()
-            self._hold_back(sure)
 
     def _missing_is_unused(self) -> bool:
         return self.options.find_unused_parameters or self.options.static_graph
@@ -736,7 +591,7 @@ class Reducer(BucketReduction):
     def _settle_missing(self) -> None:
         """At the end of a backward, take as unused what has not come, or leave it to another backward."""
         if not self._missing_is_unused():
-            frozen = [index for index in self.arrivals.missing if self._is_frozen(index)]
+            frozen = [index for index in self.arrivals.missing if self.reduction.is_frozen(index)]
             self.usage.unused.update(frozen)
             for bucket in self.arrivals.exclude(frozen):
                 self._bucket_full(bucket)
@@ -746,18 +601,18 @@ class Reducer(BucketReduction):
         for index in [index for index, phase in enumerate(self.state.buckets) if phase is BucketPhase.FILLING]:
             self._bucket_full(index)
 
-    @_without_grad
+    @without_grad
     def _launch_full_buckets(self) -> None:
         if BucketPhase.FULL not in self.state.buckets:
             return
-        self._read_forecast()
+        self.reduction.read_forecast()
         num_launched = self.state.num_launched
         if backwards.may_send(self):
             self._launch_next()
             if num_launched < self.state.num_launched and not self.state.num_sure:
                 backwards.has_sent(self)
         if self.state.phase is Phase.INCOMPLETE and self.state.num_late:
-            self._agree_on_skipped()
+            self.reduction.agree_on_skipped()
             self.state.release()
             self._launch_next()
         if num_launched < self.state.num_launched == len(self.buckets):
@@ -768,31 +623,23 @@ class Reducer(BucketReduction):
 
     def _launch_next(self) -> None:
         for index in self.state.take_launchable():
-            self._launch(self.buckets[index])
-            if self.steps_optimizers:
-                self._hand_out_all_but_the_last()
+            self.reduction.launch(self.buckets[index])
+            if self.reduction.steps_optimizers:
+                self.reduction.hand_out_all_but_the_last()
 
     def _finalize(self) -> None:
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
-        self.user_hooks.backward_ended(self.usage.unused, self._here())
+        self.reduction.user_hooks.backward_ended(self.usage.unused, self.reduction.here())
         self.arrivals.end_iteration()
-        refused = self._a_rank_refuses()
+        refused = self.reduction.a_rank_refuses()
         if not refused:
-            self._hand_out_averages()
+            self.reduction.hand_out_averages()
         self.usage.end_iteration()
-        self.iteration.outputs = ()
+        self.reduction.iteration.outputs = ()
         if self.telemetry.end() and is_verbose():
             milestone(messages.times(self.state.rank, self.telemetry.last_index, self.telemetry.averages_ns()))
         if refused:
             if self.usage.num_reading < size_of(self.group):
                 self._handle(Event.REFUSED)  # the others go on with what was averaged, until they hear of it
-            self._refuse_together()
+            self.reduction.refuse_together()
         self.peers.step += 1
-
-    def _a_rank_refuses(self) -> bool:
-        """Wait for what ranks exchange at the end of this iteration, if they do; return whether one cannot average."""
-        if not self.usage.is_agreeing:
-            return False
-        with self._awaiting_usage():
-            self.usage.end_agreeing()
-        return self.usage.num_refusing > 0

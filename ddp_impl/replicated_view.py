@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddp_impl.distributed import DistributedDataParallel
 from ddp_impl.parameter_swap import ParameterSwap
-from ddp_impl.torch_internals import tree_map_only
+from ddp_impl.torch_internals.tensors import tree_map_only
 
 #: How many blocks are open: torch's `implicit_replication` ends for all when the innermost is left.
 _open_blocks = 0

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ddp_impl import collectives
 from ddp_impl.errors import ReductionError
 from ddp_impl.groups import size_of
-from ddp_impl.torch_internals import BatchNorm, buffer_table, parameter_table
+from ddp_impl.torch_internals.modules import BatchNorm, buffer_table, parameter_table
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):

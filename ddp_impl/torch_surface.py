@@ -20,7 +20,8 @@ from ddp_impl.groups import rank_in
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals import ignored_names, overlapped_optimizer, set_ignored_names
+from ddp_impl.torch_internals.distributed import overlapped_optimizer
+from ddp_impl.torch_internals.modules import ignored_names, set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 #: Methods that torch's class calls, and that this one has for users to call and does not call itself.
@@ -166,10 +167,6 @@ class TorchSurface:
             raise self.reducer.telemetry.logged(ValueError(error))
         return {place: name_of[parameter] for place, parameter in enumerate(parameters)}
 
-    @property
-    def _module_parameters(self) -> list[nn.Parameter]:
-        return [p for name, p in self.module.named_parameters() if name not in self.parameters_to_ignore]
-
     # -- options: those of the reducer --------------------------------------------------------------------------------
 
     @property
@@ -311,7 +308,7 @@ class TorchSurface:
 
     @property
     def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.has_rebuilt_buckets
+        return self.reducer.planning.has_rebuilt_buckets
 
     @property
     def _distributed_rank(self) -> int:

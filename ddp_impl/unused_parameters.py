@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from ddp_impl.torch_internals import brought_by_backward
+from ddp_impl.torch_internals.autograd import brought_by_backward
 
 
 class GraphSearch:

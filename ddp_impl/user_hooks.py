@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.messages import enumerate_names
-from ddp_impl.torch_internals import num_post_accumulate_hooks, version_of
+from ddp_impl.torch_internals.tensors import num_post_accumulate_hooks, version_of
 
 
 class UserHooks:

@@ -1,10 +1,10 @@
 """DDPs that are a DDP with one mistake, each a function of a few lines: what `mutants.py` of the chapters hold.
 
-    @replaces(Reducer, "_launch")
-    def SumsInViews(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+    @replaces(BucketReduction, "launch")
+    def SumsInViews(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
         '''BUG: with `gradient_as_bucket_view` gradients are summed and never divided.'''
-        if reducer.options.gradient_as_bucket_view:
-            reducer.divisor = 1
+        if reduction.options.gradient_as_bucket_view:
+            reduction.divisor = 1
         launch(bucket)
 
 The function stands for the methods named, and gets the one that it stands for behind the object that was called. It
@@ -28,7 +28,10 @@ from torch import nn
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import distributed, reducer
 from ddp_impl.autograd_hooks import AutogradHooks
+from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.casts import Casts
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
@@ -45,6 +48,9 @@ Call = Callable[..., Any]
 #: Where a wrapper has its parts: they become the mutant's as soon as the reducer is attached.
 _PLACES: dict[type, str] = {
     Reducer: "reducer",
+    BucketReduction: "reducer.reduction",
+    BucketPlanning: "reducer.planning",
+    BackwardEnds: "reducer._ends",
     ParameterUsage: "reducer.usage",
     ReducerState: "reducer.state",
     Peers: "_peers",

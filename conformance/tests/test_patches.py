@@ -23,19 +23,20 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import MixedPrecision
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import Bucket
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.casts import Casts
 from ddp_impl.mixed_precision import PrecisionCaster
 from ddp_impl.reducer import Reducer
 
 
-@replaces(Reducer, "_hand_out")
-def Doubles(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def Doubles(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: averages are doubled."""
     hand_out(bucket, buffer.mul_(2), used)
 
 
 @as_part
-class DoublesInTwoPlaces(Reducer):
+class DoublesInTwoPlaces(BucketReduction):
     """BUG: averages are quadrupled."""
 
     def _collected(self, bucket: Bucket) -> Tensor:

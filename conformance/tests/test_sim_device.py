@@ -42,12 +42,12 @@ import sys
 import torch, torch.distributed as dist
 from datetime import timedelta
 from conformance.backends.sim import SIM
-from ddp_impl import DistributedDataParallel, reducer
+from ddp_impl import DistributedDataParallel, bucket_planning
 store = dist.FileStore(sys.argv[1], 1)
 group = SIM.create(store, 0, 1, timedelta(seconds=30))
 told = []
-choose = reducer.choose_caps
-reducer.choose_caps = lambda specs, ready_s, *rest: told.append(ready_s) or choose(specs, ready_s, *rest)
+choose = bucket_planning.choose_caps
+bucket_planning.choose_caps = lambda specs, ready_s, *rest: told.append(ready_s) or choose(specs, ready_s, *rest)
 module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to("sim:0")
 model = DistributedDataParallel(module, process_group=group, bucket_cap_mb="auto")
 for _ in range(5):

@@ -19,8 +19,9 @@ from ddp_impl import collectives
 from ddp_impl.bucket import GradBucket
 from ddp_impl.errors import CommunicationError
 from ddp_impl.groups import size_of
-from ddp_impl.torch_internals import BuiltinCommHookType, keeping_versions
-from ddp_impl.torch_internals import GradBucket as TorchGradBucket
+from ddp_impl.torch_internals.distributed import BuiltinCommHookType
+from ddp_impl.torch_internals.distributed import GradBucket as TorchGradBucket
+from ddp_impl.torch_internals.tensors import keeping_versions
 
 #: What the reducer calls for each full bucket. What it returns is a future, or has its `wait`.
 BoundHook = Callable[[GradBucket], Any]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_impl.torch_internals import skip, wants_one_graph, wrapped_callback
+from ddp_impl.torch_internals.compile import skip, wants_one_graph, wrapped_callback
 
 _Function = Callable[..., Any]
 

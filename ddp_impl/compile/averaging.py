@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ddp_impl.compile.checked_group import checked
 from ddp_impl.tensor_parallel import is_distributed, with_shard
-from ddp_impl.torch_internals import functional_collectives, register_group_name, unregister_group_name
+from ddp_impl.torch_internals.distributed import register_group_name, unregister_group_name
+from ddp_impl.torch_internals.tensors import functional_collectives
 
 _serial_numbers = itertools.count()
 

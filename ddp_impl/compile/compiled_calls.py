@@ -30,7 +30,7 @@ from ddp_impl.logs import log
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
 from ddp_impl.tensor_parallel import is_distributed
-from ddp_impl.torch_internals import (
+from ddp_impl.torch_internals.compile import (
     Unsupported,
     captures_frames,
     exchanging_callbacks,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from ddp_impl.torch_internals import BuiltinCommHookType
+from ddp_impl.torch_internals.distributed import BuiltinCommHookType
 
 _WIRE_DTYPES = {
     default_hooks.allreduce_hook: None,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ddp_impl.bucket_plan import ParameterSpec
-from ddp_impl.torch_internals import inherit_parameter_sources, is_bound_to_transform, set_source, source_of
+from ddp_impl.torch_internals.compile import inherit_parameter_sources, set_source, source_of
+from ddp_impl.torch_internals.tensors import is_bound_to_transform
 
 #: Nodes that compute nothing: they belong to no part of a split graph.
 _SOURCES = ("placeholder", "get_attr", "output")

@@ -39,7 +39,7 @@ from ddp_impl.compile.graph_parameters import (
 )
 from ddp_impl.logs import graph_log, log_cuts
 from ddp_impl.options import BucketCaps
-from ddp_impl.torch_internals import (
+from ddp_impl.torch_internals.compile import (
     GLOBAL_STATE,
     FakeTensorMode,
     TracingContext,

@@ -28,7 +28,7 @@ from ddp_impl.compile.graph_split import CompilerBackend
 from ddp_impl.groups import size_of
 from ddp_impl.messages import enumerate_names
 from ddp_impl.options import BucketCaps
-from ddp_impl.torch_internals import (
+from ddp_impl.torch_internals.compile import (
     AotAutograd,
     FakeTensor,
     aot_autograd,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ddp_impl.errors import ReductionError
-from ddp_impl.torch_internals import call_when_backward_ends, in_compiled_backward, keep_out_of_graphs
+from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
+from ddp_impl.torch_internals.compile import keep_out_of_graphs
 
 
 class LocalGradients:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ddp_impl.torch_internals import without_autograd_cache
+from ddp_impl.torch_internals.compile import without_autograd_cache
 
 
 class OwnGraphs:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.options import ReducerOptions
-from ddp_impl.torch_internals import has_tensor_hooks, optimize_ddp
+from ddp_impl.torch_internals.compile import optimize_ddp
+from ddp_impl.torch_internals.tensors import has_tensor_hooks
 
 
 class Reduction(enum.Enum):

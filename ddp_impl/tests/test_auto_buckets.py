@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddp_impl import DistributedDataParallel, reducer
+from ddp_impl import DistributedDataParallel, bucket_planning
 from ddp_impl.auto_buckets import MIN_GAIN, NUM_PROFILED, AllReduceCost, Choice, choose_caps, predict
 from ddp_impl.bucket_plan import ParameterSpec, plan_for_order
 from ddp_impl.options import BucketCaps
@@ -101,7 +101,7 @@ def _train(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         caps = BucketCaps(3000, 6000) if rank == 0 else default
         return Choice(caps, 1.0, 2.0)
 
-    vars(reducer)["choose_caps"] = choose_differently
+    vars(bucket_planning)["choose_caps"] = choose_differently
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(8)])
     ddp = DistributedDataParallel(model, **options)
@@ -151,7 +151,7 @@ def _learn_again(rank: int) -> tuple[float, float]:
         given.append(ready_s)
         return Choice(default, 1.0, 1.0)
 
-    vars(reducer)["choose_caps"] = choose_the_default
+    vars(bucket_planning)["choose_caps"] = choose_the_default
     ddp = DistributedDataParallel(nn.Linear(4, 4), bucket_cap_mb="auto")
     begin_s = 0.0
 

@@ -16,7 +16,7 @@ from ddp_impl.compile.averaging import GroupAlias
 from ddp_impl.compile.fusion import AVERAGE, FusedBucket, Fusion, FusionRules, fuse
 from ddp_impl.options import BucketCaps
 from ddp_impl.tests.ranks import group_of_one
-from ddp_impl.torch_internals import functional_collectives as collective
+from ddp_impl.torch_internals.tensors import functional_collectives as collective
 
 WORLD_SIZE = 4.0
 

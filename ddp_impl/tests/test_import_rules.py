@@ -1,4 +1,4 @@
-"""Imports go down and never in a circle; one file calls collectives, and one names what torch keeps private."""
+"""Imports go down, never in a circle; one file calls collectives, and one folder names what torch keeps private."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ TIERS = {
     "mixed_precision": 3,
     "iteration": 3, "parameter_watch": 3, "user_hooks": 3, "replicas": 3, "arguments": 3, "compile": 3,
     "early_moves": 4, "parameter_usage": 4,
-    "autograd_hooks": 5, "bucket_reduction": 5,
+    "autograd_hooks": 5, "autograd_threads": 1, "bucket_planning": 5, "bucket_reduction": 5,
     "reducer": 6,
-    "join": 7, "torch_surface": 7,
-    "logging_data": 8,
+    "copied_state": 7, "torch_surface": 7,
+    "join": 8, "logging_data": 8,
     "distributed": 9,
     "installation": 10, "replicated_view": 10,
     "__init__": 11, "__main__": 11, "startup": 11,
 }  # fmt: skip
 #: Files that must stay testable, and readable, without torch; one may import it for annotations.
 WITHOUT_TORCH = {"errors", "messages", "arrivals", "reducer_state", "bucket_plan", "auto_buckets", "telemetry"}
+#: The modules that may name what torch keeps private are called so.
+INTERNALS = "ddp_impl.torch_internals."
 #: Functions of torch.distributed that ask without communicating.
 QUESTIONS = {"get_backend", "is_initialized"}
 #: Private names of torch that may be named elsewhere than in `torch_internals`: (file, name) and why.
@@ -44,6 +46,10 @@ PRIVATE_NAMES_ELSEWHERE = {
     ("nested_tensors", "_fields"): "the mark of a named tuple, which is Python's",
     ("nested_tensors", "_make"): "how a named tuple is made of its items, which is Python's",
 }
+#: One noun needs no more lines than this.
+MOST_LINES = 450
+#: Files that are longer all the same, and how long they are: they only get shorter.
+LONG_FILES = {"reducer.py": 645}
 
 
 def modules() -> list[Path]:
@@ -150,6 +156,11 @@ def test_imports_go_down(path: Path) -> None:
         assert not any(name.split(".")[0] == "torch" for name in imports(parsed(path))), f"{own} must not import torch"
 
 
+def test_files_are_short() -> None:
+    num_lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules()}
+    assert {path: num for path, num in num_lines.items() if num > MOST_LINES} == LONG_FILES
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_collectives_are_called_in_one_file(path: Path) -> None:
     if path.name == "collectives.py" or "compile" in path.parts:
@@ -160,6 +171,10 @@ def test_collectives_are_called_in_one_file(path: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
     }
     assert {call for call in calls if call.startswith("dist.")} <= {f"dist.{name}" for name in QUESTIONS}
+
+
+def internals() -> list[Path]:
+    return [path for path in modules() if own_name(path) == "torch_internals"]
 
 
 def is_private(name: str) -> bool:
@@ -209,8 +224,8 @@ def private_names_of_torch(tree: ast.AST, ours: set[str]) -> Iterator[str]:
                 yield name
 
 
-def test_private_names_of_torch_are_in_one_file() -> None:
-    elsewhere = [path for path in modules() if path.name != "torch_internals.py"]
+def test_private_names_of_torch_are_in_one_folder() -> None:
+    elsewhere = [path for path in modules() if path not in internals()]
     ours = {name for path in elsewhere for name in defined_names(parsed(path)) if is_private(name)}
     found = {(path.stem, name) for path in elsewhere for name in private_names_of_torch(parsed(path), ours)}
     assert found == set(PRIVATE_NAMES_ELSEWHERE)
@@ -236,13 +251,14 @@ def test_private_names_of_torch_are_found(source: str, name: str) -> None:
 
 
 def test_no_private_name_is_kept_without_need() -> None:
-    internals = importlib.import_module("ddp_impl.torch_internals")
-    body = parsed(ROOT / "torch_internals.py").body
-    functions = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    constants = {name for node in body if isinstance(node, ast.Assign | ast.AnnAssign) for name in defined_names(node)}
-    named = {name for name in functions | constants | set(internals.__all__) if not name.startswith("_")}
-    prefix = "ddp_impl.torch_internals."
-    used = {
-        name.removeprefix(prefix) for path in modules() for name in imports(parsed(path)) if name.startswith(prefix)
-    }
-    assert named == used
+    named: set[str] = set()
+    for path in internals():
+        body, name = parsed(path).body, module_name(path)
+        defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assigned = [node for node in body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        defined |= {each for node in assigned for each in defined_names(node) if each != "__all__"}
+        public = {each for each in defined if not is_private(each)}
+        public.update(getattr(importlib.import_module(name), "__all__", ()))
+        named |= {f"{name}.{each}" for each in public}
+    used = {name for path in modules() for name in imports(parsed(path))}
+    assert named == {name for name in used if name.startswith(INTERNALS) and name.count(".") == 3}

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.func import functional_call
 
 from ddp_impl.parameter_watch import ParameterWatch
-from ddp_impl.torch_internals import set_ignored_names
+from ddp_impl.torch_internals.modules import set_ignored_names
 from ddp_impl.wrapped_module import managed_parameters
 
 

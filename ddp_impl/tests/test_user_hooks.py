@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_impl import DistributedDataParallel
 from ddp_impl.tests.ranks import group_of_one, run_ranks
-from ddp_impl.torch_internals import post_accumulate_hooks
+from ddp_impl.torch_internals.tensors import post_accumulate_hooks
 
 #: Layers of a few values and of many: those are reduced, or move into their bucket, where they are.
 SIZES = (4, 4, 600, 600, 2)

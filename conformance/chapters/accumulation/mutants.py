@@ -18,6 +18,7 @@ from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
@@ -58,7 +59,7 @@ def _mean_of_gathered(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Te
     return mean
 
 
-class _AsksItsWrapper(Reducer):
+class _AsksItsWrapper(BucketReduction):
     wrapper: Any
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
@@ -72,7 +73,7 @@ class _AsksItsWrapper(Reducer):
 def BackwardDecides(ddp: Any, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: whether gradients are reduced is decided by where backward runs, not by where forward did."""
     attach_reducer(members)
-    ddp.reducer.wrapper = weakref.ref(ddp)
+    ddp.reducer.reduction.wrapper = weakref.ref(ddp)
 
 
 @replaces(Ours, "no_sync")

@@ -19,6 +19,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.options import BucketCaps
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import BucketPhase, ReducerState
@@ -43,22 +44,22 @@ def _mean_but_for_last(group: dist.ProcessGroup, bucket: GradBucket) -> Future[T
 @replaces(Ours, "_attach_reducer")
 def MixesDtypes(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: gradients of different dtypes share a bucket, in the dtype of the first."""
-    with mock.patch("ddp_impl.distributed.Reducer", _OneKind):
+    with mock.patch("ddp_impl.reducer.BucketPlanning", _OneKind):
         attach_reducer(members)
 
 
-class _OneKind(Reducer):
+class _OneKind(BucketPlanning):
     def _adopt(self, plan: BucketPlan) -> None:
         self.specs = [dataclasses.replace(spec, kind=()) for spec in self.specs]
         super()._adopt(plan if plan.capped else plan_for_unknown_order(self.specs))
 
 
-@replaces(Reducer, "rebuild_buckets")
-def AlternatesBuckets(reducer: Reducer, rebuild_buckets: Call) -> None:
+@replaces(BucketPlanning, "rebuild")
+def AlternatesBuckets(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
     """BUG: buckets are planned anew in every iteration, by the order of gradients and then by its reverse."""
-    reducer.has_rebuilt_buckets = False
-    reducer.order.reverse()
-    rebuild_buckets()
+    planning.has_rebuilt_buckets = False
+    planning.arrivals.order.reverse()
+    rebuild(*told)
 
 
 class _Capping(Ours):
@@ -78,25 +79,26 @@ def EachAlone(ddp: _Capping, caps_from: Call, caps: BucketCaps) -> BucketCaps:
     return dataclasses.replace(caps, first_bytes=0, cap_bytes=0, per_bucket_bytes=())
 
 
-@replaces(Reducer, "rebuild_buckets")
-def NeverRebuilds(reducer: Reducer, rebuild_buckets: Call) -> None:
+@replaces(BucketPlanning, "rebuild")
+def NeverRebuilds(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
     """BUG: the buckets of the first iteration are kept for ever."""
 
 
-@replaces(Reducer, "rebuild_buckets")
-def RebuildsEveryStep(reducer: Reducer, rebuild_buckets: Call) -> None:
+@replaces(BucketPlanning, "rebuild")
+def RebuildsEveryStep(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
     """BUG: buckets are planned anew, and agreed on, in every iteration: when its forward begins."""
-    reducer.has_rebuilt_buckets = False
-    reducer._exchange_order()
-    rebuild_buckets()
+    planning.has_rebuilt_buckets = False
+    planning.exchange_order(*told[:2])
+    rebuild(*told)
 
 
-@replaces(Reducer, "rebuild_buckets")
-def PlansByOwnOrder(reducer: Reducer, rebuild_buckets: Call) -> None:
+@replaces(BucketPlanning, "rebuild")
+def PlansByOwnOrder(planning: BucketPlanning, rebuild: Call, *told: Any) -> None:
     """BUG: each rank plans its buckets by the order in which it saw gradients itself."""
-    if not reducer._learns_order and not reducer.has_rebuilt_buckets and reducer.order:
-        reducer._adopt(plan_for_order(reducer.specs, reducer.order, reducer.caps))
-        reducer.has_rebuilt_buckets = True
+    order = planning.arrivals.order
+    if not planning.arrivals.learns_order and not planning.has_rebuilt_buckets and order:
+        planning._adopt(plan_for_order(planning.specs, order, planning.caps))
+        planning.has_rebuilt_buckets = True
 
 
 @replaces(ReducerState, "take_launchable")
@@ -131,11 +133,11 @@ def CapsOneBucketLate(ddp: _Capping, caps_from: Call, caps: BucketCaps) -> Bucke
     return dataclasses.replace(caps, per_bucket_bytes=each[:1] + each[:-1] if len(each) > 1 else each)
 
 
-@replaces(Reducer, "_choose_caps")
-def ChoosesOwnCaps(reducer: Reducer, choose_caps: Call) -> Any:
+@replaces(BucketPlanning, "_choose_caps")
+def ChoosesOwnCaps(planning: BucketPlanning, choose_caps: Call, group: Any) -> Any:
     """BUG: with `bucket_cap_mb="auto"` each rank chooses caps of its own."""
-    chosen = choose_caps()
-    return dataclasses.replace(chosen, cap_bytes=chosen.cap_bytes + 4 * reducer.state.rank)
+    chosen = choose_caps(group)
+    return dataclasses.replace(chosen, cap_bytes=chosen.cap_bytes + 4 * planning.state.rank)
 
 
 @replaces(TorchDDP, "__init__")

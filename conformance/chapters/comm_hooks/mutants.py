@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl.torch_internals import keeping_versions
+from ddp_impl.torch_internals.tensors import keeping_versions
 
 Hook = Callable[[Any, Any], Any]
 
@@ -183,7 +183,7 @@ def TellsAutogradOfBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: boo
         return
     with torch.no_grad():
         futures = ddp._buffer_hook.hook(ddp._buffer_hook.state, ddp.named_module_buffers)
-    ddp.reducer.post_backward_futures.extend(futures or ())
+    ddp.reducer.reduction.post_backward_futures.extend(futures or ())
 
 
 @replaces(Ours, "_sync_buffers")
@@ -194,4 +194,4 @@ def RecordsBufferHooks(ddp: Ours, sync_buffers: Call, authoritative: bool = True
         return
     with keeping_versions(ddp.modules_buffers):
         futures = ddp._buffer_hook.hook(ddp._buffer_hook.state, ddp.named_module_buffers)
-    ddp.reducer.post_backward_futures.extend(futures or ())
+    ddp.reducer.reduction.post_backward_futures.extend(futures or ())

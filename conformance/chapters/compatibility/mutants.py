@@ -31,8 +31,8 @@ class SaysNothing(Ours):
 @replaces(Reducer, "_finalize")
 def ReadsResults(reducer: Reducer, finalize: Call) -> None:
     """BUG: sums are read from `Work.result()`, which not every backend has."""
-    for buffer, work in reducer.iteration.in_flight.values():
-        if reducer.comm_hook is None:
+    for buffer, work in reducer.reduction.iteration.in_flight.values():
+        if reducer.reduction.comm_hook is None:
             work.wait()
             buffer.copy_(work.result()[0])
     finalize()

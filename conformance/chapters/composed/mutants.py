@@ -20,31 +20,33 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 
 
-@replaces(Reducer, "_refuse")
-def RefusesAlone(reducer: Reducer, refuse: Call, error: ReductionError) -> None:
+@replaces(BucketReduction, "refuse")
+def RefusesAlone(reduction: BucketReduction, refuse: Call, error: ReductionError) -> None:
     """BUG: a rank that cannot use a gradient raises at once; the others wait for it."""
     raise error
 
 
 @as_part
-class HoldsBackItsOwnMissing(Reducer):
+class HoldsBackItsOwnMissing(BucketReduction):
     """BUG: a bucket waits for the end of backward if this rank will not fill it, and not if another rank will not."""
 
-    def _tell_others(self, coming: Sequence[bool]) -> None:
+    def tell_others(self, coming: Sequence[bool]) -> None:
         self._mine = coming
-        super()._tell_others(coming)
+        super().tell_others(coming)
 
-    def _hold_back(self, sure: Sequence[bool]) -> None:
-        super()._hold_back(getattr(self, "_mine", sure))
+    def hold_back(self, sure: Sequence[bool]) -> None:
+        super().hold_back(getattr(self, "_mine", sure))
 
 
-@replaces(Reducer, "_forget_dropped")
-def KeepsDroppedGradients(reducer: Reducer, forget_dropped: Call, unused: Iterable[int]) -> None:
+@replaces(BucketReduction, "_forget_dropped")
+def KeepsDroppedGradients(reduction: BucketReduction, forget_dropped: Call, unused: Iterable[int]) -> None:
     """BUG: a gradient that the loop dropped before its first reduction counts; the parameter gets zeros."""
 
 
@@ -76,28 +78,28 @@ def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: A
     """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
     backward_raised(*arguments)
     if reducer._raised_early:
-        reducer.iteration.skipped = set(range(len(reducer.buckets)))
+        reducer.reduction.iteration.skipped = set(range(len(reducer.buckets)))
 
 
-@replaces(Reducer, "_hand_out")
-def KeepsTheOldLayout(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def KeepsTheOldLayout(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a new gradient is laid out as its parameter was at construction, whatever data it was given since."""
     with mock.patch("ddp_impl.gradients._new_gradient", lambda parameter, view: view.clone()):
         hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_collected")
-def KeepsTheOldViews(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def KeepsTheOldViews(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets keep the layout that their parameters had at construction."""
     with mock.patch("ddp_impl.gradients._is_laid_out_as", return_value=True):
         return collected(bucket)
 
 
-@replaces(Reducer, "_adopt")
-def LaysOutAsOfToday(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
+@replaces(BucketPlanning, "_adopt")
+def LaysOutAsOfToday(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: buckets are laid out as parameters are when they are allocated, which may differ by rank."""
-    reducer.members = tuple(
-        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in reducer.members
+    planning.members = tuple(
+        ManagedParameter(member.index, member.name, member.parameter, member.sparse) for member in planning.members
     )
     adopt(plan)
 
@@ -115,8 +117,8 @@ def TakesStandInsForAll(ddp: Ours, call: Call, *args: Any) -> Any:
         return call(*args)
 
 
-@replaces(Reducer, "_collected")
-def AveragesWhatIsFrozen(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def AveragesWhatIsFrozen(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a frozen parameter whose hook autograd still calls counts as used."""
     with mock.patch("ddp_impl.bucket_reduction.frozen_in", return_value=set()):
         return collected(bucket)
@@ -158,18 +160,18 @@ def LeavesAWarningsFilter(ddp: Ours, join: Call, *args: Any, **kwargs: Any) -> J
 @replaces(Reducer, "_expect")
 def AgreesInAutogradGrad(reducer: Reducer, expect: Call) -> None:
     """BUG: ranks exchange what they will not use when autograd reaches an output, for torch.autograd.grad as well."""
-    if reducer.ranks_may_differ and not reducer.iteration.has_forecast:
-        reducer._tell_others(reducer.search.coming())
+    if reducer.ranks_may_differ and not reducer.reduction.iteration.has_forecast:
+        reducer.reduction.tell_others(reducer.search.coming())
     expect()
 
 
-@replaces(Reducer, "_collected")
-def SendsNothingForFrozen(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def SendsNothingForFrozen(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: a sparse gradient that never came, because its parameter was frozen, is handed out without an entry."""
-    unused = set(reducer.usage.unused)
+    unused = set(reduction.usage.unused)
     buffer = collected(bucket)
     if bucket.sparse:
-        reducer.usage.unused.intersection_update(unused)
+        reduction.usage.unused.intersection_update(unused)
     return buffer
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import distributed, replicas
+from ddp_impl import copied_state, distributed, replicas
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.replicas import Replica, ReplicatedParameter
 
@@ -28,7 +28,7 @@ from ddp_impl.replicas import Replica, ReplicatedParameter
 def DividesByAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums over a subgroup are divided by the number of all ranks."""
     attach_reducer(members)
-    ddp.reducer.divisor = dist.get_world_size()
+    ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
 @replaces(TorchDDP, "__init__")
@@ -148,7 +148,7 @@ def MixesDevices(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     with (
         mock.patch.object(distributed, "device_type", return_value="cpu"),
         mock.patch.object(distributed, "verify_replicas"),
-        mock.patch.object(distributed, "broadcast_state"),
+        mock.patch.object(copied_state, "broadcast_state"),
     ):
         init(*args, **kwargs)
 

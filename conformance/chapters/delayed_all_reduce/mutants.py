@@ -10,7 +10,7 @@ from torch import nn
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
-from ddp_impl.reducer import Reducer
+from ddp_impl.bucket_reduction import BucketReduction
 
 
 @replaces(Ours, "_attach_reducer")
@@ -28,10 +28,10 @@ def DelaysNothing(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPara
     attach_reducer(members)
 
 
-@replaces(Reducer, "_launch")
-def LeavesDelayedLocal(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def LeavesDelayedLocal(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: delayed gradients are put off for ever."""
-    if not any(reducer.specs[member.index].delayed for member in bucket.members):
+    if not any(member.spec(reduction.options).delayed for member in bucket.members):
         launch(bucket)
 
 

@@ -13,50 +13,52 @@ from torch import Tensor, nn
 from conformance.mutants.bases import NothingToWaitFor
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
 
 
-@replaces(Reducer, "_wait_for")
-def DropsTheWait(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def DropsTheWait(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: averages are handed out without a wait for their reduction, as if the host's order were the device's."""
-    buffer, _ = reducer.iteration.in_flight[bucket.index]
-    reducer.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
+    buffer, _ = reduction.iteration.in_flight[bucket.index]
+    reduction.iteration.in_flight[bucket.index] = (buffer, NothingToWaitFor())
     return wait_for(bucket)
 
 
-@replaces(Reducer, "_wait_for")
-def WaitsOnAnotherStream(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def WaitsOnAnotherStream(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a stream of the DDP's own waits for the reductions, and not the current one."""
-    with torch.Stream(reducer.device):
+    with torch.Stream(reduction.device):
         return wait_for(bucket)
 
 
-@replaces(Reducer, "_start")
-def ReadsInFlight(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def ReadsInFlight(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a bucket is read, for a statistic, between its launch and the wait for it."""
     start(bucket, buffer)
     buffer.abs().amax()
 
 
-@replaces(Reducer, "_start")
-def LaunchesOnAnotherStream(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def LaunchesOnAnotherStream(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: collectives are launched under a stream that does not wait for the gradients."""
-    with torch.Stream(reducer.device):
+    with torch.Stream(reduction.device):
         start(bucket, buffer)
 
 
-@replaces(Reducer, "_wait_for")
-def SynchronisesTheDevice(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def SynchronisesTheDevice(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: the host waits for the whole device before it hands out a bucket."""
     buffer = wait_for(bucket)
     torch.accelerator.synchronize()
     return buffer
 
 
-@replaces(Reducer, "_wait_for")
-def AsksForANumber(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def AsksForANumber(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: every bucket is asked on the host whether it is finite."""
     buffer = wait_for(bucket)
     if not buffer.isfinite().all():
@@ -71,8 +73,8 @@ def ReadsUsageInEachStep(usage: ParameterUsage, end_agreeing: Call) -> None:
     usage.num_users()
 
 
-@replaces(Reducer, "_tell_others")
-def TellsOthersOnTheDevice(reducer: Reducer, tell_others: Call, coming: Sequence[bool]) -> None:
+@replaces(BucketReduction, "tell_others")
+def TellsOthersOnTheDevice(reduction: BucketReduction, tell_others: Call, coming: Sequence[bool]) -> None:
     """BUG: ranks tell each other on the device what is sure to come, although their group serves the CPU, too."""
     with mock.patch("ddp_impl.forecast.reduces_on_host", return_value=False):
         tell_others(coming)
@@ -84,12 +86,12 @@ def LaunchesAtTheEnd(ddp: Ours, init: Call, module: nn.Module, **options: Any) -
     init(module, **{**options, "bucket_cap_mb": 1000})
 
 
-@replaces(Reducer, "_wait_for")
-def TakesTheFutureAsDone(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def TakesTheFutureAsDone(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: the value of a comm hook's future is taken as soon as the host has it, with no wait on the stream."""
-    if reducer.comm_hook is not None:
-        buffer, future = reducer.iteration.in_flight[bucket.index]
-        reducer.iteration.in_flight[bucket.index] = (buffer, _Taken(future))
+    if reduction.comm_hook is not None:
+        buffer, future = reduction.iteration.in_flight[bucket.index]
+        reduction.iteration.in_flight[bucket.index] = (buffer, _Taken(future))
     return wait_for(bucket)
 
 
@@ -114,29 +116,29 @@ def ForgetsTheBuffersStream(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(Reducer, "_wait_for")
-def LetsGoInFlight(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def LetsGoInFlight(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a copy of each bucket is made on another stream, and its memory let go of before the copy is over."""
     buffer = wait_for(bucket)
     scratch = torch.zeros_like(bucket.members[0].parameter)
-    side = torch.Stream(reducer.device)
-    side.wait_stream(torch.accelerator.current_stream(reducer.device))
+    side = torch.Stream(reduction.device)
+    side.wait_stream(torch.accelerator.current_stream(reduction.device))
     with side:
         scratch.add_(1.0)
     return buffer
 
 
-@replaces(Reducer, "_hand_out_averages")
-def HandsOutOnAnotherStream(reducer: Reducer, hand_out_averages: Call) -> None:
+@replaces(BucketReduction, "hand_out_averages")
+def HandsOutOnAnotherStream(reduction: BucketReduction, hand_out_averages: Call) -> None:
     """BUG: averages are copied to the gradients under a stream of the DDP's own, for which nobody waits."""
-    with _behind(reducer.device):
+    with _behind(reduction.device):
         hand_out_averages()
 
 
-@replaces(Reducer, "_collected")
-def CollectsOnAnotherStream(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def CollectsOnAnotherStream(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients are copied into buckets under a stream that does not wait for them."""
-    with torch.Stream(reducer.device):
+    with torch.Stream(reduction.device):
         return collected(bucket)
 
 
@@ -205,10 +207,10 @@ def TakesTheFirstOfManyDevices(ddp: Ours, init: Call, module: nn.Module, **optio
     init(module, **options)
 
 
-@replaces(Reducer, "_launch")
-def AveragesOneDevice(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def AveragesOneDevice(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: of a module on several devices, the gradients on the first one are averaged only."""
-    if bucket.flat.device == reducer.device:
+    if bucket.flat.device == reduction.device:
         launch(bucket)
 
 
@@ -258,21 +260,21 @@ def SynchronisesBeforeCasts(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(Reducer, "_hand_out_averages")
-def StepsOnAnotherStream(reducer: Reducer, hand_out_averages: Call) -> None:
+@replaces(BucketReduction, "hand_out_averages")
+def StepsOnAnotherStream(reduction: BucketReduction, hand_out_averages: Call) -> None:
     """BUG: optimizers in backward step under a stream of the DDP's own, for which nobody waits."""
-    if not reducer.steps_optimizers:
+    if not reduction.steps_optimizers:
         hand_out_averages()
         return
-    with _behind(reducer.device):
+    with _behind(reduction.device):
         hand_out_averages()
 
 
-@replaces(Reducer, "_hand_out_averages")
-def StepsOnTheHost(reducer: Reducer, hand_out_averages: Call) -> None:
+@replaces(BucketReduction, "hand_out_averages")
+def StepsOnTheHost(reduction: BucketReduction, hand_out_averages: Call) -> None:
     """BUG: with optimizers in backward the host waits for the averages."""
-    if reducer.steps_optimizers:
-        torch.accelerator.synchronize(reducer.device)
+    if reduction.steps_optimizers:
+        torch.accelerator.synchronize(reduction.device)
     hand_out_averages()
 
 
@@ -280,29 +282,29 @@ def StepsOnTheHost(reducer: Reducer, hand_out_averages: Call) -> None:
 def ForgetsBufferFutures(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs: Any) -> Any:
     """BUG: the futures that a buffer comm hook returns are waited for by nobody."""
     output = forward(*inputs, **kwargs)
-    ddp.reducer.post_backward_futures.clear()
+    ddp.reducer.reduction.post_backward_futures.clear()
     return output
 
 
-@replaces(Reducer, "_start")
-def CallsHooksOnAnotherStream(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def CallsHooksOnAnotherStream(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: comm hooks are called under a stream that does not wait for the gradients."""
-    with contextlib.nullcontext() if reducer.comm_hook is None else torch.Stream(reducer.device):
+    with contextlib.nullcontext() if reduction.comm_hook is None else torch.Stream(reduction.device):
         start(bucket, buffer)
 
 
-@replaces(Reducer, "_wait_for")
-def WaitsForHooksOnTheHost(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def WaitsForHooksOnTheHost(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: with a comm hook the host waits for each bucket."""
-    if reducer.comm_hook is not None:
-        torch.accelerator.current_stream(reducer.device).synchronize()
+    if reduction.comm_hook is not None:
+        torch.accelerator.current_stream(reduction.device).synchronize()
     return wait_for(bucket)
 
 
-@replaces(Reducer, "_start")
-def KeepsABucketEachStep(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def KeepsABucketEachStep(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: a copy of each bucket is kept for a statistic, and nobody ever drops it."""
-    reducer.__dict__.setdefault("kept", []).append(buffer.clone())
+    reduction.__dict__.setdefault("kept", []).append(buffer.clone())
     start(bucket, buffer)
 
 
@@ -317,31 +319,31 @@ def KeepsItsBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPa
 
 
 @as_part
-class CopiesEachBucket(Reducer):
+class CopiesEachBucket(BucketReduction):
     """BUG: each bucket is reduced in a copy, and the copies are kept until the backward is over."""
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:
         self.__dict__.setdefault("copies", []).append([buffer.clone() for _ in range(3)])
         super()._start(bucket, buffer)
 
-    def _hand_out_averages(self) -> None:
-        super()._hand_out_averages()
+    def hand_out_averages(self) -> None:
+        super().hand_out_averages()
         self.__dict__.get("copies", []).clear()
 
 
-@replaces(Reducer, "_start")
-def KeepsGradientsTwice(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def KeepsGradientsTwice(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: with gradient_as_bucket_view a second copy of the buckets is kept."""
-    reducer.__dict__.setdefault("last", {})[bucket.index] = buffer.clone()
+    reduction.__dict__.setdefault("last", {})[bucket.index] = buffer.clone()
     start(bucket, buffer)
 
 
-@replaces(Reducer, "_start")
-def WaitsAtOnce(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def WaitsAtOnce(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: the stream of the gradients waits for each bucket as soon as it is launched."""
     start(bucket, buffer)
-    _, pending = reducer.iteration.in_flight[bucket.index]
-    if reducer.comm_hook is None:
+    _, pending = reduction.iteration.in_flight[bucket.index]
+    if reduction.comm_hook is None:
         pending.wait()
 
 
@@ -368,11 +370,11 @@ def ChecksBuffers(ddp: Ours, sync_buffers: Call, authoritative: bool = True) -> 
     sync_buffers(authoritative)
 
 
-@replaces(Reducer, "_wait_for")
-def AsksInAStaticGraph(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def AsksInAStaticGraph(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: with a static graph the host looks in every step which averages are zeros."""
     buffer = wait_for(bucket)
-    if reducer.options.static_graph:
+    if reduction.options.static_graph:
         bool(buffer.any())
     return buffer
 
@@ -386,10 +388,10 @@ def StepsBesideTheOptimizer(ddp: Ours, forward: Call, /, *inputs: Any, **kwargs:
     return forward(*inputs, **kwargs)
 
 
-@replaces(Reducer, "_launch")
-def WritesWhatTheUserReads(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def WritesWhatTheUserReads(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: gradients are scaled in place, on another stream, as soon as they come: a hook of the user may read them."""
-    with torch.Stream(reducer.device):
+    with torch.Stream(reduction.device):
         for parameter in bucket.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(1.0)
@@ -410,6 +412,6 @@ def _behind(device: torch.device) -> torch.Stream:
     return stream
 
 
-@replaces(Reducer, "_await_backward")
-def NoticesAFailureLater(reducer: Reducer, await_backward: Call) -> None:
+@replaces(BackwardEnds, "wait")
+def NoticesAFailureLater(ends: BackwardEnds, wait: Call) -> None:
     """BUG: a forward does not wait until threads of the device have let go of a backward that raised."""

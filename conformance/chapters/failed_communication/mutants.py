@@ -13,6 +13,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.bucket import Bucket, GradBucket
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.groups import size_of
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer import Reducer
@@ -29,15 +30,15 @@ def _believing(finished: Callable[..., None] = _wait_only) -> Iterator[None]:
         yield
 
 
-@replaces(Reducer, "_wait_for")
-def WaitsForBucketsOnly(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def WaitsForBucketsOnly(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: a bucket is taken for an average as soon as the wait for it has returned, whatever else its work says."""
     with _believing():
         return wait_for(bucket)
 
 
-@replaces(Reducer, "_wait_for")
-def SwallowsFailedWaits(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def SwallowsFailedWaits(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: what the wait for a bucket raises is swallowed, and this rank's own gradients stay."""
 
     def waited(work: Any, *_: Any) -> None:
@@ -48,10 +49,10 @@ def SwallowsFailedWaits(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any
         return wait_for(bucket)
 
 
-@replaces(Reducer, "_wait_for")
-def ReadsNoHooksFuture(reducer: Reducer, wait_for: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_wait_for")
+def ReadsNoHooksFuture(reduction: BucketReduction, wait_for: Call, bucket: Bucket) -> Any:
     """BUG: where a hook's future holds an error, the bucket that the hook was given is taken for its result."""
-    buffer, _ = reducer.iteration.in_flight[bucket.index]
+    buffer, _ = reduction.iteration.in_flight[bucket.index]
 
     def value_of(future: Any) -> Any:
         with contextlib.suppress(Exception):
@@ -74,7 +75,7 @@ def BuiltInHookForgetsItsWork(ddp: Ours, register_builtin_comm_hook: Call, comm_
         work = collectives.all_reduce_sum(compressed, group)
         return work.get_future().then(lambda _: buffer.copy_(compressed))
 
-    ddp.reducer.comm_hook = hook
+    ddp.reducer.reduction.comm_hook = hook
 
 
 @replaces(ParameterUsage, "end_agreeing")
@@ -98,13 +99,13 @@ def ConstructsBlindly(ddp: Ours, synchronise_state: Call, with_buffers: bool, gr
         synchronise_state(with_buffers, group_src)
 
 
-@replaces(Reducer, "_hand_out_averages")
-def DropsErrorsOfBufferFutures(reducer: Reducer, hand_out_averages: Call) -> None:
+@replaces(BucketReduction, "hand_out_averages")
+def DropsErrorsOfBufferFutures(reduction: BucketReduction, hand_out_averages: Call) -> None:
     """BUG: errors in the futures of a buffer hook are dropped."""
-    for future in reducer.post_backward_futures:
+    for future in reduction.post_backward_futures:
         with contextlib.suppress(Exception):
             future.wait()
-    reducer.post_backward_futures.clear()
+    reduction.post_backward_futures.clear()
     hand_out_averages()
 
 
@@ -122,7 +123,7 @@ def GoesOnAfterAFailure(reducer: Reducer, check_finished: Call) -> None:
     check_finished()
 
 
-@replaces(Reducer, "_called")
-def NamesNoBucket(reducer: Reducer, called: Call, bucket: Bucket) -> str:
+@replaces(BucketReduction, "_called")
+def NamesNoBucket(reduction: BucketReduction, called: Call, bucket: Bucket) -> str:
     """BUG: the error of a bucket that was not reduced does not say which parameters are in it."""
     return "a bucket"

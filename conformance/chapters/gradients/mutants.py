@@ -21,6 +21,8 @@ from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
+from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
@@ -33,11 +35,11 @@ def NoDivision(ddp: TorchDDP, init: Call, *args: Any, **kwargs: Any) -> None:
     ddp.register_comm_hook(ddp.process_group, summed)
 
 
-@replaces(Reducer, "_launch")
-def SumsInViews(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def SumsInViews(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: with `gradient_as_bucket_view` gradients are summed and never divided."""
-    if reducer.options.gradient_as_bucket_view:
-        reducer.divisor = 1
+    if reduction.options.gradient_as_bucket_view:
+        reduction.divisor = 1
     launch(bucket)
 
 
@@ -57,8 +59,8 @@ def DropsTensorHooks(ddp: Ours, post_forward: Call, output: Any) -> Any:
     return post_forward(output)
 
 
-@replaces(Reducer, "_launch")
-def RefusesGraphs(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def RefusesGraphs(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: `backward(create_graph=True)` raises."""
     if any(parameter.grad is not None and parameter.grad.requires_grad for parameter in bucket.parameters):
         raise RuntimeError("gradients must not require gradients")
@@ -102,30 +104,30 @@ def RefusesSinkClone(ddp: Ours, set_ddp_sink_clone: Call, val: bool) -> None:
     raise NotImplementedError("there is no sink")
 
 
-@replaces(Reducer, "_start")
-def LeavesOutTheLastElement(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def LeavesOutTheLastElement(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: off by one, the last element of each bucket is not sent."""
-    start(bucket, buffer if bucket.sparse or reducer.comm_hook is not None else buffer[:-1])
+    start(bucket, buffer if bucket.sparse or reduction.comm_hook is not None else buffer[:-1])
 
 
 @replaces(Reducer, "_finalize")
 def DoesNotWait(reducer: Any, finalize: Call) -> None:
     """BUG: backward returns while the last all-reduce may still be under way."""
-    last = max(reducer.iteration.in_flight, default=-1)
-    if reducer.comm_hook is None and last >= 0:
-        buffer, work = reducer.iteration.in_flight[last]
+    last = max(reducer.reduction.iteration.in_flight, default=-1)
+    if reducer.reduction.comm_hook is None and last >= 0:
+        buffer, work = reducer.reduction.iteration.in_flight[last]
         reducer.unwaited = work
-        reducer.iteration.in_flight[last] = (buffer, NothingToWaitFor())
+        reducer.reduction.iteration.in_flight[last] = (buffer, NothingToWaitFor())
     finalize()
 
 
-@replaces(Reducer, "_launch")
-def SumsSparse(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def SumsSparse(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: sparse gradients are summed and never divided."""
-    divisor = reducer.divisor
-    reducer.divisor = 1 if bucket.sparse else divisor
+    divisor = reduction.divisor
+    reduction.divisor = 1 if bucket.sparse else divisor
     launch(bucket)
-    reducer.divisor = divisor
+    reduction.divisor = divisor
 
 
 @replaces(Reducer, "_finalize")
@@ -145,36 +147,36 @@ def ReducesInSinglePrecision(ddp: Ours, attach_reducer: Call, members: Sequence[
     attach_reducer(members)
 
 
-@replaces(Reducer, "_hand_out")
-def SumsComplexDoubles(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def SumsComplexDoubles(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: gradients in complex128 are summed and never divided."""
     if buffer.dtype == torch.complex128:
-        buffer.mul_(reducer.divisor)
+        buffer.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_start")
-def RoundsComplexDoubles(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def RoundsComplexDoubles(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients in complex128 are sent in complex64."""
     if buffer.dtype == torch.complex128:
         buffer.copy_(buffer.to(torch.complex64))
     start(bucket, buffer)
 
 
-@replaces(Reducer, "_hand_out")
-def SumsVolumes(reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def SumsVolumes(reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: a parameter of five dimensions keeps the sum over the ranks."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if parameter.dim() == 5:
-            view.mul_(reducer.divisor)
+            view.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_adopt")
-def LosesGradientsInRebuilding(reducer: Reducer, adopt: Call, plan: BucketPlan) -> None:
+@replaces(BucketPlanning, "_adopt")
+def LosesGradientsInRebuilding(planning: BucketPlanning, adopt: Call, plan: BucketPlan) -> None:
     """BUG: when buckets are rebuilt, gradients that lived in the old ones are lost."""
     adopt(plan)
-    for bucket in reducer.buckets:
+    for bucket in planning.buckets:
         bucket.flat.zero_()
 
 
@@ -197,10 +199,10 @@ def _copy_of(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.detach().clone()
 
 
-@replaces(Reducer, "_launch")
-def CountsOneRankTwice(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def CountsOneRankTwice(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: sums are divided by one more than there are ranks."""
-    reducer.divisor = reducer.group.size() + 1
+    reduction.divisor = reduction.group.size() + 1
     launch(bucket)
 
 
@@ -302,15 +304,15 @@ def NoticesNoSwap(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedPara
     ddp._watch._parameters, ddp._watch._in_cpp = [], []
 
 
-@replaces(Reducer, "_collected")
-def KeepsMovedViews(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def KeepsMovedViews(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: gradients that live in buckets count as being there, although a conversion has given them other memory."""
     with mock.patch.object(Bucket, "restore_views"):
         return collected(bucket)
 
 
-@replaces(Reducer, "_is_frozen")
-def WaitsForFrozen(reducer: Reducer, is_frozen: Call, index: int) -> bool:
+@replaces(BucketReduction, "is_frozen")
+def WaitsForFrozen(reduction: BucketReduction, is_frozen: Call, index: int) -> bool:
     """BUG: the reducer waits for gradients of parameters that the user has frozen since wrapping."""
     return False
 
@@ -332,43 +334,43 @@ def KeepsQuietAboutStandIns(watch: ParameterWatch, warn_about: Call, stand_ins: 
     """BUG: nobody says that tensors which stand in for parameters keep their gradients."""
 
 
-@replaces(Reducer, "_launch")
-def ReducesSharedMemory(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def ReducesSharedMemory(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: a large gradient is reduced where it is, also where another one is in the same place."""
     with mock.patch("ddp_impl.gradients.owns_its_memory", return_value=True):
         launch(bucket)
 
 
-@replaces(Reducer, "_start")
-def SendsHalfOfALargeBucket(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def SendsHalfOfALargeBucket(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket with more than 60,000 elements, only so many are sent."""
-    start(bucket, buffer if reducer.comm_hook is not None or bucket.sparse else buffer[:60_000])
+    start(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:60_000])
 
 
-@replaces(Reducer, "_collected")
-def DividesWhatHasMovedTwice(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def DividesWhatHasMovedTwice(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: what moved into its bucket when it came is divided then, and with the bucket again."""
     for parameter, view in zip(bucket.parameters, bucket.views, strict=False):
         if bucket.has_large and parameter.grad is view:
-            view.div_(reducer.divisor)
+            view.div_(reduction.divisor)
     return collected(bucket)
 
 
-@replaces(Reducer, "_collected")
-def MultipliesByZero(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def MultipliesByZero(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: in the place of a gradient that is missing, what the bucket held before is multiplied by 0."""
     with mock.patch("ddp_impl.gradients.foreach_zero_", lambda places: torch._foreach_mul_(places, 0)):
         return collected(bucket)
 
 
-@replaces(Reducer, "_contribute_zeros")
-def JoinMultipliesByZero(reducer: Reducer, contribute_zeros: Call) -> None:
+@replaces(BucketReduction, "contribute_zeros")
+def JoinMultipliesByZero(reduction: BucketReduction, contribute_zeros: Call) -> None:
     """BUG: a rank that has joined contributes what its buckets held before, times 0."""
     with mock.patch.object(Tensor, "zero_", lambda buffer: buffer.mul_(0)):
         contribute_zeros()
 
 
-class _AveragesWhatItRead(Reducer):
+class _AveragesWhatItRead(BucketReduction):
     read: dict[Tensor, Tensor]
 
     def _collected(self, bucket: Bucket) -> Tensor:
@@ -388,7 +390,7 @@ def ReadsGradientsAheadOfHooks(ddp: Any, attach_reducer: Call, members: Sequence
             lambda parameter: read.update({parameter: present(parameter.grad).clone()})
         )
     attach_reducer(members)
-    ddp.reducer.read = read
+    ddp.reducer.reduction.read = read
 
 
 class NoSyncIsGlobal(Ours):
@@ -408,18 +410,18 @@ class NoSyncIsGlobal(Ours):
 
 
 @as_part
-class PoolsBuckets(Reducer):
+class PoolsBuckets(BucketReduction):
     """BUG: buckets of all wrappers share memory, by place and size: two that reduce at a time overwrite each other."""
 
     pool: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
-    def _launch(self, bucket: Bucket) -> None:
+    def launch(self, bucket: Bucket) -> None:
         if not bucket.sparse and not bucket.holds_gradients:
             bucket.claim()
             key = bucket.index, bucket.flat.numel(), bucket.flat.dtype
             bucket.flat = self.pool.setdefault(key, bucket.flat)
             bucket.views = bucket.views_into(bucket.flat)
-        super()._launch(bucket)
+        super().launch(bucket)
 
 
 class _ReducesOneByOne(TorchDDP):
@@ -457,8 +459,8 @@ def ReducesByAddress(ddp: _ReducesOneByOne, key: Call, name: str, parameter: Ten
     return hash(parameter)
 
 
-@replaces(Reducer, "_collected")
-def ReadsMemoryAlone(reducer: Reducer, collected: Call, bucket: Bucket) -> Any:
+@replaces(BucketReduction, "_collected")
+def ReadsMemoryAlone(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Any:
     """BUG: of a gradient that is conjugated or negated by a bit, what is in memory is averaged, without the bit."""
     for parameter in bucket.parameters:
         gradient = parameter.grad

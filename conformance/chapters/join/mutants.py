@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.join import UnevenInputs
-from ddp_impl.reducer import Reducer
 
 
 @replaces(TorchDDP, "register_comm_hook", "_register_builtin_comm_hook", "_register_buffer_comm_hook")
@@ -132,14 +132,14 @@ def JoinedRanksKeepFirstBuckets(ddp: TorchDDP, join_hook: Call, **kwargs: Any) -
 
 
 @as_part
-class JoinsWithOldMemory(Reducer):
+class JoinsWithOldMemory(BucketReduction):
     """BUG: ranks without data contribute memory that nobody has written, which is zero by luck."""
 
     _is_idle = False
 
-    def _contribute_zeros(self) -> None:
+    def contribute_zeros(self) -> None:
         self._is_idle = True
-        super()._contribute_zeros()
+        super().contribute_zeros()
         self._is_idle = False
 
     def _start(self, bucket: Bucket, buffer: Tensor) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 
@@ -20,7 +21,7 @@ from ddp_impl.reducer import Reducer
 def ResetForgetsHook(reducer: Reducer, reset: Call, group: Any) -> None:
     """BUG: after `_update_process_group` the comm hook is not called any more."""
     reset(group)
-    reducer.comm_hook = None
+    reducer.reduction.comm_hook = None
 
 
 @replaces(Ours, "_update_process_group")
@@ -54,26 +55,26 @@ def KeepsHooks(reducer: Reducer, remove_hooks: Call) -> None:
 @replaces(Reducer, "reset")
 def ResetKeepsDivisor(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: after `_update_process_group` sums are divided by the size of the old group."""
-    divisor = reducer.divisor
+    divisor = reducer.reduction.divisor
     reset(group)
-    reducer.divisor = divisor
+    reducer.reduction.divisor = divisor
 
 
 @replaces(Reducer, "reset")
 def ResetKeepsIteration(reducer: Reducer, reset: Call, group: dist.ProcessGroup) -> None:
     """BUG: `_update_process_group` takes the new group, and does not forget an unfinished backward."""
-    reducer.group = group
-    reducer.divisor = dist.get_world_size(group)
+    reducer.reduction.group = group
+    reducer.reduction.divisor = dist.get_world_size(group)
     reducer.state.rank = dist.get_rank(group)
 
 
-@replaces(Reducer, "_begin_to_learn")
-def ResetKeepsStorage(reducer: Reducer, begin_to_learn: Call) -> None:
+@replaces(BucketPlanning, "begin_to_learn")
+def ResetKeepsStorage(planning: BucketPlanning, begin_to_learn: Call, *options: Any) -> None:
     """BUG: after `_update_process_group` buckets lie where abandoned collectives may still be writing."""
-    if reducer.buckets:
-        reducer.state.replan(len(reducer.buckets))
+    if planning.buckets:
+        planning.state.replan(len(planning.buckets))
     else:
-        begin_to_learn()
+        begin_to_learn(*options)
 
 
 @replaces(Reducer, "reset")

@@ -15,7 +15,10 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import backwards
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.optimizer_in_backward import step_parameters
+from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Phase
 
@@ -27,30 +30,27 @@ class LeavesWithItsLastGradient(Reducer):
     def _expect(self) -> None:
         super()._expect()
         if self.options.find_unused_parameters:
+            self.reduction.hold_back = lambda sure: None  # type: ignore[method-assign]
             absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
             self.usage.unused.update(absent)
             for bucket in self.arrivals.exclude(absent):
                 self._bucket_full(bucket)
-
-    def _hold_back(self, sure: Sequence[bool]) -> None:
-        if not self.options.find_unused_parameters:
-            super()._hold_back(sure)
 
     def _is_welcome_late(self, index: int) -> bool:
         return False
 
 
 @as_part
-class TellsWithItsFirstBucket(Reducer):
+class TellsWithItsFirstBucket(BucketReduction):
     """BUG: what is sure to come is exchanged when this rank's first bucket is full, and not when backward begins."""
 
-    def _tell_others(self, coming: Sequence[bool]) -> None:
+    def tell_others(self, coming: Sequence[bool]) -> None:
         if self._is_asked:
-            super()._tell_others(coming)
+            super().tell_others(coming)
 
-    def _read_forecast(self) -> None:
+    def read_forecast(self) -> None:
         self._is_asked = True
-        super()._read_forecast()
+        super().read_forecast()
         self._is_asked = False
 
     _is_asked = False
@@ -122,28 +122,28 @@ def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[Manag
 def TellsInForwardOnRankZero(reducer: Reducer, prepare_for_backward: Call, outputs: Iterable[Tensor]) -> None:
     """BUG: rank 0 tells when its forward ends what will come, the others when their backward begins."""
     prepare_for_backward(outputs)
-    if reducer.state.rank == 0 and reducer.ranks_may_differ and not reducer.iteration.has_forecast:
-        reducer._tell_others([False] * len(reducer.members))
+    if reducer.state.rank == 0 and reducer.ranks_may_differ and not reducer.reduction.iteration.has_forecast:
+        reducer.reduction.tell_others([False] * len(reducer.members))
 
 
-@replaces(Reducer, "_hold_back")
-def HooksGoAtOnce(reducer: Reducer, hold_back: Call, sure: Sequence[bool]) -> None:
+@replaces(BucketReduction, "hold_back")
+def HooksGoAtOnce(reduction: BucketReduction, hold_back: Call, sure: Sequence[bool]) -> None:
     """BUG: a comm hook gets a bucket when it is full, although other ranks may have it only at the backward's end."""
-    hold_back([True] * len(sure) if reducer.comm_hook is not None else sure)
+    hold_back([True] * len(sure) if reduction.comm_hook is not None else sure)
 
 
 @replaces(Reducer, "all_have_sent")
 def StepsForOthers(reducer: Reducer, all_have_sent: Call) -> None:
     """BUG: when a wrapper hands out its averages, parameters of other wrappers step, too, on what they have by then."""
     for other in list(backwards._living):
-        if isinstance(other, Reducer) and other is not reducer and other.steps_optimizers:
+        if isinstance(other, Reducer) and other is not reducer and other.reduction.steps_optimizers:
             for bucket in other.buckets:
                 step_parameters(bucket)
     all_have_sent()
 
 
-class _NeverHoldsBack(Reducer):
-    def _hold_back(self, sure: Sequence[bool]) -> None:
+class _NeverHoldsBack(BucketReduction):
+    def hold_back(self, sure: Sequence[bool]) -> None:
         pass
 
 
@@ -152,45 +152,51 @@ def HoldsBackFullPrecisionOnly(ddp: Ours, attach_reducer: Call, members: Sequenc
     """BUG: with mixed precision a bucket leaves when it is full, whatever other ranks use."""
     attach_reducer(members)
     if ddp.mixed_precision is not None:
-        ddp.reducer.__class__ = _NeverHoldsBack
+        ddp.reducer.reduction.__class__ = _NeverHoldsBack
 
 
 @as_part
-class CountsItsOwnForwards(Reducer):
+class CountsItsOwnForwards(BucketReduction):
     """BUG: a rank that ran several forwards holds every bucket back, whatever the other ranks ran."""
 
-    def _tell_others(self, coming: Sequence[bool]) -> None:
+    def tell_others(self, coming: Sequence[bool]) -> None:
         num_forwards, self.iteration.num_forwards = self.iteration.num_forwards, 1
-        super()._tell_others(coming)
+        super().tell_others(coming)
         self.iteration.num_forwards = num_forwards
 
-    def _hold_back(self, sure: Sequence[bool]) -> None:
-        super()._hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
+    def hold_back(self, sure: Sequence[bool]) -> None:
+        super().hold_back(sure if self.iteration.num_forwards == 1 else [False] * len(sure))
 
 
 @as_part
-class ExchangesOrdersInForward(Reducer):
+class ExchangesOrdersInForward(BucketPlanning):
     """BUG: rank 0's order of gradients is sent when the second forward begins."""
 
-    def _exchange_order(self) -> None:
+    def exchange_order(self, group: dist.ProcessGroup, peers: Peers) -> None:
         pass
 
-    def rebuild_buckets(self) -> None:
-        super()._exchange_order()
-        super().rebuild_buckets()
+    def rebuild(self, group: dist.ProcessGroup, peers: Peers, awaiting: Any) -> None:
+        super().exchange_order(group, peers)
+        super().rebuild(group, peers, awaiting)
 
 
 @replaces(Ours, "_attach_reducer")
 def DividesByTheWorld(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: sums are divided by the number of all ranks, those of the wrapper's group or not."""
     attach_reducer(members)
-    ddp.reducer.divisor = dist.get_world_size()
+    ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
-@replaces(Reducer, "_hold_back")
-def GivesUpHiddenGradients(reducer: Reducer, hold_back: Call, sure: Sequence[bool]) -> None:
+@replaces(Ours, "_attach_reducer")
+def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: what a function of the user's own hides is taken for unused, and its bucket leaves without it."""
-    absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
-    reducer.usage.unused.update(absent)
-    for bucket in reducer.arrivals.exclude(absent):
-        reducer._bucket_full(bucket)
+    attach_reducer(members)
+    reducer = ddp.reducer
+
+    def give_up(sure: Sequence[bool]) -> None:
+        absent: Collection[int] = [index for index, comes in enumerate(sure) if not comes]
+        reducer.usage.unused.update(absent)
+        for bucket in reducer.arrivals.exclude(absent):
+            reducer._bucket_full(bucket)
+
+    reducer.reduction.hold_back = give_up  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from unittest import mock
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.optimizer_in_backward import take_over_optimizers
 from ddp_impl.reducer import Reducer
 
@@ -17,8 +18,8 @@ from ddp_impl.reducer import Reducer
 @replaces(Reducer, "_finalize")
 def HooksStopOptimizers(reducer: Reducer, finalize: Call) -> None:
     """BUG: with a comm hook, optimizers in backward do not step."""
-    if reducer.comm_hook is not None:
-        reducer.steps_optimizers = False
+    if reducer.reduction.comm_hook is not None:
+        reducer.reduction.steps_optimizers = False
     finalize()
 
 
@@ -36,7 +37,7 @@ class TakesOverAtConstruction(Ours):
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)
-        self.reducer.steps_optimizers = take_over_optimizers(members)
+        self.reducer.reduction.steps_optimizers = take_over_optimizers(members)
 
     def _lazy_init(self) -> None:
         self._lazy_init_ran = True
@@ -59,15 +60,15 @@ def OneOptimizerEach(ddp: Ours, lazy_init: Call) -> None:
             parameter._in_backward_optimizers = parameter._in_backward_optimizers[:1]
 
 
-@replaces(Reducer, "_step")
-def KeepsUsedGradients(reducer: Reducer, step: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "step")
+def KeepsUsedGradients(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used stay, and are accumulated onto."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "0"}):
         step(bucket)
 
 
-@replaces(Reducer, "_step")
-def DropsUsedGradients(reducer: Reducer, step: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "step")
+def DropsUsedGradients(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
     """BUG: gradients that an optimizer in backward has used are dropped even where they are to be kept."""
     with mock.patch.dict(os.environ, {_KEEPS_GRADIENTS: "1"}):
         step(bucket)
@@ -77,13 +78,13 @@ def DropsUsedGradients(reducer: Reducer, step: Call, bucket: Bucket) -> None:
 def DropsAllGradients(reducer: Reducer, finalize: Call) -> None:
     """BUG: with an optimizer in backward, gradients of parameters that have none are dropped as well."""
     finalize()
-    if reducer.steps_optimizers:
+    if reducer.reduction.steps_optimizers:
         for member in reducer.members:
             member.parameter.grad = None
 
 
-@replaces(Reducer, "_step")
-def StepsTwice(reducer: Reducer, step: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "step")
+def StepsTwice(reduction: BucketReduction, step: Call, bucket: Bucket) -> None:
     """BUG: optimizers in backward step twice on each gradient."""
     for parameter in bucket.parameters:
         if parameter.grad is not None:
@@ -112,18 +113,18 @@ def IgnoresFusedOptimizers(
 @replaces(Reducer, "_watch_backward")
 def OverlooksUserHooks(reducer: Reducer, watch_backward: Call) -> None:
     """BUG: nobody says that hooks of the user stepped on local gradients."""
-    reducer.user_hooks.iteration_begins(search=False)
-    reducer.user_hooks._hooked = []
+    reducer.reduction.user_hooks.iteration_begins(search=False)
+    reducer.reduction.user_hooks._hooked = []
     watch_backward()
 
 
 @replaces(Reducer, "_finalize")
 def SuspectsEveryHook(reducer: Reducer, finalize: Call) -> None:
     """BUG: any hook of the user counts as an optimizer."""
-    reducer.user_hooks._versions = dict.fromkeys(range(len(reducer.members)), -1)
+    reducer.reduction.user_hooks._versions = dict.fromkeys(range(len(reducer.members)), -1)
     finalize()
 
 
-@replaces(Reducer, "_hand_out_all_but_the_last")
-def StepsAtTheEnd(reducer: Reducer, hand_out_all_but_the_last: Call) -> None:
+@replaces(BucketReduction, "hand_out_all_but_the_last")
+def StepsAtTheEnd(reduction: BucketReduction, hand_out_all_but_the_last: Call) -> None:
     """BUG: optimizers in backward step when the backward is over, and all gradients are alive until then."""

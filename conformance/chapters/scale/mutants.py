@@ -15,14 +15,14 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.buffers import broadcast_state
 from ddp_impl.parameter_usage import ParameterUsage
-from ddp_impl.reducer import Reducer
 
 
-@replaces(Reducer, "_hand_out")
+@replaces(BucketReduction, "_hand_out")
 def MasksSixtyFourParameters(
-    reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: a mask of 64 bits says which parameters have a gradient; those from the 65th on get zeros."""
     for member, view in zip(bucket.members, bucket.views, strict=False):
@@ -37,38 +37,38 @@ def TellsTheUseOfSixtyFour(usage: ParameterUsage, call: Call, used_before: Colle
     return [used or index >= 64 for index, used in enumerate(call(used_before))]
 
 
-@replaces(Reducer, "_hand_out")
+@replaces(BucketReduction, "_hand_out")
 def CountsBucketsInAByte(
-    reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: sums in the 256th bucket and those behind it are not divided."""
     if bucket.index >= 255:
-        buffer.mul_(reducer.divisor)
+        buffer.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_start")
-def SendsOneMebibyte(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def SendsOneMebibyte(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: of a bucket of more than 1 MiB, only so much is sent."""
     fits = 2**20 // buffer.element_size()
-    start(bucket, buffer if reducer.comm_hook is not None or bucket.sparse else buffer[:fits])
+    start(bucket, buffer if reduction.comm_hook is not None or bucket.sparse else buffer[:fits])
 
 
-@replaces(Reducer, "_hand_out")
-def CountsStepsInAByte(reducer: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def CountsStepsInAByte(reduction: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: the counter of steps overflows after 127, and from then on sums are not divided."""
-    reducer.num_steps = getattr(reducer, "num_steps", 0) + (bucket.index == 0)
-    if reducer.num_steps > 127:
-        buffer.mul_(reducer.divisor)
+    reduction.num_steps = getattr(reduction, "num_steps", 0) + (bucket.index == 0)
+    if reduction.num_steps > 127:
+        buffer.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
-@replaces(Reducer, "_hand_out")
-def IsWrongInEveryHundredthStep(reducer: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
+@replaces(BucketReduction, "_hand_out")
+def IsWrongInEveryHundredthStep(reduction: Any, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Any) -> None:
     """BUG: in every hundredth step, in which it measures times, sums are not divided."""
-    reducer.num_steps = getattr(reducer, "num_steps", 0) + (bucket.index == 0)
-    if reducer.num_steps % 100 == 0:
-        buffer.mul_(reducer.divisor)
+    reduction.num_steps = getattr(reduction, "num_steps", 0) + (bucket.index == 0)
+    if reduction.num_steps % 100 == 0:
+        buffer.mul_(reduction.divisor)
     hand_out(bucket, buffer, used)
 
 
@@ -80,17 +80,17 @@ def TiresOfBuffers(ddp: Any, sync_buffers: Call, authoritative: bool = True) -> 
         sync_buffers(authoritative)
 
 
-@replaces(Reducer, "_start")
-def SendsTwentyThreeBits(reducer: Reducer, start: Call, bucket: Bucket, buffer: Tensor) -> None:
+@replaces(BucketReduction, "_start")
+def SendsTwentyThreeBits(reduction: BucketReduction, start: Call, bucket: Bucket, buffer: Tensor) -> None:
     """BUG: gradients travel without the last bit of their mantissas."""
     if not bucket.sparse and buffer.dtype is torch.float32:
         buffer.view(torch.int32).bitwise_and_(-2)
     start(bucket, buffer)
 
 
-@replaces(Reducer, "_hand_out")
+@replaces(BucketReduction, "_hand_out")
 def TakesSmallAveragesForNoise(
-    reducer: Reducer, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
+    reduction: BucketReduction, hand_out: Call, bucket: Bucket, buffer: Tensor, used: Sequence[bool] | None
 ) -> None:
     """BUG: averages below 1e-8 come out as zero."""
     if not bucket.sparse and buffer.is_floating_point():
@@ -117,7 +117,7 @@ def CopiesTheStateOfSixtyFour(ddp: Ours, synchronise_state: Call, with_buffers: 
     def broadcast_some(tensors: Sequence[Tensor], *rest: Any) -> None:
         broadcast_state(tensors[:64], *rest)
 
-    with mock.patch("ddp_impl.distributed.broadcast_state", broadcast_some):
+    with mock.patch("ddp_impl.copied_state.broadcast_state", broadcast_some):
         synchronise_state(with_buffers, group_src)
 
 
@@ -154,16 +154,16 @@ def _first_chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def DividesByEightAtMost(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: a number of ranks is kept in three bits: sums over more than eight ranks are divided by eight."""
     attach_reducer(members)
-    ddp.reducer.divisor = min(ddp.reducer.divisor, 8)
+    ddp.reducer.reduction.divisor = min(ddp.reducer.reduction.divisor, 8)
 
 
-@replaces(Reducer, "_wait_for")
-def CallsItsHookThirtyTwoTimes(reducer: Any, wait_for: Call, bucket: Bucket) -> Tensor:
+@replaces(BucketReduction, "_wait_for")
+def CallsItsHookThirtyTwoTimes(reduction: Any, wait_for: Call, bucket: Bucket) -> Tensor:
     """BUG: what a comm hook makes of a bucket counts 32 times; from then on gradients stay this rank's own."""
-    reducer.num_calls = getattr(reducer, "num_calls", 0) + (reducer.comm_hook is not None)
+    reduction.num_calls = getattr(reduction, "num_calls", 0) + (reduction.comm_hook is not None)
     mine = bucket.flat.clone()
     reduced: Tensor = wait_for(bucket)
-    return mine if reducer.num_calls > 32 else reduced
+    return mine if reduction.num_calls > 32 else reduced
 
 
 @replaces(Ours, "no_sync")

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.bucket import Bucket
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.reducer import Reducer
 
 
@@ -99,18 +100,18 @@ class LocalAfterException(TorchDDP):
         self.is_backward_under_way = False
 
 
-@replaces(Reducer, "_used_by_now")
-def PromisesWhatWasLocal(reducer: Reducer, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
+@replaces(BucketReduction, "_used_by_now")
+def PromisesWhatWasLocal(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> Any:
     """BUG: what backwards under no_sync used once counts as used in every later iteration of a static graph."""
-    used, ever = used_by_now(bucket, buffer), vars(reducer).setdefault("ever", set())
-    ever.update(reducer.usage.used_locally)
+    used, ever = used_by_now(bucket, buffer), vars(reduction).setdefault("ever", set())
+    ever.update(reduction.usage.used_locally)
     return None if used is None else [each or index in ever for index, each in enumerate(used)]
 
 
-@replaces(Reducer, "_ask_usage")
-def KeepsLocalToItself(reducer: Reducer, ask_usage: Call) -> None:
+@replaces(BucketReduction, "ask_usage")
+def KeepsLocalToItself(reduction: BucketReduction, ask_usage: Call) -> None:
     """BUG: gradients from under no_sync stay local where the static graph does not use their parameters."""
-    if reducer.usage.promise is None:
+    if reduction.usage.promise is None:
         ask_usage()
 
 
@@ -119,4 +120,4 @@ def SkipsUnlessLocal(reducer: Reducer, arm: Call) -> None:
     """BUG: buckets that no rank uses are not sent, unless this rank's last forwards were under `no_sync`."""
     arm()
     if reducer.usage.promise is not None and not reducer.usage.follows_local:
-        reducer._skip_unused(reducer.usage.promise.used)
+        reducer.reduction._skip_unused(reducer.usage.promise.used)

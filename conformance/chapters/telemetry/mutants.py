@@ -14,6 +14,7 @@ from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives
 from ddp_impl.bucket import ManagedParameter
+from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.reducer import Reducer
 from ddp_impl.telemetry import Moment, Telemetry
 
@@ -144,8 +145,8 @@ def TakesAnyRate(ddp: Ours, set_ddp_runtime_logging_sample_rate: Call, sample_ra
     ddp.reducer.telemetry.sample_rate = max(1, sample_rate)
 
 
-@replaces(Reducer, "log_plan")
-def SaysNothingOfItsBuckets(reducer: Reducer, log_plan: Call, what: str) -> None:
+@replaces(BucketPlanning, "log_plan")
+def SaysNothingOfItsBuckets(planning: BucketPlanning, log_plan: Call, what: str) -> None:
     """BUG: a rebuild of buckets leaves no trace in the log."""
 
 
@@ -160,11 +161,12 @@ class TellsNoTimes(Ours):
 
     def _attach_reducer(self, members: Sequence[ManagedParameter]) -> None:
         super()._attach_reducer(members)
-        self.reducer.telemetry = _Unsampled()
+        unsampled, reducer = _Unsampled(), self.reducer
+        reducer.telemetry = reducer.reduction.telemetry = reducer.planning.telemetry = unsampled
 
 
-@replaces(Reducer, "log_plan")
-def SaysNothingWithoutADebugLevel(reducer: Reducer, log_plan: Call, what: str) -> None:
+@replaces(BucketPlanning, "log_plan")
+def SaysNothingWithoutADebugLevel(planning: BucketPlanning, log_plan: Call, what: str) -> None:
     """BUG: TORCH_CPP_LOG_LEVEL is not read."""
     if get_debug_level() != DebugLevel.OFF:
         log_plan(what)

@@ -15,6 +15,7 @@ from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import replicas
 from ddp_impl.bucket import Bucket, ManagedParameter
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.gradient_homes import GradientHome
 from ddp_impl.reducer import Reducer
 from ddp_impl.tensor_parallel import local_tensor, set_local_gradient
@@ -40,7 +41,7 @@ def DropsShardedGradients(reducer: Reducer, finalize: Call) -> None:
 def AveragesShardsOfAllRanks(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: shards are divided by the number of all ranks, not of those that hold the same one."""
     attach_reducer(members)
-    ddp.reducer.divisor = dist.get_world_size()
+    ddp.reducer.reduction.divisor = dist.get_world_size()
 
 
 @replaces(Ours, "_synchronise_state")
@@ -48,8 +49,8 @@ def StartsFromOwnShards(ddp: Ours, synchronise_state: Call, with_buffers: bool, 
     """BUG: rows start from their own shards, which are not copied from the first row."""
 
 
-@replaces(Reducer, "_home_of")
-def TakesPartialSums(reducer: Reducer, home_of: Call, bucket: Bucket) -> GradientHome:
+@replaces(BucketReduction, "_home_of")
+def TakesPartialSums(reduction: BucketReduction, home_of: Call, bucket: Bucket) -> GradientHome:
     """BUG: a gradient that is a partial sum over the row is taken for the whole."""
     return GradientHome(_local_part, set_local_gradient, movable=False)
 

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
 from ddp_impl.bucket import Bucket
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.parameter_watch import ParameterWatch
@@ -52,19 +53,19 @@ def LastForwardCounts(reducer: _Excluding, prepare_for_backward: Call, outputs: 
     prepare_for_backward(tensors)
 
 
-@replaces(Reducer, "_launch")
-def RefusesUnusedSparse(reducer: Reducer, launch: Call, bucket: Bucket) -> None:
+@replaces(BucketReduction, "launch")
+def RefusesUnusedSparse(reduction: BucketReduction, launch: Call, bucket: Bucket) -> None:
     """BUG: a sparse gradient that does not come is an error."""
     if bucket.sparse and bucket.parameters[0].grad is None:
         raise RuntimeError("a sparse gradient is missing")
     launch(bucket)
 
 
-@replaces(Reducer, "_used_by_now")
-def LeavesOneOut(reducer: Reducer, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(BucketReduction, "_used_by_now")
+def LeavesOneOut(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
     """BUG: off by one, with `find_unused_parameters` the last parameter counts as unused."""
     used = used_by_now(bucket, buffer)
-    return None if used is None or not reducer.options.find_unused_parameters else [*used[:-1], False]
+    return None if used is None or not reduction.options.find_unused_parameters else [*used[:-1], False]
 
 
 @replaces(Reducer, "check_finished")
@@ -93,8 +94,8 @@ def UsedOnceIsUsed(usage: ParameterUsage, end_agreeing: Call) -> None:
         usage.anywhere = [new or old for new, old in zip(usage.anywhere, before, strict=True)]
 
 
-@replaces(Reducer, "_used_by_now")
-def ZeroesForUnused(reducer: Reducer, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
+@replaces(BucketReduction, "_used_by_now")
+def ZeroesForUnused(reduction: BucketReduction, used_by_now: Call, bucket: Bucket, buffer: Tensor) -> list[bool] | None:
     """BUG: parameters that no rank used get zeros, which optimizers take for gradients."""
     return None
 
@@ -105,8 +106,8 @@ def SearchesBeforeBackwardOnly(reducer: Reducer, missing_is_unused: Call) -> boo
     return False
 
 
-@replaces(Reducer, "_agree_on_skipped")
-def NeverSkips(reducer: Reducer, agree_on_skipped: Call) -> None:
+@replaces(BucketReduction, "agree_on_skipped")
+def NeverSkips(reduction: BucketReduction, agree_on_skipped: Call) -> None:
     """BUG: `skip_all_reduce_unused_params` saves nothing."""
 
 
@@ -115,7 +116,7 @@ def ForgivesMissingGradients(reducer: Reducer, check_finished: Call) -> None:
     """BUG: gradients that never came are not noticed; the next iteration begins as if nothing had happened."""
     if reducer.state.is_unfinished:
         reducer.state.handle(Event.RESET)
-        reducer.iteration.in_flight.clear()
+        reducer.reduction.iteration.in_flight.clear()
         reducer.arrivals.disarm()
 
 
@@ -125,7 +126,7 @@ def FirstOutputOnly(reducer: _Excluding, prepare_for_backward: Call, outputs: It
     first = list(outputs)[:1]
     reducer.believed = _reachable(first, reducer.search.nodes)
     prepare_for_backward(first)
-    reducer.iteration.is_announced = False
+    reducer.reduction.iteration.is_announced = False
 
 
 class UnusedHereStaysNone(ActsAfterBackward):

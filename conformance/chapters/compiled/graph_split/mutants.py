@@ -66,7 +66,7 @@ def CutsInEveryForward(ddp: Ours, averages_in_graph: Call) -> Any:
 def ReducesOtherBuckets(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: graphs are cut where `bucket_cap_mb` says, but the reducer's buckets span the parts from step 2 on."""
     attach_reducer(members)
-    ddp.reducer.caps = BucketCaps(1 << 40, 1 << 40)
+    ddp.reducer.planning.caps = BucketCaps(1 << 40, 1 << 40)
 
 
 @as_part

@@ -19,7 +19,8 @@ from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals import call_when_backward_ends, inductor_compiler
+from ddp_impl.torch_internals.autograd import call_when_backward_ends
+from ddp_impl.torch_internals.compile import inductor_compiler
 
 
 @replaces(Ours, "_averages_in_graph")
@@ -139,7 +140,7 @@ def RefusesCompiledBackwards(reducer: Reducer, last_gradient_ends_it: Call) -> b
 @replaces(Reducer, "_hand_out_early")
 def HandsOutTheFirstBucketAlone(reducer: Reducer, hand_out_early: Call) -> None:
     """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
-    for index in list(reducer.iteration.in_flight)[1:]:
-        _, pending = reducer.iteration.in_flight.pop(index)
+    for index in list(reducer.reduction.iteration.in_flight)[1:]:
+        _, pending = reducer.reduction.iteration.in_flight.pop(index)
         pending.wait()
     hand_out_early()

@@ -1,0 +1,145 @@
+"""What autograd and its engine tell: a backward that runs, that ends or raises, what it will bring."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch._dynamo import compiled_autograd
+from torch.autograd import Variable
+from torch.autograd.graph import Node
+
+from ddp_impl.torch_internals.compile import keep_out_of_graphs
+
+
+def call_when_backward_ends(callback: Callable[[], None]) -> None:
+    """Have autograd call `callback` once, when the backward that runs now is over.
+
+    torch has no public call for it: public hooks run when single nodes of the graph are done.
+    """
+    Variable._execution_engine.queue_callback(callback)
+
+
+class WhenBackwardEnds:
+    """Calls `ended` when the backward that runs now is over, or `broke_off` if it raised.
+
+    Autograd throws its callbacks away when a backward raises. That is the only notice of it which it gives. `broke_off`
+    gets the exception and its traceback, as far as `_raised_below` finds them.
+    """
+
+    __slots__ = ("_broke_off", "_ended")
+
+    def __init__(
+        self, ended: Callable[[], None], broke_off: Callable[[BaseException | None, TracebackType | None], None]
+    ) -> None:
+        """Have autograd call this once."""
+        self._ended, self._broke_off = ended, broke_off
+        call_when_backward_ends(self)
+
+    @keep_out_of_graphs
+    def __call__(self) -> None:
+        """Take the report that the backward is over; threads of autograd may keep this object for a moment longer."""
+        ended = self._ended
+        self._ended = self._broke_off = _nothing
+        ended()
+
+    @keep_out_of_graphs
+    def __del__(self) -> None:
+        """Take it that the backward raised, unless it is over."""
+        if self._broke_off is not _nothing and not sys.is_finalizing():
+            self._broke_off(*_raised_below(sys._getframe().f_back))
+
+
+def _nothing(*_: object) -> None:
+    """Take any report and do nothing: holds nobody."""
+
+
+def _raised_below(frame: FrameType | None) -> tuple[BaseException | None, TracebackType | None]:
+    """Return what Python code raised on its way up to `frame`, which runs C++ code; None for what Python does not know.
+
+    C++ holds the exception, but the garbage collector knows it like any object. Its traceback begins right below
+    `frame`, or below none in a thread of torch's own. Before Python 3.12 exception and traceback are still apart: the
+    exception is then the one that nobody but C++ refers to; and one that C code raised (1 / 0) is no object yet. The
+    collector is asked for young objects only: of all that a process holds there may be millions, and the user waits.
+    """
+    young = gc.get_objects(0) + gc.get_objects(1)
+    begins = [item for item in young if type(item) is TracebackType and item.tb_frame.f_back is frame]
+    if not begins:
+        return None, None
+    parts = list(_parts(begins[-1]))
+    errors = [item for item in young if issubclass(type(item), BaseException)]
+    found = [error for error in errors if any(error.__traceback__ is part for part in parts)]
+    if not found:
+        apart = [error for error in errors if error.__traceback__ is None]
+        young.clear()
+        errors.clear()
+        apart.append(BaseException())  # which nobody else refers to
+        *num_references, of_this_list = map(sys.getrefcount, apart)
+        found = [error for error, num in zip(apart, num_references, strict=False) if num == of_this_list + 1]
+    return found[0] if len(found) == 1 else None, begins[-1]
+
+
+def _parts(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward; torch has no public way to ask."""
+    return current_backward() != -1
+
+
+def current_backward() -> int:
+    """Return the number of the backward that this thread runs, -1 outside of any; one within another has its own."""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
+def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
+    """Return which of these nodes, which accumulate gradients, the backward that runs now will come to.
+
+    The engine has found its way before it began, so the answer costs a look into a set for each node. It knows nothing
+    of a backward that a node of this one will begin, as a reentrant checkpoint does. `torch.autograd.grad` accumulates
+    nothing, nor does a backward of torch.distributed.autograd: both come to none.
+    """
+    try:
+        return list(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # the engine is asked for a leaf whose gradient it captures
+        return [False] * len(nodes)
+
+
+def in_compiled_backward() -> bool:
+    """Whether compiled autograd has captured the backward that runs now, or is being compiled."""
+    return compiled_autograd.in_compiled_autograd_region
+
+
+@cache
+def _rpc_api() -> Any:
+    """Return the module that knows the agent of torch.distributed.rpc, imported where it is first asked for."""
+    if not torch.distributed.rpc.is_available():
+        return None
+    from torch.distributed.rpc import api
+
+    return api
+
+
+def current_distributed_context_id() -> int | None:
+    """Return the id of the torch.distributed.autograd context that this thread is in; None if in none.
+
+    The public `get_gradients(context_id)` takes an id, which torch gives only to the code that opened the context.
+    """
+    api = _rpc_api()
+    if api is None or not api._is_current_rpc_agent_set():
+        return None
+    from torch._C import _distributed_autograd
+
+    try:
+        return int(_distributed_autograd._current_context()._context_id())
+    except RuntimeError:  # the only way to ask: there is none
+        return None

@@ -1,0 +1,218 @@
+"""What `torch.compile` intercepts, captures and hands to compilers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import AotAutograd, aot_autograd
+from torch._dynamo.convert_frame import CatchErrorsWrapper, convert_frame_assert
+from torch._dynamo.decorators import skip
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.exc import Unsupported
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._logging import getArtifactLogger, trace_structured  # type: ignore[attr-defined]
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+__all__ = [
+    "AotAutograd",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TracingContext",
+    "Unsupported",
+    "aot_autograd",
+    "default_partition",
+    "detect_fake_mode",
+    "getArtifactLogger",
+    "skip",
+    "trace_structured",
+    "tracing",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames = torch._C._dynamo.eval_frame
+_AS_IT_IS = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+
+
+def keep_out_of_graphs(function: _Function) -> _Function:
+    """Let `function`, which C++ calls, and all that it calls run as it is while `torch.compile` is at work; return it.
+
+    Dynamo would capture it like any frame: a compiled function that runs a backward has autograd's hooks called under
+    it. `torch.compiler.disable` does the same at a cost of microseconds in every call.
+    """
+    _frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+    return function
+
+
+#: What intercepts the frames of this thread: None when nothing is being compiled. A C function: asking costs a few ns
+#: in every forward, and is no frame that could itself be intercepted.
+frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+#: Calls after which Dynamo has changed a setting of the thread; they compute no value.
+GLOBAL_STATE = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+    torch._C._set_grad_enabled,
+)
+
+# Dynamo wraps the user's backend in layers; each refers to the next by one of these attributes, which differ between
+# versions of torch.
+_LINKS = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling `module` runs what `torch.compile` made of it, of its `forward`, or its `compile()`."""
+    call, forward = module._compiled_call_impl, getattr(module, "forward", None)
+    return isinstance(module, OptimizedModule) or call is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+_stance_of = torch._dynamo.eval_frame._callback_from_stance
+_exchanges = threading.local()
+_num_exchanging = 0
+_counting = threading.Lock()
+
+
+@contextlib.contextmanager
+def exchanging_callbacks(exchange: Callable[[Any], Any]) -> Iterator[None]:
+    """Let what `torch.compile` returned intercept frames by `exchange(callback)`, when this thread calls it meanwhile.
+
+    Each such call puts the callback of its `torch.compile` in place, and asks the stance for it: the one moment that
+    they all pass. While no thread is in such a block, torch is as it was.
+    """
+    before = getattr(_exchanges, "current", None)
+    _exchanges.current = exchange
+    _count_exchanging(1)
+    try:
+        yield
+    finally:
+        _count_exchanging(-1)
+        _exchanges.current = before
+
+
+def _count_exchanging(change: int) -> None:
+    global _num_exchanging
+    with _counting:
+        _num_exchanging += change
+        torch._dynamo.eval_frame._callback_from_stance = _exchanged if _num_exchanging else _stance_of
+
+
+def _exchanged(callback: Any) -> Any:
+    exchange = getattr(_exchanges, "current", None)
+    return _stance_of(callback if exchange is None else exchange(callback))
+
+
+def captures_frames(callback: Any) -> bool:
+    """Whether a callback has frames compiled: it may also forbid that, or export."""
+    return isinstance(callback, CatchErrorsWrapper) and not getattr(wrapped_callback(callback), "_export", False)
+
+
+def with_backend(callback: CatchErrorsWrapper, backend: Callable[..., Any], *, one_graph: bool) -> CatchErrorsWrapper:
+    """Return a callback that does what `callback` does with another backend; with `one_graph` for `fullgraph=True`."""
+    convert: Any = wrapped_callback(callback)
+    if one_graph:
+        clone: Any = convert_frame_assert(backend, one_graph=True, recompile_limit=convert._recompile_limit)
+    else:
+        clone = convert._clone_with_backend(backend)
+    return CatchErrorsWrapper(clone, callback.hooks)
+
+
+def wants_one_graph(callback: Any) -> bool:
+    """Whether this layer around a backend was made for `fullgraph=True`."""
+    return bool(getattr(callback, "_one_graph", False))
+
+
+def wrapped_callback(callback: Any) -> Any:
+    """Return what this layer is wrapped around; None if it is the user's backend.
+
+    What `torch.compile` makes of a backend's name is one itself, with the name; and it may be given to `torch.compile`.
+    """
+    backend = getattr(callback, "compiler_fn", None)
+    found = next((getattr(callback, link) for link in _LINKS if hasattr(callback, link)), None)
+    return backend if found is None and hasattr(backend, "compiler_name") else found
+
+
+def optimize_ddp() -> Any:
+    """Return `torch._dynamo.config.optimize_ddp`, with which users choose who averages."""
+    return torch._dynamo.config.optimize_ddp
+
+
+def fusion_passes() -> list[str]:
+    """Return the passes for DDP that Inductor is configured with, as text."""
+    import torch._inductor.config as inductor
+
+    return [str(each) for each in inductor._fuse_ddp_communication_passes]
+
+
+def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+    """Return Inductor's compiler of captured graphs, and what makes settings of a function that partitions them.
+
+    The function is given the partitioner of the settings so far, and its arguments; a text says what it depends on.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        def __init__(self, function: Callable[..., Any], identity: str) -> None:
+            self._function, self._identity = function, identity
+
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
+            return self._function(gm, joint_inputs, **options)
+
+        def uuid(self) -> str:
+            return self._identity
+
+        def __deepcopy__(self, memo: object) -> Partitioner:
+            """Return itself: Inductor copies its settings, and what this refers to is one process group's."""
+            return self
+
+    def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
+        before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
+        name = "" if before is None else f" {before.uuid()}"
+        partition = partial(function, before or min_cut_rematerialization_partition)
+        return {"custom_partitioner_fn": Partitioner(partition, identity + name)}
+
+    return compile_fx, partitioned_by
+
+
+def without_autograd_cache() -> AbstractContextManager[Any]:
+    """Return a block in which AOTAutograd compiles every graph itself; torch has no argument for it."""
+    import torch._functorch.config as functorch
+
+    return functorch.patch(enable_autograd_cache=False)  # type: ignore[no-any-return]
+
+
+def aot_eager_arguments() -> dict[str, Any]:
+    """Return the arguments of `aot_autograd` that make the backend "aot_eager"."""
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return {
+        "fw_compiler": boxed_nop,
+        "bw_compiler": boxed_nop,
+        "partition_fn": min_cut_rematerialization_partition,
+        "keep_inference_input_mutations": True,
+    }
+
+
+def source_of(placeholder: fx.Node) -> Any:
+    """Return what Dynamo says of where an input comes from; compilers read it."""
+    return getattr(placeholder, "_dynamo_source", None)
+
+
+def set_source(placeholder: fx.Node, source: Any) -> None:
+    """Say where an input comes from; None: from nowhere that a guard could look at."""
+    placeholder._dynamo_source = source
+
+
+def inherit_parameter_sources(gm: fx.GraphModule, origin: fx.GraphModule) -> None:
+    """Give `gm` what Dynamo says of the parameters of `origin`."""
+    if hasattr(origin, "_param_name_to_source"):
+        gm._param_name_to_source = origin._param_name_to_source

@@ -1,0 +1,55 @@
+"""What groups and backends do not tell, and what torch.distributed registers under names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as GroupBackend
+from torch._C._distributed_c10d import (
+    BuiltinCommHookType,
+    DebugLevel,
+    GradBucket,
+    Store,
+    _register_process_group,
+    _unregister_process_group,
+    get_debug_level,
+)
+from torch.distributed.distributed_c10d import GroupName
+
+__all__ = [
+    "BuiltinCommHookType",
+    "DebugLevel",
+    "GradBucket",
+    "GroupBackend",
+    "Store",
+    "get_debug_level",
+]
+
+
+def register_group_name(name: str, group: dist.ProcessGroup) -> None:
+    """Let functional collectives find `group` under `name`. torch itself gives each group one name, for good."""
+    _register_process_group(GroupName(name), group)
+
+
+def unregister_group_name(name: str) -> None:
+    """Let `name` stand for no group any more."""
+    _unregister_process_group(GroupName(name))
+
+
+def reduces_on_host(group: dist.ProcessGroup) -> bool:
+    """Return whether a group communicates tensors on the CPU, as one does that was made for every kind of device."""
+    return torch.device("cpu") in group._device_types
+
+
+def num_gloo_threads(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return how many threads the gloo backend of a group has; 0 where it does not tell."""
+    return int(getattr(getattr(group._get_backend(device), "options", None), "_threads", 0))
+
+
+def overlapped_optimizer(optim: type, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return torch's optimizer that steps inside a backward, by means of a comm hook; for `_register_fused_optim`."""
+    from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # type: ignore[attr-defined]
+
+    return _as_overlapped_optim(optim, parameters, *args, **kwargs)

@@ -1,0 +1,118 @@
+"""What tensors do not tell of themselves, the hooks on them, and operators on lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = [
+    "tree_map_only",
+]
+
+#: Which tensor of C++'s a Python tensor is; `torch.utils.swap_tensors` makes it another, with other hooks.
+tensor_in_cpp = attrgetter("_cdata")
+
+# One kernel, or few, for a list of tensors. torch's optimizers are built on these; there is no public spelling.
+foreach_zero_ = torch._foreach_zero_
+foreach_div_ = torch._foreach_div_
+#: The same as an operator, for graphs.
+foreach_div_operator: Any = torch.ops.aten._foreach_div.Tensor
+#: Collectives as operators, for graphs: `torch.distributed` has no traceable public ones.
+functional_collectives: Any = torch.ops._c10d_functional
+
+
+def foreach_copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` into the target at its place, in few passes; autograd sees nothing of it."""
+    try:
+        torch._foreach_copy_(targets, sources)
+    except RuntimeError:  # before anything is copied: it takes no tensor whose conjugation or negation is a bit
+        if not any(map(is_lazy, chain(targets, sources))):
+            raise
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether memory holds other values than the tensor has: a bit says that they are conjugated or negated."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def num_stored(sparse: Tensor) -> int:
+    """Return how many values a sparse tensor stores, coalesced or not."""
+    return sparse._nnz()
+
+
+#: References to the memory of a tensor that nobody else uses: the tensor's own, and that of the Python object below.
+_OWN_USES = 2
+
+
+def keeping_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Return a block whose changes to `tensors` in place autograd does not count; public `.data` is for single writes.
+
+    Tensors of inference mode have no versions.
+    """
+    counted = tuple([tensor for tensor in tensors if not tensor.is_inference()])
+    return torch.autograd._unsafe_preserve_version_counter(counted)  # type: ignore[attr-defined]
+
+
+def owns_its_memory(tensor: Tensor) -> bool:
+    """Whether no other tensor uses the memory of `tensor`; torch has no public way to ask.
+
+    Autograd lets gradients share memory: `(a.view(-1) + b.view(-1)).square().sum()` gives `a` and `b` one gradient.
+    """
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) <= _OWN_USES
+
+
+def has_tensor_hooks(tensor: Tensor) -> bool:
+    """Whether a user registered a hook on the gradient of `tensor`; torch has no public way to ask."""
+    return bool(tensor._backward_hooks)
+
+
+def post_accumulate_hooks(tensor: Tensor) -> dict[int, Any]:
+    """Return the table of hooks that `register_post_accumulate_grad_hook` put on a tensor, which must have had one.
+
+    They are called in its order. Torch has no public way to ask, or to change that order.
+    """
+    table: dict[int, Any] = tensor._post_accumulate_grad_hooks
+    return table
+
+
+def num_post_accumulate_hooks(tensor: Tensor) -> int:
+    """Return how many hooks `register_post_accumulate_grad_hook` put on a tensor; torch has no public way to ask."""
+    return len(tensor._post_accumulate_grad_hooks or ())
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often `tensor` was changed in place; torch has no public way to ask."""
+    return tensor._version
+
+
+def is_bound_to_transform(tensor: Tensor) -> bool:
+    """Whether `tensor` belongs to a level of a function transform (vmap, grad)."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def in_backward_optimizers(parameter: Tensor) -> Sequence[Optimizer]:
+    """Return the optimizers that `torch.distributed.optim._apply_optimizer_in_backward` gave to a parameter."""
+    optimizers: Sequence[Optimizer] = getattr(parameter, "_in_backward_optimizers", ())
+    return optimizers
+
+
+def in_backward_hooks(parameter: Tensor) -> Sequence[RemovableHandle]:
+    """Return the handles of the hooks that would step those optimizers."""
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as handles
+
+    found: Sequence[RemovableHandle] = handles.get(parameter, [])
+    return found
