@@ -92,6 +92,15 @@ def keep_out_of_graphs(function: _Function) -> _Function:
     return function
 
 
+def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
+    """Return a context that a profiler shows as an event of this name; no event is made while none runs.
+
+    `record_function` takes microseconds even then, and no public function says whether one does.
+    """
+    running = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    return torch.autograd.profiler.record_function(name) if running else contextlib.nullcontext()
+
+
 # -- autograd ---------------------------------------------------------------------------------------------------------
 
 
