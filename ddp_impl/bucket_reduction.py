@@ -19,7 +19,17 @@ from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, LOCAL_SHARD, GradientHome, autograd_context
-from ddp_impl.gradients import collect, collect_sparse, empty_sparse, frozen_in, hand_out, has_values, in_place
+from ddp_impl.gradients import (
+    COPY_IN,
+    COPY_IN_DIVIDED,
+    collect,
+    collect_sparse,
+    empty_sparse,
+    frozen_in,
+    hand_out,
+    has_values,
+    in_place,
+)
 from ddp_impl.groups import size_of
 from ddp_impl.iteration import Iteration
 from ddp_impl.optimizer_in_backward import step_parameters
@@ -173,7 +183,8 @@ class BucketReduction:
             bucket.claim()
             buffer = bucket.flat
             kept_out = self.usage.unused.union(self.shared())
-            missing = collect(bucket, home, kept_out, self.here(), divisor=divisor, left_out=left_out)
+            event = COPY_IN_DIVIDED if self.comm_hook is None else COPY_IN
+            missing = collect(bucket, home, kept_out, self.here(), divisor=divisor, left_out=left_out, event=event)
         # A gradient may be missing although its hook ran: autograd had an undefined one and left `.grad` alone.
         if missing:
             indices = {bucket.members[place].index for place in missing}

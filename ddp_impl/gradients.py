@@ -16,6 +16,7 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.gradient_homes import GRAD_ATTRIBUTE, GradientHome
 from ddp_impl.messages import enumerate_names
 from ddp_impl.tensor_parallel import is_distributed, local_tensor
+from ddp_impl.torch_internals.autograd import shown_to_profilers
 from ddp_impl.torch_internals.tensors import (
     foreach_copy_,
     foreach_div_,
@@ -25,6 +26,11 @@ from ddp_impl.torch_internals.tensors import (
     num_stored,
     owns_its_memory,
 )
+
+#: What profilers call the copies, as torch's DDP does: into buckets, divided by the way or not, and out of them.
+COPY_IN_DIVIDED = "torch::distributed::reducer::mul_out"
+COPY_IN = "torch::distributed::reducer::copy_"
+_COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 _IS_SPARSE, _REQUIRES_GRAD, _DTYPE = map(attrgetter, ("is_sparse", "requires_grad", "dtype"))
 
@@ -44,13 +50,15 @@ def collect(
     *,
     divisor: int,
     left_out: Collection[int] = (),
+    event: str = COPY_IN,
 ) -> list[int]:
     """Copy the gradients of `bucket`, divided, into its flat tensor; return the places of missing ones: they are zero.
 
     `home` is where the gradients are. `unused` are indices of parameters that this rank's backward did not reach. Where
     gradients live in buckets, the one of such a parameter is kept out: perhaps no rank used it, and then it must
     survive the reduction of the bucket. Gradients of those in `left_out` count as missing. `here` begins the message
-    of errors. Raises `ReductionError` for a gradient that is sparse or of another dtype.
+    of errors, `event` is what profilers call the copies. Raises `ReductionError` for a gradient that is sparse or of
+    another dtype.
     """
     bucket.homeless.clear()
     gradients = bucket.gradients = list(map(home.get, bucket.parameters))
@@ -59,11 +67,12 @@ def collect(
     if left_out:
         _leave_out(bucket, home, left_out)
     if not bucket.holds_gradients and _are_plain(gradients, bucket.members[0].layout.dtype):
-        if divisor == 1 or bucket.has_large:
-            _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
-        else:
-            foreach_copy_(bucket.views, gradients)
-            bucket.flat.div_(divisor)
+        with shown_to_profilers(event):
+            if divisor == 1 or bucket.has_large:
+                _copy_in(bucket.views, gradients, divisor, bucket.large_numel)
+            else:
+                foreach_copy_(bucket.views, gradients)
+                bucket.flat.div_(divisor)
         return []
     sources, targets, absent, placed = [], [], [], []
     for place, (gradient, view) in enumerate(zip(gradients, bucket.views, strict=True)):
@@ -81,7 +90,9 @@ def collect(
     if any(gradient.requires_grad for gradient in sources):
         _warn_about_graph(bucket, here)
     divided = divisor != 1 and bucket.has_large and len(sources) + len(absent) == len(bucket.members)
-    _copy_in(targets, sources, divisor if divided else 1, bucket.large_numel)
+    if sources:
+        with shown_to_profilers(event):
+            _copy_in(targets, sources, divisor if divided else 1, bucket.large_numel)
     missing = list(bucket.homeless)
     if bucket.holds_gradients and home.movable:
         _move_in(bucket, placed, unused)  # before the bucket is divided: what is moved out of it is not an average
@@ -166,7 +177,8 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
         return  # the gradient was reduced in place
     gradients = bucket.gradients
     if used is None and all(map(is_, map(home.get, bucket.parameters), gradients)) and _are_plain(gradients):
-        foreach_copy_(gradients, bucket.views)
+        with shown_to_profilers(_COPY_OUT):
+            foreach_copy_(gradients, bucket.views)
         return
     sources, targets = [], []
     gradient_of = home.get
@@ -180,7 +192,8 @@ def hand_out(bucket: Bucket, home: GradientHome, buffer: Tensor, used: Sequence[
             sources.append(view)
             targets.append(gradient)
     if targets:
-        foreach_copy_(targets, sources)
+        with shown_to_profilers(_COPY_OUT):
+            foreach_copy_(targets, sources)
 
 
 def _new_gradient(parameter: Tensor, view: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ for a parameter would train on each rank's own gradients, without an error (pyto
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -65,12 +66,15 @@ class ParameterWatch:
         ):
             return False
         present = dict(self._module.named_parameters())
-        stand_ins = {name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)}
+        stand_ins: dict[str, Tensor] = {
+            name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)
+        }
         strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
         gone = [member.name for member in self._members if member.parameter not in set(present.values())]
-        is_allowed = self._may_lose or not gone or bool(stand_ins)
-        if strangers or not is_allowed:
-            raise RuntimeError(_changed(self._rank, gone if not stand_ins else [], strangers))
+        stand_ins.update(self._computed(gone))
+        gone = [name for name in gone if name not in stand_ins]
+        if strangers or (gone and not self._may_lose):
+            raise RuntimeError(_changed(self._rank, gone, strangers))
         if stand_ins:
             self._warn_about(stand_ins)
             self._is_hidden = True
@@ -103,6 +107,15 @@ class ParameterWatch:
             and name not in ignored_names(self._module)
             and not self._is_averaged_inside(name)
         )
+
+    def _computed(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the computed tensors that the module has in place of these parameters, as plain attributes.
+
+        `_pre_dp_module_transform` of torch's tensor parallelism leaves them after the first forward. Were one computed
+        from something else, its parameter would miss a gradient, which is an error of its own.
+        """
+        found: dict[str, Any] = {name: reduce(_part_of, name.split("."), self._module) for name in names}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_leaf}
 
     def _is_averaged_inside(self, name: str) -> bool:
         """Whether the parameter belongs to a DDP that came into this module after it was wrapped."""
@@ -174,3 +187,7 @@ def _changed(rank: int, gone: Sequence[str], strangers: Sequence[str]) -> str:
             "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names).",
         ]
     return f"[rank {rank}] " + "\n".join(lines)
+
+
+def _part_of(whole: Any, name: str) -> Any:
+    return getattr(whole, name, None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from ddp_impl.torch_internals.autograd import brought_by_backward
+from ddp_impl.torch_internals.autograd import brought_by_backward, shown_to_profilers
 
 
 class GraphSearch:
@@ -39,5 +39,5 @@ class GraphSearch:
 
         What a function hides that begins a backward of its own counts as not coming.
         """
-        with torch.autograd.profiler.record_function("ddp_impl.search_unused_parameters"):
+        with shown_to_profilers("torch.distributed.ddp.reducer::search_unused_parameters"):
             return brought_by_backward(self.nodes)

@@ -121,3 +121,19 @@ def test_a_module_that_torchscript_compiled_is_as_it_was() -> None:
     compiled: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     watch = watched(nn.Sequential(compiled, nn.Linear(2, 2)))
     watch.check()
+
+
+@pytest.mark.parametrize(("stand_in", "is_taken"), [(lambda weight: weight * 1, True), (torch.zeros_like, False)])
+def test_a_tensor_that_is_computed_from_a_parameter_may_take_its_place(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], is_taken: bool
+) -> None:
+    module = pool()
+    watch = watched(module)
+    weight: Any = module[0].weight
+    del module[0].weight
+    module[0].weight = stand_in(weight)
+    if is_taken:
+        assert not watch.check()
+    else:
+        with pytest.raises(RuntimeError, match=r"removed after wrapping: 0\.weight\."):
+            watch.check()

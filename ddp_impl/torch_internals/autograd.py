@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,6 +17,15 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from ddp_impl.torch_internals.compile import keep_out_of_graphs
+
+
+def shown_to_profilers(name: str) -> AbstractContextManager[Any]:
+    """Return a context that a profiler shows as an event of this name; no event is made while none runs.
+
+    `record_function` takes microseconds even then, and no public function says whether one does.
+    """
+    running = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    return torch.autograd.profiler.record_function(name) if running else contextlib.nullcontext()
 
 
 def call_when_backward_ends(callback: Callable[[], None]) -> None:

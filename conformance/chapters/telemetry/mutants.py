@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,8 +14,8 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives
-from ddp_impl.bucket import ManagedParameter
+from ddp_impl import collectives, gradients
+from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.reducer import Reducer
 from ddp_impl.telemetry import Moment, Telemetry
@@ -170,3 +172,11 @@ def SaysNothingWithoutADebugLevel(planning: BucketPlanning, log_plan: Call, what
     """BUG: TORCH_CPP_LOG_LEVEL is not read."""
     if get_debug_level() != DebugLevel.OFF:
         log_plan(what)
+
+
+@replaces(Reducer, "_collected")
+def HidesCopies(reducer: Reducer, collected: Call, bucket: Bucket) -> Tensor:
+    """BUG: a profiler sees nothing of how gradients come into buckets."""
+    with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
+        buffer: Tensor = collected(bucket)
+    return buffer

@@ -35,6 +35,9 @@ def scenarios() -> Iterator[Scenario]:
     yield from _facts()
     yield from _times()
     yield from _levels()
+    hooked = arguments("hooked", hooked=True) | Variant(needs=("comm_hook",))
+    ways = (PLAIN.at(1, 2, 3), VIEW, UNUSED, UNUSED | VIEW, hooked)
+    yield from _grid("TELE-21", "", "profiled_step", 2, ways)
 
 
 def _facts() -> Iterator[Scenario]:
