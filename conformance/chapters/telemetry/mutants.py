@@ -17,6 +17,7 @@ from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import collectives, gradients
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.reducer import Reducer
 from ddp_impl.telemetry import Moment, Telemetry
 
@@ -174,8 +175,8 @@ def SaysNothingWithoutADebugLevel(planning: BucketPlanning, log_plan: Call, what
         log_plan(what)
 
 
-@replaces(Reducer, "_collected")
-def HidesCopies(reducer: Reducer, collected: Call, bucket: Bucket) -> Tensor:
+@replaces(BucketReduction, "_collected")
+def HidesCopies(reduction: BucketReduction, collected: Call, bucket: Bucket) -> Tensor:
     """BUG: a profiler sees nothing of how gradients come into buckets."""
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
         buffer: Tensor = collected(bucket)

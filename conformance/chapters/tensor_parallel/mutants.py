@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from ddp_impl import replicas
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.gradient_homes import GradientHome
+from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.tensor_parallel import local_tensor, set_local_gradient
 
@@ -79,6 +80,12 @@ def TakesAnyMesh(ddp: Ours, init: Call, *args: Any, **kwargs: Any) -> None:
     if mesh is not None and mesh.ndim > 1:
         kwargs["device_mesh"] = mesh[mesh.mesh_dim_names[0]]
     init(*args, **kwargs)
+
+
+@replaces(ParameterWatch, "_computed")
+def TakesComputedForRemoved(watch: ParameterWatch, computed: Call, names: Iterable[str]) -> dict[str, Tensor]:
+    """BUG: takes a computed DTensor in the place of a parameter for a parameter that was removed."""
+    return {}
 
 
 @replaces(Ours, "state_dict")

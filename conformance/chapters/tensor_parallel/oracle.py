@@ -193,6 +193,12 @@ def simulate_unsharded(scenario: Scenario) -> Mapping[int, Facts]:
         return {rank: rows.facts[plan.row_of(rank)] for rank in range(scenario.world_size)}
 
 
+def losses_of_unsharded(scenario: Scenario) -> Mapping[int, Facts]:
+    """Return for each rank the losses of its row."""
+    whole = simulate_unsharded(scenario)
+    return {rank: {name: facts[name] for name in facts if "/loss" in name} for rank, facts in whole.items()}
+
+
 def _mean(gradients: Sequence[Tensor], divisor: int, hook: str) -> Tensor:
     """Return the sum of `gradients` over `divisor`; with hook "fp16" divided and summed in half precision."""
     if hook == "fp16":

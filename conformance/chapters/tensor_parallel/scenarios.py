@@ -67,6 +67,10 @@ def _layouts() -> Iterator[Scenario]:
     for mesh in (_SQUARE, _mesh(1, 2), _mesh(1, 3)):
         yield from _train("TP-06", "", _models("narrow"), mesh=mesh)
         yield from _train("TP-17", "", _models("sequence"), mesh=mesh)
+    for mesh in (_SQUARE, _mesh(2, 1)):
+        yield from _grid(
+            "TP-30", "", "localized_training", (), _models("mlp"), (PLAIN, VIEW), mesh, arguments={"num_steps": 4}
+        )
     yield from _train("TP-24", "", _models("mlp"), mesh=_mesh(1, 2, 2))
     yield from _train("TP-24", "", _models("uneven"), Variant(also=("TP-05",)), mesh=_mesh(2, 1, 2))
 

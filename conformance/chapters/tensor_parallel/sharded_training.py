@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from conformance.chapters.tensor_parallel.oracle import ShardedPlan, simulate_unsharded
+from conformance.chapters.tensor_parallel.oracle import ShardedPlan, losses_of_unsharded, simulate_unsharded
 from conformance.history import Collective
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
@@ -143,3 +143,28 @@ def run_backward(ctx: RankContext, plan: ShardedPlan, model: Any, step: int, mic
 
 
 sharded_training.expects(simulate_unsharded)
+
+
+@program("localized_training", invariants=("same_collectives", "nothing_in_flight"))
+def localized_training(ctx: RankContext) -> None:
+    """Train by a `ShardedPlan` a module that torch has prepared: the DDP is given local shards in place of DTensors.
+
+    torch's preparation makes DTensors of the shards for each forward, and leaves plain attributes behind. All ranks run
+    it. Observes the losses: after the first step they tell whether gradients were averaged.
+    """
+    from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+    plan = ShardedPlan.of(ctx.scenario)
+    with grid(ctx, plan.mesh) as on:
+        module = sharded_module(ctx, plan, on)
+        _pre_dp_module_transform(module)
+        optimizer = plan.make_optimizer(plan.sharded_model.make_exact(module))
+        model: Any = ctx.wrap(module, process_group=on.dp.get_group())
+        for step in range(plan.num_steps):
+            optimizer.zero_grad()
+            run_backward(ctx, plan, model, step)
+            with ctx.phase("optimizer", step):
+                optimizer.step()
+
+
+localized_training.expects(losses_of_unsharded)
