@@ -24,6 +24,8 @@ def _wrong(what: str, got: Any, expected: Any) -> str:
     if got == expected:
         return ""
     whose = got.get("of", "nobody") if isinstance(got, dict) else got
+    if whose == expected["of"]:
+        return f"{what} was damaged on its way from rank {whose}: it has a text of {len(expected['text']):,} characters"
     return f"{what} is another object: of rank {whose}, expected that of rank {expected['of']}"
 
 
