@@ -52,7 +52,7 @@ def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
     }
 
 
-def _of_lists(scenario: Scenario) -> tuple[str, str]:
+def _of_lists(scenario: Scenario) -> tuple[str, ...]:
     return tuple(f"{scenario.arguments['operation']} of a list, {more} for each further rank" for more in _MORE)
 
 
