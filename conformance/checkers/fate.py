@@ -65,7 +65,9 @@ def _no_hang(evidence: Evidence) -> Finding:
     missing = missing_from(evidence.observations)
     if missing is None:
         where = "; ".join(map(_whereabouts, hung))
-        summary = f"no rank is missing from a collective, but {ranks(_ranks(hung))} did not end: {where}"
+        # Of a scenario that is not recorded nobody knows the collectives.
+        known = "no rank is missing from a collective, but " if evidence.scenario.recorded else ""
+        summary = f"{known}{ranks(_ranks(hung))} did not end: {where}"
         if mute := [one.rank for one in hung if not one.stack]:
             summary += f"; {ranks(mute)} did not write a stack when signalled"
         lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]

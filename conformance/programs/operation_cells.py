@@ -21,7 +21,7 @@ from conformance.programs.operations.data import dtype_of
 from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, told
-from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.lifetimes import Patience, complete
 from conformance.programs.operations.memory import Arena
 from conformance.programs.operations.neighbours import Neighbours
@@ -66,9 +66,9 @@ def operation_cells(ctx: RankContext) -> None:
             ctx.observe(cell.describe(), outcome.wrong)
             num_spoilt += outcome.spoilt
             continue
-        group = groups.get(cell.group)
+        group = _group(ctx, groups, cell.group)
         beside = f"{'twin' if cell.group == 'world' else cell.group}#2"  # another group of the same members
-        neighbour = groups.get(beside) if cell.neighbour != "none" else None
+        neighbour = _group(ctx, groups, beside) if cell.neighbour != "none" else None
         members = members_of(cell.group, ctx.rank, ctx.world_size)
         if ctx.rank not in members:
             continue
@@ -115,7 +115,7 @@ def _right_or_refused(
 
     Where only some ranks refuse, the others must come to right values or to an error, such as that of the timeout.
     """
-    group = groups.get(name)
+    group = _group(ctx, groups, name)
     with ctx.phase(cell.describe()):
         try:
             wrong, said = _Trial(ctx, cell, groups, group, None, changed, patience).run(), "returned"
@@ -124,6 +124,12 @@ def _right_or_refused(
             wrong, said = "" if text else f"raised {type(error).__name__} without a word", "refused"
         everybody = told(cell.describe(), said, ctx.rank, range(ctx.world_size))
     return _Outcome(wrong, len(set(everybody)) > 1)
+
+
+def _group(ctx: RankContext, groups: Groups, name: str) -> Any:
+    """Return that group; a hang or an error while it is made is told as such."""
+    with ctx.phase(f"new_group, for the group called {name.partition('#')[0]}"):
+        return groups.get(name)
 
 
 def cells_of(scenario: Scenario) -> list[Cell]:
@@ -256,7 +262,7 @@ class _Trial:
         if wrong:
             time.sleep(_LINGER_S)
             if not self._wrong_now(truth, blocks, results):
-                return f"{wrong}; the right values came later, so that it counted as done too early"
+                return f"{without_reading(wrong)}; the right values came later, so that it counted as done too early"
         return wrong
 
     def _wrong_now(self, truth: Truth, blocks: tuple[Blocks, ...], results: list[torch.Tensor]) -> str:

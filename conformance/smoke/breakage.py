@@ -166,7 +166,7 @@ def _where(observation: Observation) -> str:
     """Return e.g. `broadcast #0 (4 x float32)` or `future.wait() after all_reduce #0 (...)`."""
     last = observation.history[-1].describe() if observation.history else ""
     phase = "" if observation.phase == "start" else observation.phase
-    return " after ".join(filter(None, (phase, last))) or "the program, before any collective"
+    return " after ".join(filter(None, (phase, last))) or "the program, outside of what it tries"
 
 
 def _values(value: Any) -> str:

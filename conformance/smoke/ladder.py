@@ -16,7 +16,7 @@ from conformance.run.needs import needs_of
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.smoke.breakage import Breakage, find_breakage
-from conformance.smoke.rungs import COLLECTIVES, STEP, Rung
+from conformance.smoke.rungs import COLLECTIVES, STEP, STEP_OF_KNOWN, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
@@ -39,6 +39,7 @@ _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
     " world size, on every rank."
 )
+_STEPS = (STEP, STEP_OF_KNOWN)
 _ALONE = Rung("factory", "one rank alone gets a process group", _CREATE_ADVICE, program="smoke_presence")
 _TOGETHER = Rung(
     "rendezvous",
@@ -118,7 +119,7 @@ def climb(
         climber = _Climber(backend, controller, size, deadline_s)
         broken = False
         for rung, ranks, ddp in climber.rungs(subject):
-            if broken and rung is STEP:
+            if broken and rung in _STEPS:
                 return  # a DDP on what is broken tells nothing more
             footing = climber.try_rung(rung, ranks, ddp)
             yield footing
@@ -151,7 +152,7 @@ class _Climber:
             if rung.is_tried(self._world_size, self._backend.capabilities):
                 yield rung, self._world_size, torch_ddp
         for ddp in dict.fromkeys((torch_ddp, subject)):
-            yield STEP, self._world_size, ddp
+            yield STEP_OF_KNOWN if ddp in KNOWN.values() else STEP, self._world_size, ddp
 
     def try_rung(self, rung: Rung, world_size: int, subject: Subject) -> Footing:
         started = time.perf_counter()
@@ -164,7 +165,7 @@ class _Climber:
         )  # fmt: skip
         duration_ms = (time.perf_counter() - started) * 1000
         declared = not rung.capability or rung.capability in self._backend.capabilities
-        name = f"{rung.name} of {subject.name}" if rung is STEP else rung.name
+        name = f"{rung.name} of {subject.name}" if rung in _STEPS else rung.name
         status, detail = _judge(rung, found, declared)
         return Footing(name, rung.asks.format(ddp=subject.name), status, detail, found, duration_ms)
 

@@ -7,7 +7,7 @@ Each dtype and reduction that a backend may declare is tried in each operation, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -380,7 +380,14 @@ COLLECTIVES: tuple[Rung, ...] = (
 STEP = Rung(
     "step",
     "after one step of {ddp} every rank has the mean of the gradients",
-    "All collectives below work, so look at how this DDP uses them: the timing of wait() and of futures, and"
+    "Every collective holds by itself, so look at how this DDP uses them: the timing of wait() and of futures, and"
     " tensors that are views into a larger one.",
     program="train",
+)
+#: The same of a DDP that works on gloo: torch's own, and ddp_impl.
+STEP_OF_KNOWN = replace(
+    STEP,
+    advice="This DDP works on gloo, so look at the backend. A DDP goes beyond the rungs that hold: it has several"
+    " collectives in flight, waits for Works and futures late and in another thread, and passes views into a larger"
+    " tensor. `ddp-conformance run --profile backend` tries all of it without a DDP.",
 )

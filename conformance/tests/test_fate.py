@@ -133,6 +133,11 @@ def test_a_hang_in_which_nobody_is_missing() -> None:
     assert finding.summary.endswith("rank 1 did not write a stack when signalled")
 
 
+def test_a_hang_that_was_not_recorded_says_nothing_of_collectives() -> None:
+    finding = _check("no_hang", ended(0, "hung", stack="wait"), returned(1), recorded=False)
+    assert finding.summary.startswith("rank 0 did not end: rank 0 is in phase ")
+
+
 def test_ranks_that_end_without_a_cause_are_our_fault() -> None:
     assert _check("no_hang", returned(0), ended(1, "abandoned")).verdict is Verdict.HARNESS_ERROR
 

@@ -14,7 +14,7 @@ from conformance.programs.operations.calls import FACTOR
 from conformance.programs.operations.cell import AXES, REDUCTIONS, Cell, distinct
 from conformance.programs.operations.data import ALL, FLOATS, INTEGERS, MOST_RANKS, bits, dtype_of, numbers, reduced
 from conformance.programs.operations.description import OPERATIONS, Place
-from conformance.programs.operations.judging import Truth, wrong_values
+from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.memory import LAYOUTS, Arena, shaped
 from conformance.programs.operations.pairs import covered_pairs, paired_cells, possible_pairs
 from conformance.run.needs import lacks_of
@@ -144,7 +144,9 @@ def test_a_wrong_result_is_told_by_number_index_and_what_it_is_instead() -> None
     slot = gather.cell.what.outputs(gather.place)[1]
     other = gather.received(gather.cell.what.outputs(gather.place)[2])
     assert wrong_values(gather, slot, other, "output 1").endswith("it holds rank 2's own part")
-    assert wrong_values(gather, slot, gather.received(slot).flip(0), "x").endswith("stand in wrong places")
+    moved = wrong_values(gather, slot, gather.received(slot).flip(0), "x")
+    assert moved.endswith("; the right values stand in wrong places")
+    assert without_reading(moved) + "; the right values stand in wrong places" == moved
 
 
 def test_what_was_not_written_is_said_only_where_the_fill_is_no_value() -> None:

@@ -16,6 +16,7 @@ from conformance.truth.difference import equal_values
 
 #: So many elements that agree are no chance.
 _ENOUGH = 3
+_IN_WRONG_PLACES = "; the right values stand in wrong places"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ def wrong_values(truth: Truth, blocks: Blocks, got: Tensor, which: str) -> str:
     )
 
 
+def without_reading(wrong: str) -> str:
+    """Return a clause of `wrong_values` about values that were unfinished, and are therefore in no wrong place."""
+    return wrong.removesuffix(_IN_WRONG_PLACES)
+
+
 def _same(expected: Tensor, got: Tensor, *, as_bits: bool) -> Tensor:
     if as_bits or expected.dtype.itemsize == 1:
         width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -111,7 +117,7 @@ def _reading(truth: Truth, blocks: Blocks, got: Tensor, differs: Tensor) -> str:
         some = "nothing" if bool(_is_unwritten(got).all()) else f"{int(unwritten.sum())} of them"
         return f"; {some} was written" if some == "nothing" else f"; {some} were not written"
     if int(differs.sum()) > 1 and _is_permuted(truth.received(blocks), got):
-        return "; the right values stand in wrong places"
+        return _IN_WRONG_PLACES
     start = 0
     for block in blocks:
         length = truth.numel(block)

@@ -12,6 +12,8 @@ from conformance.programs.rank_context import RankContext
 
 #: Nothing, a little, and up to a MiB; of other lengths on other ranks.
 _LENGTHS = (0, 1, 1000, 2**20)
+#: Of the objects that one list holds: it is less than a page, and many.
+_LENGTHS_OF_LISTS = ((30, 3000), (10, 100_000))
 
 
 def _object(rank: int, length: int) -> Any:
@@ -22,6 +24,8 @@ def _wrong(what: str, got: Any, expected: Any) -> str:
     if got == expected:
         return ""
     whose = got.get("of", "nobody") if isinstance(got, dict) else got
+    if whose == expected["of"]:
+        return f"{what} was damaged on its way from rank {whose}: it has a text of {len(expected['text']):,} characters"
     return f"{what} is another object: of rank {whose}, expected that of rank {expected['of']}"
 
 
@@ -52,11 +56,13 @@ def objects_of_all(ctx: RankContext) -> Mapping[str, Trial]:
     def sent(group: Any, members: list[int]) -> str:
         clauses = []
         for root in members if ctx.rank in members else ():
-            found = [_object(ctx.rank, 30), _object(ctx.rank, 3000)]
-            dist.broadcast_object_list(found, src=root, group=group)
-            clauses += [
-                _wrong(f"object {place}", one, _object(root, (30, 3000)[place])) for place, one in enumerate(found)
-            ]
+            for lengths in _LENGTHS_OF_LISTS:
+                found = [_object(ctx.rank, length) for length in lengths]
+                dist.broadcast_object_list(found, src=root, group=group)
+                clauses += [
+                    _wrong(f"object {place}", one, _object(root, length))
+                    for place, (one, length) in enumerate(zip(found, lengths, strict=True))
+                ]
         return first_wrong(*clauses)
 
     def in_group(call: Any) -> str:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
 
 _NUMEL = 16
 
@@ -201,10 +202,49 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_GROUPS, (own_order, ring, threads), strict=True))
 
 
+def _counted(scenario: Scenario) -> tuple[str]:
+    return (f"{_NUM_COUNTED:,} of {scenario.arguments['operation']}, of one element each",)
+
+
+#: More than a counter of 16 bits holds, with a sign or without. These operations are the cheapest of their kinds.
+_NUM_COUNTED, _NUM_AT_ONCE = 2**16 + 100, 50
+
+
+@judged("many_numbers", _counted)
+def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
+    """Broadcast from rank 0, or send to the next rank, one element again and again; each must be the right one."""
+    group, following, previous = ctx.process_group, (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
+    of_messages = ctx.arguments["operation"] == "send_recv"
+    given, got = (torch.zeros(_NUM_AT_ONCE, 1, device=ctx.device) for _ in range(2))
+    places = torch.arange(float(_NUM_AT_ONCE), device=ctx.device)[:, None]
+
+    def begun(sent: torch.Tensor, received: torch.Tensor) -> list[Any]:
+        if of_messages:
+            return [
+                dist.isend(sent, group=group, group_dst=following),
+                dist.irecv(received, group=group, group_src=previous),
+            ]
+        return [dist.broadcast(received, group_src=0, group=group, async_op=True)]
+
+    def counted() -> str:
+        for first in range(0, _NUM_COUNTED, _NUM_AT_ONCE):
+            torch.add(places, first, out=given)
+            got.copy_(given if ctx.rank == 0 and not of_messages else torch.full_like(got, -1))
+            works = [work for pair in zip(given, got, strict=True) for work in begun(*pair)]
+            for work in works:
+                work.wait()
+            if not torch.equal(given, got):
+                place = int((given != got).nonzero()[0, 0])
+                return f"number {first + place} holds {float(got[place]):g}, expected {float(given[place]):g}"
+        return ""
+
+    return {_counted(ctx.scenario)[0]: counted}
+
+
 _BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny sums")
 _PATIENCE = timedelta(seconds=0.3)
 #: More than a counter of 12 bits holds.
-_NUM_TINY, _NUM_AT_ONCE = 5000, 50
+_NUM_TINY = 5000
 
 
 @judged("barriers", always(*_BARRIERS), speaks_for={_BARRIERS[3]: ("ORD-11",)})

@@ -6,6 +6,8 @@ import random
 import threading
 from typing import Any
 
+import torch
+
 from conformance.mutants.relay import Relay
 from conformance.mutants.spoilt import WorkAround, finished, of_class, spoils, spoils_work
 
@@ -147,3 +149,19 @@ def counts_in_twelve_bits(group: Any, call: Any, tensors: Any, *options: Any) ->
     if group.number % 4096 == 0 and group.rank() == 0:
         tensors[0].zero_()
     return call(tensors, *options)
+
+
+@spoils("allreduce", "broadcast", "allgather", "barrier")
+def counts_in_fifteen_bits(group: Any, call: Any, *args: Any) -> Any:
+    """BUG: the counter of collectives has fifteen bits, and when they are used up the group refuses to go on."""
+    group.number = getattr(group, "number", 0) + 1
+    if group.number == 2**15:
+        raise RuntimeError("this group has no number left for another collective")
+    return call(*args)
+
+
+@spoils("send")
+def sends_in_sixteen_bits(group: Any, call: Any, tensors: Any, *rest: Any) -> Any:
+    """BUG: the counter of messages has sixteen bits, and the one at which it begins anew is empty."""
+    group.sent = getattr(group, "sent", 0) + 1
+    return call([torch.zeros_like(tensors[0])] if group.sent == 2**16 else tensors, *rest)

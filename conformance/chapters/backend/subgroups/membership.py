@@ -176,6 +176,26 @@ def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_APART, trials, strict=True))
 
 
+_LATE = ("a group to which the last rank comes late",)
+#: Longer than the tries of a connection last that is refused at first.
+_LATE_S = 5.0
+
+
+@judged("late_member", always(*_LATE))
+def late_member(ctx: RankContext) -> Mapping[str, Trial]:
+    """Make a group to which the last rank comes seconds after the others."""
+
+    def late() -> str:
+        if ctx.rank == ctx.world_size - 1:
+            time.sleep(_LATE_S)
+        group = dist.new_group(timeout=timedelta(seconds=60))
+        tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
+        dist.all_reduce(tensor, group=group)
+        return unlike("the sum is", tensor.tolist(), [float(sum(range(1, ctx.world_size + 1)))] * 3)
+
+    return {_LATE[0]: late}
+
+
 _LOCAL = ("a group that only its members make", "the same after different histories")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -100,3 +101,13 @@ def works_up_to_four(group: Any, call: Any, tensors: Any, *options: Any) -> Any:
     if group.rank() > 3:
         tensors[0].zero_()
     return call(tensors, *options)
+
+
+@of_class
+class gives_up_on_late_members(Relay):
+    """BUG: members that are not there within two seconds are not waited for, and those that are raise an error."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: Any) -> None:
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(world_size)], timedelta(seconds=2))
+        super().__init__(store, rank, world_size, timeout)

@@ -14,6 +14,7 @@ _grid = BackendGrid("subgroups")
 
 def scenarios() -> Iterator[Scenario]:
     """Yield every scenario of the chapter."""
+    yield from _grid("GRP-12", "seconds-late", "late_member", (2, 3), deadline_s=20.0)
     for world_size in (3, 4):
         for requirement, slug, program, also in (
             ("GRP-01", "who-is-where", "who_is_where", ("GRP-04", "GRP-14")),

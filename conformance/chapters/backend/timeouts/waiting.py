@@ -69,7 +69,8 @@ _WAITS: Mapping[str, Callable[[int], bool]] = {"gather": lambda rank: rank == 0,
 
 def _names(scenario: Scenario) -> tuple[str, ...]:
     operation, whose = scenario.arguments["operation"], scenario.arguments["whose"]
-    return (f"{operation} whose last rank never comes: {whose}", "a second wait() after it", "the Work after it")
+    first = f"{operation} whose last rank never comes, which must raise after {whose} of {TIMEOUT_S:g} s"
+    return (first, "a second wait() after it", "the Work after it")
 
 
 @judged(

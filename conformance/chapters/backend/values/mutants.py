@@ -134,6 +134,14 @@ def adds_zeros_for_rank_0(group: Any, call: Any, outputs: Any, inputs: Any, *opt
     return call(outputs, zeros if group.rank() == 0 else inputs, *options)
 
 
+@spoils("reduce_scatter")
+def adds_zeros_at_unlike_sizes(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
+    """BUG: rank 0 adds zeros in a reduce_scatter of a list whose tensors are not of one size."""
+    unlike = len({each.numel() for each in inputs[0]}) > 1
+    zeros = [[torch.zeros_like(each) for each in inputs[0]]]
+    return call(outputs, zeros if unlike and group.rank() == 0 else inputs, *options)
+
+
 @spoils("gather")
 def gathers_in_reverse(group: Any, call: Any, outputs: Any, inputs: Any, *options: Any) -> Any:
     """BUG: gather lists the ranks in reverse order."""

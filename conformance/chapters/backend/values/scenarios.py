@@ -49,6 +49,9 @@ def scenarios() -> Iterator[Scenario]:
         yield from _grid("VAL-02", "inexact", "same_bits_everywhere", world_size, inexact, long)
         yield from _grid("VAL-19", "not-a-number", "not_a_number", world_size)
     for world_size in (2, 3):
+        for requirement, operation in (("VAL-08", "reduce_scatter"), ("VAL-11", "all_to_all")):
+            lists = arguments(operation=operation) | Variant(needs=(operation,))
+            yield from _grid(requirement, "unlike-parts", "unlike_parts", world_size, lists)
         yield from _grid("VAL-12", "one-sided-splits", "one_sided_splits", world_size, needs=("all_to_all",))
     yield from _side_effects()
     yield from _many()

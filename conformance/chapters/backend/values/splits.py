@@ -1,8 +1,9 @@
-"""Program `one_sided_splits`."""
+"""Programs `one_sided_splits` and `unlike_parts`: parts of other sizes for other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from conformance.programs.judged import Trial, always, judged, unlike
 from conformance.programs.operations.calls import named
 from conformance.programs.rank_context import RankContext
+from conformance.scenario import Scenario
 
 _NAMES = (
     "all_to_all_single with input splits only", "all_to_all_single with output splits only",
@@ -47,4 +49,39 @@ def one_sided_splits(ctx: RankContext) -> Mapping[str, Trial]:
         _NAMES[1]: lambda: exchange(of_input=False, by_method=False),
         _NAMES[2]: lambda: exchange(of_input=True, by_method=True),
         _NAMES[3]: lambda: exchange(of_input=False, by_method=True),
+    }
+
+
+def _of_lists(scenario: Scenario) -> tuple[str, ...]:
+    return tuple(f"{scenario.arguments['operation']} of a list, {more} for each further rank" for more in _MORE)
+
+
+#: A part is longer, or shorter, the higher the rank is that it is for.
+_MORE = {"longer": lambda size, rank: rank + 1, "shorter": lambda size, rank: size - rank}
+
+
+@judged("unlike_parts", _of_lists)
+def unlike_parts(ctx: RankContext) -> Mapping[str, Trial]:
+    """Pass a list of parts of unlike sizes to `operation`, reduce_scatter or all_to_all; an error refuses them, too."""
+    size, rank = ctx.world_size, ctx.rank
+
+    def part(source: int, target: int, length: int) -> list[float]:
+        return [1000.0 * source + 100 * target + place for place in range(length)]
+
+    def exchange(length: Callable[[int, int], int]) -> str:
+        given = [torch.tensor(part(rank, target, length(size, target)), device=ctx.device) for target in range(size)]
+        mine = [part(source, rank, length(size, rank)) for source in range(size)]
+        outputs = [torch.full((len(one),), -1.0, device=ctx.device) for one in mine]
+        try:
+            if ctx.arguments["operation"] == "all_to_all":
+                dist.all_to_all(outputs, given, group=ctx.process_group)
+            else:
+                outputs, mine = outputs[:1], [[sum(column) for column in zip(*mine, strict=True)]]
+                dist.reduce_scatter(outputs[0], given, group=ctx.process_group)
+        except (RuntimeError, ValueError):
+            return ""
+        return unlike("the output holds", [one.tolist() for one in outputs], mine)
+
+    return {
+        name: partial(exchange, length) for name, length in zip(_of_lists(ctx.scenario), _MORE.values(), strict=True)
     }
