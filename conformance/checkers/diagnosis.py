@@ -134,7 +134,7 @@ def _times(wanted: int, came: int) -> str:
     """Return how many times too many there are; empty where that is no whole number, or as good as any number."""
     times, rest = divmod(came, wanted) if wanted > 0 else (0, 0)
     tells = rest == 0 and times > 1 and (wanted > 1 or times == _TWICE)
-    return f"{came}, {times} times as many as the {wanted} expected" if tells else ""
+    return f"{came} in place of {wanted}: {times} times as many" if tells else ""
 
 
 def _layout(value: Any) -> str:

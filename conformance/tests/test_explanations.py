@@ -123,7 +123,7 @@ Replay  ddp-conformance replay report/failures/GRAD-01-7.json
 FAIL  GRAD-01  a gradient MUST be the mean
       gradients/GRAD-01/by-hand
       subject=ddp_impl backend=gloo world=6 seed=7
-      step0/grad/0 on ranks 0, 1, 2, 3, 4 and 5 is 2, expected 1
+      step0/grad/0 on ranks 0, 1, 2, 3, 4 and 5: 2 in place of 1: 2 times as many
 Let   E = step0/grad/0 as expected: 1
       A = step0/grad/0 on rank 0
       B = step0/grad/0 on rank 1
@@ -133,6 +133,7 @@ Then  A is 2, expected 1.
       B is 2, expected 1.
       C is 2, expected 1.
       D is 2, expected 1.
+A, B, C, D: 2 in place of 1: 2 times as many.
 Wrong on ranks 4 and 5 as well.
 Also wrong: step0/grad/1, step0/grad/2, step0/grad/3, step0/grad/4, step0/grad/5, step0/grad/6 and 2 more.
 Replay  ddp-conformance replay report/failures/GRAD-01-7.json

@@ -140,8 +140,8 @@ def test_a_reduction_of_too_few_elements_is_told(numel: int, told: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "came", "clause"),
     [
-        (2, 4, "4, 2 times as many as the 2 expected"),
-        (1, 2, "2, 2 times as many as the 1 expected"),
+        (2, 4, "4 in place of 2: 2 times as many"),
+        (1, 2, "2 in place of 1: 2 times as many"),
         (1, 3, ""),  # any number is a multiple of 1
         (2, 3, ""),
         (0, 2, ""),
