@@ -474,6 +474,28 @@ def test_the_page_in_chromium(mixed: Report, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, so a page cannot be laid out")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_page_is_no_wider_than_its_window(mixed: Report, tmp_path: Path, width: int) -> None:
+    api = pytest.importorskip("playwright.sync_api")
+    name = "a_package.of_somebody.with_long_names:DistributedDataParallelOfSomebody"
+    page = html_page([dataclasses.replace(mixed, subject=dataclasses.replace(mixed.subject, name=name))])
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": width, "height": 800})
+        window.goto(file.as_uri())
+        assert window.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+
+
+def test_what_stands_in_backticks_is_code(mixed: Report) -> None:
+    one = dataclasses.replace(mixed.requirements[0], statement="`no_sync` MUST be <left> alone")
+    page = html_page([dataclasses.replace(mixed, requirements=(one, *mixed.requirements[1:]))])
+    assert "<code>no_sync</code> MUST be &lt;left&gt; alone" in page
+
+
 #: Leaves in the title after how many milliseconds the page could be used.
 CLOCK = """addEventListener("load", () => setTimeout(() => {
   document.title = Math.round(performance.getEntriesByType("navigation")[0].loadEventEnd);
