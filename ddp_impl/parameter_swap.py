@@ -41,19 +41,24 @@ class ParameterSwap:
 
     @contextlib.contextmanager
     def swapped(self, replace: Replace) -> Iterator[None]:
-        """Show `replace(parameter)` in place of every parameter while the block runs; nested use changes nothing."""
+        """Show `replace(parameter)` in place of every parameter while the block runs; nested use changes nothing.
+
+        What a block around this one shows in a parameter's place is replaced: a cast, say, by its replicated view.
+        """
         if self.active:
             yield
             return
         self.active = True
-        own = {owner: self._own(owner, parameter_table(owner)) for owner in self._names_of}
+        tables = {owner: parameter_table(owner) for owner in self._names_of}
+        before = {owner: self._own(owner, _as_it_is(table)) for owner, table in tables.items()}
+        own = {owner: self._own(owner, table) for owner, table in tables.items()}
         replacements = {tensor: replace(tensor) for tensors in own.values() for tensor in tensors.values()}
         try:
             _install({owner: {name: replacements[each] for name, each in own[owner].items()} for owner in own})
             yield
         finally:
             self.active = False
-            _install(own)
+            _install(before)
 
     @contextlib.contextmanager
     def read_through(self, replace: Replace, root: nn.Module | None = None) -> Iterator[None]:
@@ -61,6 +66,7 @@ class ParameterSwap:
 
         With `root` only the parameters of its modules. What stands in a parameter's place when the block begins, as a
         tensor of `torch.func.functional_call`, is read through as well; what the block puts there is shown as it is.
+        Of two wrappers, one within the other, the inner one replaces the parameters, not what the outer one shows.
         """
         if self.active:
             yield
@@ -70,7 +76,7 @@ class ParameterSwap:
         self.active = True
         try:
             for owner, table in before:
-                set_parameter_table(owner, _ReadThrough(table, self._own(owner, table), replace))
+                set_parameter_table(owner, _ReadThrough(table, self._own(owner, _as_it_is(table)), replace))
             yield
         finally:
             self.active = False
@@ -79,13 +85,9 @@ class ParameterSwap:
                 set_parameter_table(owner, table)
                 _refresh_recurrent(owner)
 
-    def _own(self, owner: nn.Module, table: dict[str, Any]) -> dict[str, Tensor]:
-        """Return what the names of the owner's parameters stand for in `table`; what a wrapper around shows is not it.
-
-        Of two wrappers, one within the other, the inner one replaces the parameters and not what the outer one shows.
-        """
-        present = _as_it_is(table)
-        return {name: present[name] for name in self._names_of[owner] if present.get(name) is not None}
+    def _own(self, owner: nn.Module, table: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what the names of the owner's parameters stand for in `table`."""
+        return {name: table[name] for name in self._names_of[owner] if table.get(name) is not None}
 
 
 class _ReadThrough(dict[str, Any]):
