@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from conformance.backends.backend import CAPABILITIES, Backend
+from conformance.checkers.explanation import some
 from conformance.run.needs import needs_of
 from conformance.scenario import Scenario, leading_requirement
 
@@ -37,8 +38,7 @@ def capabilities_page(example: Backend, scenarios: Iterable[Scenario], levels: M
     rows = []
     for name in sorted(CAPABILITIES):
         only = sorted(requirement for requirement, needs in always.items() if name in needs)
-        shown = ", ".join(only[:_MOST_SHOWN]) + (f" and {len(only) - _MOST_SHOWN} more" * (len(only) > _MOST_SHOWN))
         declared = "yes" if name in example.capabilities else "no"
-        rows.append(f"| `{name}` | {declared} | {alone[name]} | {with_ddp[name]} | {shown} |")
+        rows.append(f"| `{name}` | {declared} | {alone[name]} | {with_ddp[name]} | {some(only, _MOST_SHOWN)} |")
     lacking = ", ".join(f'"{name}"' for name in sorted(CAPABILITIES - example.capabilities))
     return _HEAD % {"lacking": lacking} + "\n".join(rows) + "\n"

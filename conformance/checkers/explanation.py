@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from conformance.verdict import Finding
@@ -76,6 +76,11 @@ def shorten(text: str, width: int = 160) -> str:
 def counted(number: int, noun: str, ending: str = "s") -> str:
     """Return e.g. `1 scenario` or `3 scenarios`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, `most` of them, and how many more there are: `a, b and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def ranks(numbers: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import Diagnosis, diagnose
-from conformance.checkers.explanation import let_then, ranks
+from conformance.checkers.explanation import let_then, ranks, some
 from conformance.observation import Facts, Unmeasured
 from conformance.truth.difference import Difference
 from conformance.truth.expected import describe, mismatch
@@ -192,5 +192,4 @@ def _others(wrong: list[WrongFact], name: str) -> list[str]:
     names = list(dict.fromkeys(fact.name for fact in wrong if fact.name != name))
     if not names:
         return []
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return [f"Also wrong: {', '.join(names[:_MAX_NAMES])}{more}."]
+    return [f"Also wrong: {some(names, _MAX_NAMES)}."]

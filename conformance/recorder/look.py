@@ -37,17 +37,18 @@ class Look:
 
 
 def in_short(tensors: Sequence[Tensor]) -> str:
-    """Return e.g. `[1, 2.5, 0, -1, ...] sum 40`, of all tensors one after the other."""
+    """Return e.g. `[1, 2.5, 0, -1, ...] sum 40` of all tensors one after the other; no sum of complex ones."""
     with torch.no_grad():
         dense = [tensor.detach().to_dense() if tensor.is_sparse else tensor.detach() for tensor in tensors]
         flat = [tensor.reshape(-1) for tensor in dense if tensor.numel()]
         num_values = sum(tensor.numel() for tensor in flat)
         first = list(chain.from_iterable(tensor[:_MOST_VALUES].tolist() for tensor in flat[:_MOST_VALUES]))
-        total = sum(tensor.double().sum().item() for tensor in flat if not tensor.is_complex())
+        is_complex = any(tensor.is_complex() for tensor in flat)
+        total = "" if is_complex else f" sum {sum(tensor.double().sum().item() for tensor in flat):.6g}"
     values = [_written(value) for value in first[:_MOST_VALUES]]
     if num_values <= _MOST_VALUES:
         return f"[{', '.join(values)}]"
-    return f"[{', '.join([*values, '...'])}] sum {total:.6g}"
+    return f"[{', '.join([*values, '...'])}]{total}"
 
 
 def _written(value: float | complex) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.explanation import counted, shorten, some
 from conformance.checkers.mistakes import MISTAKES
 from conformance.report.blame import blamed, gravity
 from conformance.report.words import MISTAKES_BY_CHECKER
@@ -65,9 +65,7 @@ class Cause:
     @property
     def extent(self) -> str:
         """Return e.g. `11 scenarios of ACCUM-02 and ACCUM-07`."""
-        names = self.requirements[:_MOST_NAMES]
-        more = f" and {len(self.requirements) - _MOST_NAMES} more" if len(self.requirements) > _MOST_NAMES else ""
-        return f"{counted(len(self.outcomes), 'scenario')} of {', '.join(names)}{more}"
+        return f"{counted(len(self.outcomes), 'scenario')} of {some(self.requirements, _MOST_NAMES)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from conformance.checkers.explanation import some
 from conformance.errors import ReportError
 from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE, strange_files
 from conformance.report.plain_file import read_plain
@@ -26,7 +27,6 @@ from conformance.spec.version import known_versions, load_version
 from conformance.verdict import Verdict, decisive
 
 _LINE = re.compile(r"^(?P<sum>[0-9a-f]{64})  (?P<name>[^\0\n]+)$")
-_SHOWN = 5
 #: Without these, nobody can tell where a verdict holds.
 _ENVIRONMENT = ("python", "platform", "machine", "cores", "packages", "accelerators", "variables", "sources")
 #: No statement about the subject: in a certificate each would be a gap.
@@ -200,8 +200,3 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(read_plain(path, follow=False)).hexdigest()
-
-
-def some(ids: list[str]) -> str:
-    """Return the first of `ids`, and how many more there are."""
-    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from conformance.bench.ratio import Ratio
-from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.explanation import counted, shorten, some
 from conformance.report.causes import Cause, causes_in, statements_of
 from conformance.report.diff import ReportDiff, compare, difference_lines
 from conformance.report.failure import run_command
@@ -139,9 +139,7 @@ def _evidence(cause: Cause) -> str:
         known = scenario.expectation
         parts.append(f"\n{as_text(known.status)}: {as_text(known.describe(scenario.subject.verdict))}\n")
     parts.append(f"\n{as_code(scenario.id)}\n")
-    names = ", ".join(as_code(other.id) for other in others[:_MAX_OTHERS])
-    more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""
-    also = f"\nAlso {names}{more}.\n" if others else ""
+    also = f"\nAlso {some([as_code(other.id) for other in others], _MAX_OTHERS)}.\n" if others else ""
     return "".join(parts) + (_fenced(evidence) if evidence else "") + also + "\n</details>\n"
 
 

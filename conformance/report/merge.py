@@ -6,10 +6,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from conformance.checkers.explanation import some
 from conformance.errors import ReportError
 from conformance.run.report import Assignment, Report
-
-_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def merge(reports: Sequence[Report]) -> Merged:
     times = Counter(scenario.id for report in reports for scenario in report.scenarios)
     if repeated := [scenario_id for scenario_id, count in times.items() if count > 1]:
         raise ReportError(
-            f"{len(repeated)} scenario(s) are in more than one report: {_some(repeated)};"
+            f"{len(repeated)} scenario(s) are in more than one report: {some(repeated)};"
             " each must come from one shard, for it has one verdict"
         )
     if len(measured := [str(n) for n, report in enumerate(reports, start=1) if report.performance]) > 1:
@@ -46,7 +45,7 @@ def merge(reports: Sequence[Report]) -> Merged:
     by_id = {scenario.id: scenario for report in reports for scenario in report.scenarios}
     selected = first.selection.ids or tuple(by_id)
     if strangers := [scenario_id for scenario_id in by_id if scenario_id not in set(selected)]:
-        raise ReportError(f"{len(strangers)} scenario(s) were never selected: {_some(strangers)}")
+        raise ReportError(f"{len(strangers)} scenario(s) were never selected: {some(strangers)}")
     missing = tuple(scenario_id for scenario_id in selected if scenario_id not in by_id)
     scenarios = tuple(by_id[scenario_id] for scenario_id in selected if scenario_id in by_id)
     known = {requirement.id: requirement for report in reports for requirement in report.requirements}
@@ -94,7 +93,3 @@ def _check_alike(first: Report, other: Report, number: int) -> None:
 def _position(chapter: str, reports: Sequence[Report]) -> int:
     chapters = list(dict.fromkeys(name for report in reports for name in report.chapters))
     return chapters.index(chapter)
-
-
-def _some(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

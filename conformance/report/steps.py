@@ -13,7 +13,7 @@ from conformance.observation import Facts, Observation
 _INDENT = "  "
 #: Facts of one backward of a step that has several: `local` are those that ran under `no_sync`.
 _MICRO = re.compile(r"step\d+/(?P<kind>local|micro)(?P<number>\d+)/")
-_PHASE_WIDTH = 12
+_LABEL_WIDTH = 10
 #: Of more rows in which all ranks agree than this, only the first and the last are shown.
 _MOST_ALIKE = 5
 _MOST_WRONG = 4
@@ -98,38 +98,45 @@ def _collectives(rows: Sequence[Row], looks: Looks, *, in_full: bool) -> list[st
     phase = ""
     for row in rows:
         first = next(one for one in row.values() if one is not None)
-        entered = first.phase if first.sync else f"{first.phase}, under no_sync  "
+        entered = first.phase if first.sync else f"{first.phase}, under no_sync"
         label = entered if entered != phase else ""
         phase = entered
         if label:
             lines += shortened(alike)
             alike = []
-        places = {looks[rank, one].issued_at for rank, one in row.items() if one is not None and (rank, one) in looks}
-        if _agree(row.values()) and len(places) <= 1:
-            place = "".join(f", at {place}" for place in places if place)
-            alike.append(f"{_INDENT}{label:<{_PHASE_WIDTH}}{names_of(row)}: {first.describe()}{place}")
-            alike += _carried(row, looks) if in_full else []
+        seen = {rank: looks.get((rank, one)) for rank, one in row.items() if one is not None}
+        places = {_at(look) for look in seen.values()}
+        carried = _carried(seen) if in_full else []
+        agrees = _agree(row.values())
+        if agrees and len(places) == 1:
+            alike += [_line(label, f"{names_of(row)}: {first.describe()}{places.pop()}"), *carried]
             continue
         lines += shortened(alike)
         alike = []
         for number, (rank, one) in enumerate(row.items()):
-            what = f"nothing in place of #{first.index}"
-            if one is not None:
-                look = looks.get((rank, one))
-                what = one.describe() + (f", at {look.issued_at}" if look is not None and look.issued_at else "")
-            mark = "" if _agree(row.values()) else "   <- differs"
-            lines.append(f"{_INDENT}{label if number == 0 else '':<{_PHASE_WIDTH}}rank {rank}: {what}{mark}")
-        lines += _carried(row, looks) if in_full else []
+            what = f"nothing in place of #{first.index}" if one is None else one.describe() + _at(seen[rank])
+            lines.append(_line("" if number else label, f"rank {rank}: {what}{'' if agrees else '   <- differs'}"))
+        lines += carried
     return lines + shortened(alike)
 
 
-def _carried(row: Row, looks: Looks) -> list[str]:
+def _line(label: str, text: str) -> str:
+    """Return a line of a step; however long a label is, it stands apart from the text."""
+    return f"{_INDENT}{label:<{_LABEL_WIDTH}}  {text}"
+
+
+def _at(look: Carried | None) -> str:
+    return f", at {look.issued_at}" if look is not None and look.issued_at else ""
+
+
+def _carried(seen: Mapping[int, Carried | None]) -> list[str]:
     """Return a line for each rank whose collective carried something."""
     return [
-        f"{_INDENT}{'':<{_PHASE_WIDTH}}{_INDENT}rank {rank} gave {look.given}, "
-        + (f"got {look.left}" if look.left else "and has not got its result")
-        for rank, one in row.items()
-        if one is not None and (look := looks.get((rank, one))) is not None and look.given != "[]"
+        _line(
+            "", f"  rank {rank} gave {look.given}, {f'got {look.left}' if look.left else 'and has not got its result'}"
+        )
+        for rank, look in seen.items()
+        if look is not None and look.given != "[]"
     ]
 
 
@@ -140,7 +147,7 @@ def _agree(row: Iterable[Collective | None]) -> bool:
 def _shortened(lines: list[str]) -> list[str]:
     if len(lines) <= _MOST_ALIKE:
         return lines
-    return [lines[0], f"{_INDENT}{'':<{_PHASE_WIDTH}}... {len(lines) - 2} more, alike on all ranks", lines[-1]]
+    return [lines[0], _line("", f"... {len(lines) - 2} more, alike on all ranks"), lines[-1]]
 
 
 def _by_step(wrong: Iterable[WrongFact]) -> dict[int, list[WrongFact]]:
@@ -166,12 +173,12 @@ def _facts(part: str, names: Sequence[str], wrong: Sequence[WrongFact]) -> list[
     by_name: dict[str, list[WrongFact]] = {}
     for fact in wrong:
         by_name.setdefault(fact.name, []).append(fact)
-    lines = [f"{_INDENT}{'facts':<{_PHASE_WIDTH}}{part}{len(names) - len(by_name)} of {len(names)} right"]
+    lines = [_line("facts", f"{part}{len(names) - len(by_name)} of {len(names)} right")]
     for name, facts in list(by_name.items())[:_MOST_WRONG]:
         why = facts[0].diagnosis or str(facts[0].difference)
-        lines.append(f"{_INDENT}{'':<{_PHASE_WIDTH}}wrong: {name} on {names_of(one.rank for one in facts)}: {why}")
+        lines.append(_line("", f"wrong: {name} on {names_of(one.rank for one in facts)}: {why}"))
     if len(by_name) > _MOST_WRONG:
-        lines.append(f"{_INDENT}{'':<{_PHASE_WIDTH}}and {len(by_name) - _MOST_WRONG} more")
+        lines.append(_line("", f"and {len(by_name) - _MOST_WRONG} more"))
     return lines
 
 

@@ -16,12 +16,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from conformance.checkers.explanation import some
 from conformance.errors import ReportError
-from conformance.report.certificate import about_the_counts, some, strange_scenarios
+from conformance.report.certificate import about_the_counts, strange_scenarios
 from conformance.report.folder import CHECKSUMS, PUBLIC_KEY, SIGNATURE
 from conformance.report.plain_file import read_plain
 from conformance.report.read import parse_report
@@ -44,6 +45,7 @@ MOST_BYTES = 32 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _DEPTH = len(("subject", "backend", "torch", "date", "file"))
 _NOTES = ("README.md",)
+_UNSIGNED = "nobody has signed it: `ddp-conformance sign REPORT --key FILE`, then send it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,9 @@ def accept(folder: Path, results: Path, suite: Suite, *, unsigned: bool = False,
         submission = read_submission(copy)
         wrong = list(objections(submission.report, suite))
         if not submission.signed_by and not unsigned:
-            wrong.append("nobody has signed it: `ddp-conformance sign REPORT --key FILE`, then send it again")
-        keys = _keys(results, submission.place.parts[0])
-        if submission.signed_by and keys and submission.signed_by not in keys and not new_key:
-            wrong.append(_another_key(submission, keys))
+            wrong.append(_UNSIGNED)
+        if not new_key:
+            wrong += _about_the_key(submission, results)
         target = results / submission.place
         if target.exists():
             wrong.append(f"{target} is there already, and stored results are never replaced: run on another day")
@@ -154,14 +155,12 @@ def _about_a_place(folder: Path, place: str, suite: Suite, since: Path | None, *
     if belongs != place:
         yield f"its place is {belongs}: `ddp-conformance report accept` puts a report there"
     if not submission.signed_by and not unsigned:
-        yield "nobody has signed it: `ddp-conformance sign REPORT --key FILE`, then send it again"
+        yield _UNSIGNED
     if since is None or (since / place).exists():
         yield from about_the_counts(submission.report)
         return
     yield from objections(submission.report, suite)
-    keys = _keys(since, submission.place.parts[0])
-    if submission.signed_by and keys and submission.signed_by not in keys:
-        yield _another_key(submission, keys)
+    yield from _about_the_key(submission, since)
 
 
 def _place(report: Report) -> PurePosixPath:
@@ -256,17 +255,15 @@ def _about_the_evidence(report: Report) -> Iterator[str]:
         yield f"{len(bare)} scenario(s) say PASS without findings that show it: {some(bare)}"
 
 
-def _another_key(submission: Submission, keys: Iterable[str]) -> str:
-    return (
-        f"it is signed by {submission.signed_by}, but the stored reports of {submission.report.subject.name} by"
-        f" {', '.join(sorted(keys))}: sign with that key, or ask the maintainers to take the new one (--new-key)"
-    )
-
-
-def _keys(results: Path, subject: str) -> frozenset[str]:
-    """Return the fingerprints of the keys that signed the stored reports of a subject."""
-    folders = _folders(results / subject)
-    return frozenset(key for folder in folders if (folder / PUBLIC_KEY).exists() if (key := signer(folder, None)))
+def _about_the_key(submission: Submission, results: Path) -> Iterator[str]:
+    """Yield that another key than this one has signed the reports of the subject that `results` holds."""
+    folders = _folders(results / submission.place.parts[0])
+    keys = {key for folder in folders if (folder / PUBLIC_KEY).exists() if (key := signer(folder, None))}
+    if submission.signed_by and keys and submission.signed_by not in keys:
+        yield (
+            f"it is signed by {submission.signed_by}, but the stored reports of {submission.report.subject.name} by"
+            f" {', '.join(sorted(keys))}: sign with that key, or ask the maintainers to take the new one (--new-key)"
+        )
 
 
 def _folders(results: Path) -> Sequence[Path]:

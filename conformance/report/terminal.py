@@ -16,7 +16,7 @@ from rich.text import Text
 
 from conformance.bench.curve import Curve
 from conformance.bench.ratio import Ratio, overheads
-from conformance.checkers.explanation import counted, shorten
+from conformance.checkers.explanation import counted, shorten, some
 from conformance.checkers.unconnected import TRIED_AGAIN
 from conformance.report.blame import blamed
 from conformance.report.causes import Cause, Kind, causes_of
@@ -156,9 +156,7 @@ class ProgressBar:
         contaminated = f", {self._num_contaminated} contaminated" if self._num_contaminated else ""
         if not self._failed:
             return f"0 failed{contaminated}"
-        names = [*self._failed][:most]
-        more = f" and {len(self._failed) - most} more" if len(self._failed) > most else ""
-        return f"{self._failed.total()} failed: {', '.join(names)}{more}{contaminated}"
+        return f"{self._failed.total()} failed: {some([*self._failed], most)}{contaminated}"
 
     def _line(self, done: int) -> str:
         elapsed = time.monotonic() - self._started

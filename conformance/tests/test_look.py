@@ -23,6 +23,7 @@ from conformance.recorder.recorder import Recorder
         ([torch.tensor([True, False])], "[True, False]"),
         ([torch.tensor([0.0, 3.0]).to_sparse()], "[0, 3]"),
         ([torch.tensor([1 + 2j])], "[(1+2j)]"),
+        ([torch.full((5,), 1 + 2j)], "[(1+2j), (1+2j), (1+2j), (1+2j), ...]"),
         ([torch.empty(0)], "[]"),
         ([], "[]"),
     ],

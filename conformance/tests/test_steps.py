@@ -92,6 +92,9 @@ def test_a_step_alone_shows_what_its_collectives_carried() -> None:
         "                rank 0 gave [1], and has not got its result",
         "                rank 1 gave [2], and has not got its result",
     ]
+    later = {rank: replace(one, history=(replace(issued(0, 0), phase="after backward"),), carried=one.carried[:1])
+             for rank, one in observations.items()}  # fmt: skip
+    assert told_by_steps(later, None)[1].startswith("  after backward  ranks 0 and 1: all_reduce #0")
     assert not any("gave" in line for line in told_by_steps(observations, None))
     elsewhere = {0: observations[0], 1: seen(1, "[2]", "my/ddp.py:9 in send_late")}
     assert told_by_steps(elsewhere, None)[1:3] == [

@@ -49,9 +49,9 @@ class Controller:
         """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
         The controller creates its private directory in `work_dir` (default: the system's temporary directory). Either
-        zygote imports the modules in `preload` before it forks ranks. Ranks may make no progress for
-        `start_timeout_s` seconds while they connect. Ranks
-        show what `inspection` asks for. Raises `BackendError` for a backend that cannot be used here.
+        zygote imports the modules in `preload` before it forks ranks, which show what `inspection` asks for. Ranks may
+        make no progress for `start_timeout_s` seconds while they connect. Raises `BackendError` for a backend that
+        cannot be used here.
         """
         backend.require()
         self._backend = backend
