@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from conformance.scenario import Scenario
+from conformance.workers.hearing import LATE_GRACE_S, RAISE_GRACE_S
 
 DDPS = "conformance.tests.peculiar_ddps"
 PLAIN = Scenario("gradients/GRAD-01/plain", ("GRAD-01",), "train", world_size=2)
 _PROMPT = b"(Pdb) "
 
 
-def typed(command: list[str], answers: list[bytes]) -> str:
-    """Run the command at a terminal, type an answer at each prompt of the debugger, and return what was shown."""
+def typed(command: list[str], answers: list[bytes], reads_for_s: float = 0.0) -> str:
+    """Run the command at a terminal as a person who reads before each answer; return what was shown."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "conformance", *command])
@@ -29,8 +30,7 @@ def typed(command: list[str], answers: list[bytes]) -> str:
         except OSError:  # the command has ended
             break
         if shown.endswith(_PROMPT) and answers:
-            if answers[0] == b"q":
-                time.sleep(2.5)  # others have raised long before a person has read this
+            time.sleep(reads_for_s)
             os.write(terminal, answers.pop(0) + b"\n")
     os.waitpid(pid, 0)
     return shown.decode().replace("\r\n", "\n")
@@ -52,7 +52,9 @@ def test_a_rank_stops_where_its_code_calls_breakpoint_and_no_other_does(file: st
 
 
 def test_a_rank_that_raised_can_be_looked_into_while_others_wait(file: str) -> None:
-    shown = typed(["replay", file, "--ddp", f"{DDPS}:Raising", "--pdb", "1"], [b"p reason", b"q"])
+    # Longer than a rank outlives others that have raised, and is then given to answer.
+    long = RAISE_GRACE_S + 2 * LATE_GRACE_S
+    shown = typed(["replay", file, "--ddp", f"{DDPS}:Raising", "--pdb", "1"], [b"p reason", b"q"], long)
     assert shown.count("rank 1 raised ValueError: no forward; leave with `q`") == 1
     assert "(Pdb) p reason\n'no forward'\n" in shown
     assert "every rank raised ValueError: no forward" in shown
