@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddp_impl.bucket import Bucket
-from ddp_impl.gradients import fits, is_plain
+from ddp_impl.gradients import COPY_IN, fits, is_plain
+from ddp_impl.torch_internals.autograd import shown_to_profilers
 from ddp_impl.torch_internals.tensors import num_post_accumulate_hooks
 
 
@@ -60,5 +61,6 @@ class EarlyMoves:
         gradient, view = parameter.grad, bucket.views[place]
         if gradient is None or gradient is view or not is_plain(gradient, view.dtype) or not fits(view, parameter):
             return
-        view.copy_(gradient)
+        with shown_to_profilers(COPY_IN):
+            view.copy_(gradient)
         parameter.grad = view

@@ -35,6 +35,7 @@ from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.casts import Casts
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
+from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.mixed_precision import PrecisionCaster
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.parameter_watch import ParameterWatch
@@ -60,7 +61,7 @@ _PLACES: dict[type, str] = {
     Casts: "_caster._casts",
 }
 #: Parts that act while they are made, and the module that makes them when a wrapper is constructed.
-_MADE_IN: dict[type, ModuleType] = {PrecisionCaster: distributed, AutogradHooks: reducer}
+_MADE_IN: dict[type, ModuleType] = {PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer}
 
 
 def replaces(owner: type[Any], *methods: str) -> Callable[[Call], Any]:

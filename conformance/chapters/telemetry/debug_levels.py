@@ -26,12 +26,12 @@ _TIMES = ("forward compute time", "backward compute time", "backward comm time",
 
 
 class Net(nn.Module):
-    """Two layers, and a third that is used on demand."""
+    """Two layers with `width` columns between them, and a third that is used on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 3) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.last = nn.Linear(3, 2)
+        self.first = nn.Linear(3, width)
+        self.last = nn.Linear(width, 2)
         self.spare = nn.Linear(3, 2)
 
     def forward(self, inputs: Tensor, with_spare: bool) -> Tensor:

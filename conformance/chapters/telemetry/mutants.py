@@ -14,10 +14,11 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import collectives, gradients
+from ddp_impl import collectives, early_moves, gradients
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.early_moves import EarlyMoves
 from ddp_impl.reducer import Reducer
 from ddp_impl.telemetry import Moment, Telemetry
 
@@ -181,3 +182,10 @@ def HidesCopies(reduction: BucketReduction, collected: Call, bucket: Bucket) -> 
     with mock.patch.object(gradients, "shown_to_profilers", return_value=nullcontext()):
         buffer: Tensor = collected(bucket)
     return buffer
+
+
+@replaces(EarlyMoves, "came")
+def HidesEarlyMoves(moves: EarlyMoves, came: Call, index: int) -> None:
+    """BUG: a profiler sees nothing of large gradients that move into their bucket when they come."""
+    with mock.patch.object(early_moves, "shown_to_profilers", return_value=nullcontext()):
+        came(index)

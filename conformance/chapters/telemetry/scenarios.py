@@ -36,7 +36,8 @@ def scenarios() -> Iterator[Scenario]:
     yield from _times()
     yield from _levels()
     hooked = arguments("hooked", hooked=True) | Variant(needs=("comm_hook",))
-    ways = (PLAIN.at(1, 2, 3), VIEW, UNUSED, UNUSED | VIEW, hooked)
+    wide = arguments("wide", wide=True)
+    ways = (PLAIN.at(1, 2, 3), VIEW, UNUSED, UNUSED | VIEW, hooked, wide, wide | VIEW)
     yield from _grid("TELE-21", "", "profiled_step", 2, ways)
 
 
