@@ -101,6 +101,7 @@ def _wait_twice(work: Any, patience: Patience) -> str:
 def _polled(work: Any, patience: Patience) -> str:
     if patience.until(work.is_completed):
         return "" if work.is_completed() else "is_completed() went back to False"
+    work.wait()  # else it would still be under way in the cells behind this one, whose results would be wrong
     return f"is_completed() was still False after {patience.in_vain():g} s, although every rank had called"
 
 
@@ -118,6 +119,7 @@ def _then(work: Any, patience: Patience) -> str:
 def _future_polled(work: Any, patience: Patience) -> str:
     if patience.until(work.get_future().done):
         return ""
+    work.wait()  # see `_polled`
     return f"the future was still not done after {patience.in_vain():g} s, although every rank had called"
 
 
