@@ -129,7 +129,9 @@ def _then(work: Any, patience: Patience) -> str:
 
 
 def _future_polled(work: Any, patience: Patience) -> str:
-    if patience.until(work.get_future().done):
+    future = work.get_future()
+    if patience.until(future.done):
+        future.wait()  # returns at once; on a device it orders the stream that is going to read
         return ""
     return f"the future was still not done after {patience.in_vain():g} s, although every rank had called"
 
