@@ -23,7 +23,7 @@ from conformance.programs.operations.groups import Groups, members_of
 from conformance.programs.operations.hearsay import all_say, told
 from conformance.programs.operations.judging import Truth, without_reading, wrong_values
 from conformance.programs.operations.lifetimes import Patience, complete
-from conformance.programs.operations.memory import Arena
+from conformance.programs.operations.memory import Arena, same_bits
 from conformance.programs.operations.neighbours import Neighbours
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
@@ -158,17 +158,18 @@ class _Trial:
 
     def run(self) -> str:
         """Return what is wrong, as a clause; empty if nothing is."""
-        kept: list[tuple[Truth, tuple[Blocks, ...], list[torch.Tensor]]] = []
+        kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
+        blocks = self._cell.what.outputs(self._place)
         for turn in range(self._cell.turns):
             truth = Truth(self._cell, self._place, turn)
             results, wrong_work = self._issue_and_wait(truth)
-            blocks = self._cell.what.outputs(self._place)
             wrong = self._wrong(truth, blocks, results)
             if wrong or wrong_work:
                 return (f"in round {turn}, " if turn else "") + (wrong or wrong_work)
-            kept.append((truth, blocks, results))
-        for truth, blocks, results in kept[:-1]:
-            if wrong := self._wrong(truth, blocks, results):
+            if turn < self._cell.turns - 1:
+                kept.append((truth, results, [result.clone() for result in results]))
+        for truth, results, then in kept:
+            if not all(map(same_bits, results, then)) and (wrong := self._wrong(truth, blocks, results)):
                 return f"the result of round {truth.turn}, kept, changed later: {wrong}"
         return ""
 

@@ -161,10 +161,10 @@ class SimGroup(dist.ProcessGroup):
         self._inner.shutdown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> SimWork:
-        """Wait for all ranks; returns a work that is done."""
+        """Wait for all ranks; who waits for the work is ordered after what the group did before on this device."""
         self._num_launched += 1
         self._inner.barrier().wait()
-        return SimWork(None, [])
+        return SimWork(self._streams.get(torch.accelerator.current_device_index()), [])
 
     def _start_coalescing(self, device_type: torch.device) -> None:
         self._coalescing = []

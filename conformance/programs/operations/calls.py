@@ -196,8 +196,5 @@ def wait_tensors(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def device_backend(group: Any, device: torch.device) -> Any:
-    """Return the C++ backend of `group`; the group itself where it is written in Python and has none."""
-    try:
-        return group._get_backend(device)
-    except RuntimeError:
-        return group
+    """Return the C++ backend of `group`; the group itself where it is written in Python, whatever it has registered."""
+    return group._get_backend(device) if type(group) is dist.ProcessGroup else group

@@ -7,6 +7,7 @@ place, of another rank or of an earlier round is seen. Reductions of it are exac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,11 +76,10 @@ def numbers(name: str, op: str, length: int, *, source: int, target: int, turn: 
         return (sign * size * (1 + noise % most)).to(dtype) / _PARTS
     if name in ("int8", "int16", "uint8"):
         return noise.to(dtype)  # of all magnitudes, so that sums wrap
-    # Every third place is negative on all ranks, so that a MAX that begins at zero is seen.
-    where = torch.arange(length)
-    sign = torch.where(where % 3 == 0, -1, torch.where(where % 3 == 1, 1, sign))
-    whole = (sign * (1 + noise % (_MAGNITUDES[name] - 1))).to(dtype)
-    return whole / _PARTS if dtype.is_floating_point else whole
+    fixed, is_free = _signs(length)
+    sign = torch.where(is_free, sign, fixed)
+    whole = noise.remainder_(_MAGNITUDES[name] - 1).add_(1).mul_(sign).to(dtype)
+    return whole.div_(_PARTS) if dtype.is_floating_point else whole
 
 
 def bits(name: str, length: int, *, source: int, target: int, turn: int) -> Tensor:
@@ -140,8 +140,27 @@ def _noise(length: int, *key: int) -> Tensor:
     seed = 0x243F6A8885A308D3
     for part in key:
         seed = ((seed ^ part) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & _MASK
-    noise = (torch.arange(length, dtype=torch.int64) + 1) * 0x2545F4914F6CDD1D + seed
-    noise ^= (noise >> 29) & (2**35 - 1)
+    noise = _places(length) + seed
+    noise ^= (noise >> 29).bitwise_and_(2**35 - 1)
     noise *= 0x369DEA0F31A53F85
-    noise ^= (noise >> 32) & (2**32 - 1)
-    return noise & _MASK
+    noise ^= (noise >> 32).bitwise_and_(2**32 - 1)
+    return noise.bitwise_and_(_MASK)
+
+
+# Nobody writes into what the next two return: blocks of one length are made by the thousand.
+
+
+@lru_cache(maxsize=8)
+def _places(length: int) -> Tensor:
+    """Return a number for each position, far from that of the next."""
+    return torch.arange(1, length + 1, dtype=torch.int64) * 0x2545F4914F6CDD1D
+
+
+@lru_cache(maxsize=8)
+def _signs(length: int) -> tuple[Tensor, Tensor]:
+    """Return the sign at each position, and which positions are free to have another.
+
+    Every third place is negative on all ranks, so that a MAX that begins at zero is seen.
+    """
+    third = torch.arange(length) % 3
+    return torch.where(third == 0, -1, 1), third == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,14 +51,26 @@ def complete(issued: Issued, lifetime: str, barrier: Callable[[], None], patienc
         del issued, works
         barrier()
         return ""
-    for work in works:
-        if wrong := _WAYS[lifetime](work, patience):
-            return wrong
+    try:
+        wrong = next(filter(None, (_WAYS[lifetime](work, patience) for work in works)), "")
+    except Exception:
+        _see_done(works, patience)
+        raise
+    if wrong:
+        _see_done(works, patience)
+        return wrong
     if lifetime == "value":
         return _wrong_value([work.get_future().value() for work in works], issued.outputs, "the future holds")
     if lifetime == "result":
         return _wrong_value([_result(work) for work in works], issued.outputs, "result() gives")
     return ""
+
+
+def _see_done(works: Sequence[Any], patience: Patience) -> None:
+    """Let works end of which something is wrong, if they do: else they would be under way when others are tried."""
+    for work in works:
+        with contextlib.suppress(Exception):
+            _in_a_thread(work, patience)
 
 
 def _wrong_value(values: list[Any], outputs: tuple[Tensor, ...], says: str) -> str:
@@ -116,7 +129,9 @@ def _then(work: Any, patience: Patience) -> str:
 
 
 def _future_polled(work: Any, patience: Patience) -> str:
-    if patience.until(work.get_future().done):
+    future = work.get_future()
+    if patience.until(future.done):
+        future.wait()  # returns at once; on a device it orders the stream that is going to read
         return ""
     return f"the future was still not done after {patience.in_vain():g} s, although every rank had called"
 

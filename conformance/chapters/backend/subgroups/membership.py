@@ -141,14 +141,21 @@ def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
         time.sleep(random.Random(ctx.rank).random() * 0.2)
         return wrong_sum(dist.new_group(timeout=timedelta(seconds=60)), everybody)
 
+    def wrong_slots(group: Any, members: list[int]) -> str:
+        if ctx.rank not in members:
+            return ""
+        slots = [torch.zeros(2, device=ctx.device) for _ in members]
+        dist.all_gather(slots, torch.full((2,), float(ctx.rank), device=ctx.device), group=group)
+        wanted = [[float(rank)] * 2 for rank in members]
+        return unlike("the slots of all_gather hold", [slot.tolist() for slot in slots], wanted)
+
     def nested() -> str:
-        members = everybody[1:]
-        outer = dist.new_group(members)
-        inner = dist.new_group(members[:1])
-        odd = everybody[::2]
+        members, odd = everybody[1:], everybody[::2]
+        nested_groups = [(dist.new_group(ranks), ranks) for ranks in (members, members[:1], odd)]
+        outer = nested_groups[0]
         return first_wrong(
-            wrong_sum(outer, members), wrong_sum(inner, members[:1]), wrong_sum(dist.new_group(odd), odd),
-            wrong_sum(outer, members, 2),
+            *(wrong_sum(*one) for one in nested_groups), wrong_sum(*outer, 2),
+            *(wrong_slots(*one) for one in nested_groups),
         )  # fmt: skip
 
     def first_operations() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from conformance.mutants.relay import Relay
-from conformance.mutants.spoilt import of_class, spoils
+from conformance.mutants.spoilt import finished, of_class, spoils
 
 
 @spoils("broadcast")
@@ -77,6 +77,22 @@ def reads_world_variables(group: Any, call: Any, tensors: Any, *options: Any) ->
     if group.rank() == 0 and dist.get_rank() != 0:
         tensors[0].zero_()
     return call(tensors, *options)
+
+
+@of_class
+class takes_slots_of_world_ranks(Relay):
+    """BUG: a group puts what its members send into the slots of their ranks in the world."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: Any) -> None:
+        super().__init__(store, rank, world_size, timeout)
+        store.set(f"world/{rank}", str(dist.get_rank() if dist.is_initialized() else rank))
+        self._world_ranks = [int(store.get(f"world/{member}")) for member in range(world_size)]
+
+    def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
+        work = finished(self.inner.allgather(outputs, inputs, *options))
+        for rank, sent in zip(self._world_ranks, [slot.clone() for slot in outputs[0]], strict=True):
+            outputs[0][rank % self.size()].copy_(sent)
+        return work
 
 
 @spoils("all_gather_single", "allgather")
