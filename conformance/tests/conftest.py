@@ -13,7 +13,7 @@ from conformance.workers.zygote_process import ZygoteProcess
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[ZygoteProcess]:
-    """Start one zygote for all tests of this process that run a whole command: each would import torch once more."""
+    """Start one zygote for all tests of this process whose ranks may have it: each would import torch once more."""
     process = ZygoteProcess(None, ())
     yield process
     process.close()

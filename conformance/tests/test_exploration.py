@@ -38,14 +38,15 @@ from conformance.subjects.subject import get_subject
 from conformance.tests.evidence_by_hand import evidence_of, returned
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 #: Its docstring says what is wrong with it.
 NO_DIVISION = "conformance.chapters.gradients.mutants:NoDivision"
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Controller]:
-    with Controller(get_backend("gloo")) as controller:
+def ranks(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), zygote=zygote) as controller:
         yield controller
 
 

@@ -24,6 +24,7 @@ from conformance.suite import load_scenarios
 from conformance.tests.busy_machine import at_this_load
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 DEADLINE_S = 1.5
 #: How long after the deadline the hang is explained, at the latest, if the machine does nothing else.
@@ -98,8 +99,8 @@ PLACES = [
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo")) as controller:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), zygote=zygote) as controller:
         yield controller
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +58,8 @@ def pairs() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def detector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Detector]:
-    with closing(ZygoteProcess(tmp_path_factory.mktemp("ranks"), ())) as zygote, Detector(zygote) as detector:
+def detector(zygote: ZygoteProcess) -> Iterator[Detector]:
+    with Detector(zygote) as detector:
         yield detector
 
 

@@ -12,13 +12,14 @@ from conformance.suite import load_scenarios
 from conformance.tests.peculiar_ddps import SUBJECTS
 from conformance.verdict import ScenarioResult
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 SCENARIOS = {scenario.id: scenario for scenario in load_scenarios()}
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo")) as controller:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), zygote=zygote) as controller:
         yield controller
 
 
@@ -61,9 +62,9 @@ def test_what_every_wrapper_keeps_is_a_failure(controller: Controller) -> None:
 
 
 @pytest.mark.parametrize(("subject", "verdict"), [("Flattens", "PASS"), ("StartsAThread", "FAIL")])
-def test_a_ddp_is_not_blamed_for_the_threads_of_the_backend(subject: str, verdict: str) -> None:
+def test_a_ddp_is_not_blamed_for_the_threads_of_the_backend(zygote: ZygoteProcess, subject: str, verdict: str) -> None:
     lazy = get_backend("conformance.tests.lazy_pool:LAZY_POOL")
-    with Controller(lazy) as controller:
+    with Controller(lazy, zygote=zygote) as controller:
         runner = ScenarioRunner(SUBJECTS[subject], lazy, controller, native=False)
         result = runner.run(SCENARIOS["compatibility/COMPAT-12/used-world2"]).subject
     assert result.verdict.value == verdict, result.summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from conformance.observation import Ending, Observation, Raised
 from conformance.programs.operations.cell import REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS
+from conformance.smoke import ladder
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.ladder import Status, climb
 from conformance.smoke.rungs import COLLECTIVES, Rung
@@ -73,13 +73,6 @@ def test_the_first_broken_rung_ends_the_climb_with_what_to_do() -> None:
         "do          In allreduce, every rank's tensor must end up with the same sum",
     ):
         assert line in result.output
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteProcess]:
-    process = ZygoteProcess(tmp_path_factory.mktemp("zygote"), ())
-    yield process
-    process.close()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +137,19 @@ def test_a_broken_backend_stops_the_climb_at_its_rung(
         assert "broken_backends.py" in first_stack
 
 
-def test_all_broken_rungs_are_explained_in_one_go() -> None:
+#: One that holds and four that do not; after each of these the ranks are made anew, in all of them for a minute.
+FEW = ("broadcast", "all_reduce", "all_reduce max/min", "async work", "new_group")
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [
+        pytest.param(tuple(rung for rung in COLLECTIVES if rung.name in FEW), id="few"),
+        pytest.param(COLLECTIVES, id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_all_broken_rungs_are_explained_in_one_go(monkeypatch: pytest.MonkeyPatch, rungs: tuple[Rung, ...]) -> None:
+    monkeypatch.setattr(ladder, "COLLECTIVES", rungs)
     result = smoke("--backend", f"{BROKEN}:WRONG_SUM", "--keep-going")
     assert result.exit_code == 1, result.output
     broken = [name for status, name in footings(result.stdout) if status == "BROKEN"]

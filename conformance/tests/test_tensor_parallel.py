@@ -19,6 +19,7 @@ from conformance.subjects.subject import get_subject
 from conformance.suite import load_scenarios
 from conformance.truth.expected import Close, mismatch
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 
 def own_scenarios() -> list[Scenario]:
@@ -37,13 +38,13 @@ def test_every_requirement_has_a_scenario_on_two_rows_of_two() -> None:
     assert {one.world_size for one in own_scenarios()} == {2, 3, 4}
 
 
-def test_groups_of_a_mesh_end_with_the_scenario() -> None:
+def test_groups_of_a_mesh_end_with_the_scenario(zygote: ZygoteProcess) -> None:
     """Each has threads that poll: on ranks that keep them, every later scenario is slower."""
     sharded, plain = (
         next(one for one in load_scenarios() if one.id == name)
         for name in ("tensor_parallel/TP-01/mlp-2x2-world4", "gradients/GRAD-01/mlp-world4")
     )
-    with Controller(get_backend("gloo")) as controller:
+    with Controller(get_backend("gloo"), zygote=zygote) as controller:
 
         def num_threads() -> int:
             # A rank lets go of a scenario after it has answered; it is done with that when it answers the next one.

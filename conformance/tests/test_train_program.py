@@ -14,6 +14,7 @@ from conformance.scenario import Scenario, Step
 from conformance.subjects.subject import get_subject
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 #: Of the chapter: accumulation with buffers, both restarts, clipping, and unused parameters.
 CHOSEN = (
@@ -31,8 +32,8 @@ OTHERS = (
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo")) as opened:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), zygote=zygote) as opened:
         yield opened
 
 

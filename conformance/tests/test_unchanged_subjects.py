@@ -21,6 +21,7 @@ from conformance.spec.profile import in_profile
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 #: What is about the class, and one training.
 SAMPLE = ("CONS-24", "COMPAT-06", "COMPAT-07", "GRAD-01")
@@ -42,8 +43,8 @@ def scenarios() -> tuple[Scenario, ...]:
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo"), preload=preloads_of(scenarios())) as controller:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), preload=preloads_of(scenarios()), zygote=zygote) as controller:
         yield controller
 
 

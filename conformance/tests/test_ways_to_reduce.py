@@ -23,6 +23,7 @@ from conformance.tests.evidence_by_hand import collective
 from conformance.tests.ways_to_reduce import WAYS
 from conformance.verdict import Verdict
 from conformance.workers.controller import Controller
+from conformance.workers.zygote_process import ZygoteProcess
 
 #: Cheap scenarios of all that is asked about traffic, and what can be judged of any means.
 SCENARIOS = {
@@ -39,8 +40,8 @@ COUNTED = {"InThread", "AlwaysAgrees"}
 
 
 @pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with Controller(get_backend("gloo"), preload=("conformance.tests.ways_to_reduce",)) as controller:
+def controller(zygote: ZygoteProcess) -> Iterator[Controller]:
+    with Controller(get_backend("gloo"), preload=("conformance.tests.ways_to_reduce",), zygote=zygote) as controller:
         yield controller
 
 
