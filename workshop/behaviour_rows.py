@@ -1,4 +1,4 @@
-"""The rows of docs/behaviours.md and docs/systems.md: what a complete DDP does, and the requirements that test it."""
+"""The rows of the pages of behaviours and systems: what a complete DDP does, and the requirements that test it."""
 
 from __future__ import annotations
 

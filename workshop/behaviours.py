@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.markdown import as_code
 from conformance.run.outcome import combine
 from conformance.run.report import Report
 from conformance.verdict import ScenarioResult, Verdict
 from workshop.behaviour_rows import SECTIONS, Behaviour
+from workshop.run_text import run_text
 
 _HEAD = """# Behaviours
 
-What a complete DistributedDataParallel does, the requirements that hold one to it, and what a run has shown.
-A cell says `PASS`, or how many of the row's scenarios came to the worst verdict; `-` where the run has none of them.
-Made by `python -m workshop renew --report FOLDER`; the rows are in `workshop/behaviours.toml`.
+What a complete DistributedDataParallel does, the requirements that hold one to it, and what stored runs have shown.
+A cell says `PASS`, or how many of the row's scenarios came to the worst verdict. It is `-` where no stored run has any
+of them. The rows are in `workshop/behaviours.toml`.
 """
 
 
 def behaviours_page(behaviours: Sequence[Behaviour], reports: Sequence[Report]) -> str:
-    """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them."""
+    """Return the page in Markdown, with the verdicts of the reports' subjects and of torch's DDP beside them.
+
+    A scenario that several reports hold has the verdict of the first of them.
+    """
     columns = _columns(reports)
-    lines = [_HEAD]
-    runs: dict[str, set[str]] = {}
-    for report in reports:
-        names = (report.subject.name, report.backend, report.package_version("torch"))
-        run = "Run of {} on {} with torch {}".format(*map(as_code, names))
-        runs.setdefault(run, set()).update(scenario.id for scenario in report.scenarios)
-    lines += [f"{run}: {len(scenarios)} scenarios.\n" for run, scenarios in runs.items()]
+    lines = [_HEAD, *(f"{run_text(report)}: {len(report.scenarios):,} scenarios.\n" for report in reports)]
     for section, title in SECTIONS.items():
-        lines += [f"## {title}", "", f"| behaviour | promise | sources | requirements | {' | '.join(columns)} |"]
+        lines += [f"## {title}", "", f"| {' | '.join(['behaviour', 'promise', 'sources', 'requirements', *columns])} |"]
         lines.append("|---|---|---|---|" + "---|" * len(columns))
         lines += [_row(row, columns) for row in behaviours if row.section == section]
         lines.append("")
@@ -63,7 +60,7 @@ def _column(results: Iterable[tuple[tuple[str, ...], ScenarioResult]]) -> _Colum
 def _row(row: Behaviour, columns: Mapping[str, _Column]) -> str:
     sources = ", ".join(_link(source) for source in row.sources) or "torch DDP docs"
     cells = [_cell([column[one] for one in row.requirements if one in column]) for column in columns.values()]
-    return f"| {row.name} | {row.promise} | {sources} | {', '.join(row.requirements)} | {' | '.join(cells)} |"
+    return f"| {' | '.join([row.name, row.promise, sources, ', '.join(row.requirements), *cells])} |"
 
 
 def _cell(counts: Sequence[Counter[Verdict]]) -> str:

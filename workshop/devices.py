@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.report.markdown import as_code
+from conformance.run.outcome import Note
 from conformance.run.report import Report
+from workshop.run_text import run_text
 
 CHAPTER = "devices"
 
@@ -33,11 +34,9 @@ what only a device can tell that counts and lists is UNSUPPORTED on the others.
 [decisions/devices.md](decisions/devices.md) says how the simulated one works.
 
 How often the host waits for the device in a step, from forward to the end of backward, once the DDP has agreed on its
-buckets; at world size 2. Each wait empties the queue of the device. Made from reports of chapter devices, of both DDPs:
+buckets; at world size 2. Each wait empties the queue of the device. This counts them again:
 
-    ddp-conformance run --backend sim devices --report ours
-    ddp-conformance run --backend sim devices --ddp torch --report torch
-    python -m workshop renew --report ours --report torch
+    ddp-conformance run --backend sim devices
 """
 
 _FOOT = """Waits are counted wherever they are asked for, in the C++ of torch's reducer too: copies that block,
@@ -50,26 +49,24 @@ another rank refused. Where the host need not wait, on a CPU, every rank reads i
 """
 
 
-def devices_page(reports: Sequence[Report]) -> str:
-    """Return the page in Markdown; `reports` hold chapter devices, each of one DDP."""
-    first = reports[0]
-    counts = [_counts(report) for report in reports]
+def devices_page(report: Report | None) -> str:
+    """Return the page in Markdown, of a report that holds chapter devices; without one, it says that none is stored."""
+    return "\n".join([_HEAD, f"No stored run holds chapter {CHAPTER}.\n" if report is None else _table(report), _FOOT])
+
+
+def _table(report: Report) -> str:
+    scenarios = {one.id.removeprefix(f"{CHAPTER}/"): one for one in report.scenarios if one.chapter == CHAPTER}
+    own = {name: _waits(one.notes) for name, one in scenarios.items()}
+    of_torch = {name: _waits(one.native_notes) for name, one in scenarios.items()}
     lines = [
-        _HEAD,
-        f"On {as_code(first.backend)} with torch {as_code(first.package_version('torch'))}.",
+        f"{run_text(report)}.",
         "",
-        f"| in each step | {' | '.join(report.subject.name for report in reports)} |",
-        "|---|" + "--:|" * len(reports),
-        *(f"| {row} | {' | '.join(count.get(scenario, '-') for count in counts)} |" for row, scenario in ROWS.items()),
+        f"| in each step | {report.subject.name} | torch's DDP |",
+        "|---|--:|--:|",
+        *(f"| {row} | {own.get(name, '-')} | {of_torch.get(name, '-')} |" for row, name in ROWS.items()),
     ]
-    return "\n".join([*lines, "", _FOOT])
+    return "\n".join(lines) + "\n"
 
 
-def _counts(report: Report) -> dict[str, str]:
-    return {
-        outcome.id.removeprefix(f"{CHAPTER}/"): f"{note.value:g}"
-        for outcome in report.scenarios
-        if outcome.chapter == CHAPTER
-        for note in outcome.notes
-        if note.name == "waits"
-    }
+def _waits(notes: Sequence[Note]) -> str:
+    return next((f"{note.value:g}" for note in notes if note.name == "waits"), "-")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-
-from conformance.run.report import Report
 
 #: What brings a stale page up to date; every test that finds one says it.
 RENEW = "run `python -m workshop renew`"
@@ -17,17 +15,15 @@ RENEW = "run `python -m workshop renew`"
 class Made:
     """What a page must hold, as far as that is known without running a rank.
 
-    `text` is None for a page that must not be there. `lacks` says what only a run can fill in, and which command does;
-    `note` why the page was left as it is although nothing is known to be wrong with it.
+    `text` is None for a page that must not be there. `lacks` says what only a run can fill in, and which command does.
     """
 
     text: str | None
     lacks: str = ""
-    note: str = ""
 
 
-#: How a page is made: from what its file holds now, "" for none, and from the reports that are there.
-Make = Callable[[str, Sequence[Report]], Made]
+#: How a page is made: from what its file holds now, "" for none.
+Make = Callable[[str], Made]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +66,13 @@ class Comparison:
         return f"{self.path} {self.made.lacks}" if self.made.lacks else f"{self.path} is stale: {RENEW}"
 
 
-def compare(root: Path, pages: Iterable[Page], reports: Sequence[Report] = ()) -> tuple[Comparison, ...]:
+def compare(root: Path, pages: Iterable[Page]) -> tuple[Comparison, ...]:
     """Make every page and compare it with what is in the repository; changes nothing."""
     found = []
     for page in pages:
         file = root / page.path
         before = file.read_text(encoding="utf-8") if file.is_file() else None
-        found.append(Comparison(page.path, before, page.make(before or "", reports)))
+        found.append(Comparison(page.path, before, page.make(before or "")))
     return tuple(found)
 
 

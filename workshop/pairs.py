@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.report.markdown import as_code
-from conformance.run.outcome import Outcome
+from conformance.run.outcome import Note
 from conformance.run.report import Report
 from conformance.scenario import Scenario
-from conformance.verdict import Verdict
+from conformance.verdict import ScenarioResult, Verdict
+from workshop.run_text import run_text
 
 CHAPTER = "pairs"
 
@@ -16,7 +16,7 @@ _HEAD = """# Pairs of features
 
 Every feature with every other one, trained for some steps over two ranks and compared with the truth.
 `works`: the training is right. `refused`: the pair is refused before it trains, by an error that speaks of both.
-Anything else is the verdict of a pair that went wrong. Made by `python -m workshop renew --report FOLDER`.
+Anything else is the verdict of a pair that went wrong.
 """
 
 
@@ -26,18 +26,28 @@ def features_in(scenarios: Iterable[Scenario]) -> list[str]:
     return [feature for feature, alone, _ in (slug.partition("-alone-") for slug in slugs) if alone]
 
 
-def pairs_page(reports: Sequence[Report], features: Sequence[str]) -> str:
-    """Return the page in Markdown: for each report a triangle of `features`, as scenarios call them."""
-    return "\n".join([_HEAD, *(_table(report, features) for report in reports)])
+def pairs_page(report: Report | None, features: Sequence[str]) -> str:
+    """Return the page in Markdown: for the report's subject and for torch's DDP a triangle of `features`.
+
+    `features` are called as scenarios call them. Without a report, the page says that nothing is stored.
+    """
+    if report is None:
+        return f"{_HEAD}\nNo stored run holds chapter {CHAPTER}.\n"
+    found = {one.id.split("/")[2]: one for one in report.scenarios if one.chapter == CHAPTER}
+    count = sum("+" in slug for slug in found)
+    own = {slug: (one.subject, one.notes) for slug, one in found.items()}
+    of_torch = {slug: (one.native, one.native_notes) for slug, one in found.items() if one.native is not None}
+    columns = {report.subject.name: own, **({"torch's DDP": of_torch} if of_torch else {})}
+    tables = (_table(name, column, features) for name, column in columns.items())
+    return "\n".join([_HEAD, f"{run_text(report)}: {count} pairs.\n", *tables])
 
 
-def _table(report: Report, features: Sequence[str]) -> str:
-    found = {scenario.id.split("/")[2]: scenario for scenario in report.scenarios if scenario.chapter == CHAPTER}
-    count = sum(_pair(slug) for slug in found)
+_Cell = tuple[ScenarioResult, Sequence[Note]]
+
+
+def _table(name: str, found: Mapping[str, _Cell], features: Sequence[str]) -> str:
     lines = [
-        f"## {report.subject.name}",
-        "",
-        f"{count} pairs on {as_code(report.backend)} with torch {as_code(report.package_version('torch'))}.",
+        f"## {name}",
         "",
         f"| | {' | '.join(str(number) for number in range(1, len(features)))} |",
         "|---|" + "---|" * (len(features) - 1),
@@ -49,14 +59,11 @@ def _table(report: Report, features: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pair(slug: str) -> bool:
-    return "+" in slug
-
-
-def _cell(found: Mapping[str, Outcome], one: str, other: str) -> str:
-    scenario = next((each for slug, each in found.items() if slug.startswith(f"{one}+{other}-world")), None)
-    if scenario is None:
+def _cell(found: Mapping[str, _Cell], one: str, other: str) -> str:
+    cell = next((each for slug, each in found.items() if slug.startswith(f"{one}+{other}-world")), None)
+    if cell is None:
         return "-"
-    if scenario.subject.verdict is not Verdict.PASS:
-        return str(scenario.subject.verdict.value)
-    return "refused" if any(note.name == "refused" for note in scenario.notes) else "works"
+    result, notes = cell
+    if result.verdict is not Verdict.PASS:
+        return str(result.verdict.value)
+    return "refused" if any(note.name == "refused" for note in notes) else "works"

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 import workshop
 from conformance.cli import EXIT_FAILED
-from conformance.cli.options import NamedPath
 
 
 @click.command("renew", short_help="Rewrite the generated pages of a checkout of this project.")
 @click.option("--check", is_flag=True, help="Only say which pages are stale; exit with 1 if any is.")
-@click.option(
-    "--report",
-    "folders",
-    type=NamedPath(),
-    multiple=True,
-    metavar="FOLDER",
-    help="A finished report, for pages that show verdicts. May be repeated.",
-)
-def command(check: bool, folders: tuple[Path, ...]) -> None:
+def command(check: bool) -> None:
     """Rewrite every generated page of this project's repository, and list those that changed.
 
-    Pages that show verdicts are made from reports of all scenarios, of ddp_impl and (for the pairs) of torch; without
-    them they are left alone.
+    Pages that show verdicts of runs are none of them: `bash ci/site.sh` makes these of the reports in results/.
 
     \b
     python -m workshop renew
     python -m workshop renew --check
-    python -m workshop renew --report full --report compiled --report parallel --report torch
 
     Exits with 1 when a page is stale that only a run can renew, and with --check when any is.
     """
-    from conformance.report.read import read_report
     from workshop.generated_pages import ELSEWHERE, generated_pages
     from workshop.page import State, compare, write
 
-    pages = compare(workshop.ROOT, generated_pages(workshop.ROOT), [read_report(folder) for folder in folders])
+    pages = compare(workshop.ROOT, generated_pages(workshop.ROOT))
     for page in pages:
         if check and page.state is not State.FRESH:
             click.echo(page.explanation)
@@ -46,8 +32,6 @@ def command(check: bool, folders: tuple[Path, ...]) -> None:
             click.echo(f"{'rewrote' if page.made.text is not None else 'removed'} {page.path}")
         if not check and page.made.lacks:
             click.echo(page.explanation, err=True)
-        if page.made.note:
-            click.echo(f"{page.path} {page.made.note}.")
     click.echo("Made elsewhere, and owed by no change of a requirement:")
     for page_name, how in ELSEWHERE.items():
         click.echo(f"    {page_name}; {how}")

@@ -20,7 +20,7 @@ Tried = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A number that the subject reached on rank 0 and what is demanded of it, such as accuracy 0.98, at least 0.95."""
+    """A number that a DDP reached on rank 0 and what is demanded of it, such as accuracy 0.98, at least 0.95."""
 
     name: str
     value: float | str
@@ -39,7 +39,7 @@ class Outcome:
     `warm` tells whether the ranks had run something before; only warm times are worth comparing. `expectation` is the
     known failure that applied, if any. `replay` is the scenario itself, kept when it failed. `contaminated_by` is the
     scenario after which the subject failed, if it did not fail on fresh ranks, whose verdict it then has. `tried` is
-    what it tried of a backend's operations.
+    what it tried of a backend's operations. `notes` are the subject's, `native_notes` those of torch's DDP.
     """
 
     id: str
@@ -55,6 +55,7 @@ class Outcome:
     replay: Mapping[str, Any] | None
     contaminated_by: str = ""
     tried: Tried = field(default_factory=dict)
+    native_notes: tuple[Note, ...] = ()
 
     @staticmethod
     def of(
@@ -63,6 +64,7 @@ class Outcome:
         native: ScenarioResult | None = None,
         *,
         notes: tuple[Note, ...] = (),
+        native_notes: tuple[Note, ...] = (),
         warm: bool = False,
         excuse: Excuse | None = None,
         contaminated_by: str = "",
@@ -71,7 +73,7 @@ class Outcome:
         """Return what `scenario` came to."""
         outcome = Outcome(
             scenario.id, scenario.requirements, scenario.world_size, scenario.seed, scenario.digest, warm, notes,
-            subject, native, excuse, None, contaminated_by, tried or {},
+            subject, native, excuse, None, contaminated_by, tried or {}, native_notes,
         )  # fmt: skip
         return replace(outcome, replay=scenario.to_json()) if outcome.is_failure else outcome
 

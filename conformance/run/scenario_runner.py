@@ -131,6 +131,7 @@ class ScenarioRunner:
             result,
             beside,
             notes=settled.attempt.notes(truth),
+            native_notes=native.notes(truth) if native is not None else (),
             warm=bool(settled.attempt.after),
             excuse=self._excuses(scenario, settled.result),
             contaminated_by=settled.contaminated_by,

@@ -163,8 +163,8 @@ def test_a_number_that_has_only_a_bound_is_noted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(conformance.run.scenario_runner, "get_program", lambda name: program)
     observed = {"accuracy": 0.97, "step0/accuracy": 0.91, "name": "digits", "answer": 42}
     ranks = PretendedRanks(lambda scenario, subject: observed)
-    report = runner.run([scenario("a")], MINE, GLOO, native=False, controller=ranks)
-    assert report.scenarios[0].notes == (Note("accuracy", 0.97, "at least 0.9"),)
+    (one,) = runner.run([scenario("a")], MINE, GLOO, controller=ranks).scenarios
+    assert one.notes == one.native_notes == (Note("accuracy", 0.97, "at least 0.9"),)
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [(42, Verdict.HARNESS_ERROR), (41, Verdict.FAIL)])

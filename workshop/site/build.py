@@ -72,7 +72,7 @@ def _generated(stored: Path | None) -> Mapping[str, str]:
     return {
         **requirement_pages(load_catalogue(), load_scenarios(), evidence),
         **command_pages(main),
-        **run_pages(workshop.ROOT, reports),
+        **run_pages(reports, load_scenarios()),
         **{f"{RESULTS}/{name}": text for name, text in results.items()},
         "report_schema.md": f"# The schema of reports\n\n```json\n{json.dumps(report_schema(), indent=1)}\n```\n",
         "definition.md": definition_page(DEFINITION, passages),

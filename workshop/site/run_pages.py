@@ -1,46 +1,65 @@
-"""The pages that show verdicts of runs, made from the newest stored reports where these hold all that a page shows."""
+"""The pages that show verdicts of runs, made from the newest stored reports and from nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.errors import ReportError
 from conformance.report.results import Stored
 from conformance.run.report import Report
-from workshop.generated_pages import RUN_PAGES, generated_pages
-from workshop.page import Page
+from conformance.scenario import Scenario
+from workshop import devices, pairs
+from workshop.behaviour_rows import load_behaviours
+from workshop.behaviours import behaviours_page
 
-_OF_A_CHECKOUT = """
-!!! note
-    The stored reports do not hold all the scenarios of this page. It shows the run from which the repository's copy
-    was made, which may be older than what it describes.
-"""
+#: The DDP that these pages are about; torch's stands beside it in its reports.
+SHOWN = "ddp_impl"
 
 
-def run_pages(root: Path, stored: Sequence[Stored]) -> Mapping[str, str]:
-    """Return the pages in Markdown by path below docs/; `stored` is ordered by date.
+def run_pages(stored: Sequence[Stored], scenarios: Sequence[Scenario]) -> Mapping[str, str]:
+    """Return the pages in Markdown by path below docs/, each with how many of this release's `scenarios` are stored.
 
-    A page whose scenarios are not all stored is the copy in the repository, and says so.
+    `stored` is ordered by date.
     """
-    reports = newest(stored)
-    pages = [page for page in generated_pages(root) if page.path in RUN_PAGES]
-    return {page.path.removeprefix("docs/"): _text(page, (root / page.path), reports) for page in pages}
+    reports = [report for report in newest(stored) if report.subject.name == SHOWN]
+    rows = load_behaviours()
+    named = {name for row in rows for name in row.requirements}
+    made = {
+        "behaviours.md": behaviours_page(rows, reports),
+        "pairs.md": pairs.pairs_page(_fullest(reports, pairs.CHAPTER), pairs.features_in(scenarios)),
+        "devices.md": devices.devices_page(_fullest(reports, devices.CHAPTER)),
+    }
+    wanted = {
+        "behaviours.md": [one.id for one in scenarios if named & set(one.requirements)],
+        "pairs.md": [one.id for one in scenarios if one.chapter == pairs.CHAPTER],
+        "devices.md": [f"{devices.CHAPTER}/{name}" for name in devices.ROWS.values()],
+    }
+    return {name: f"{text}\n{_covered(reports, wanted[name])}\n" for name, text in made.items()}
 
 
 def newest(stored: Sequence[Stored]) -> tuple[Report, ...]:
-    """Return the last report of each DDP on each backend at each profile, of those on the newest run's torch."""
+    """Return the last report of each DDP on each backend at each profile, of those on the newest run's torch.
+
+    The newest comes first.
+    """
     if not stored:
         return ()
     torch = stored[-1].report.package_version("torch")
     same = [one for one in stored if one.report.package_version("torch") == torch]
-    return tuple({(one.name, one.report.selection.profile): one.report for one in same}.values())
+    last = {(one.name, one.report.selection.profile): one for one in same}
+    return tuple(one.report for one in reversed(same) if last[one.name, one.report.selection.profile] is one)
 
 
-def _text(page: Page, copy: Path, reports: Sequence[Report]) -> str:
-    tracked = copy.read_text(encoding="utf-8")
-    try:
-        made = page.make(tracked, reports)
-    except ReportError:  # a scenario is missing: the page would have empty cells
-        return tracked + _OF_A_CHECKOUT
-    return tracked + _OF_A_CHECKOUT if made.text is None or made.lacks or made.note else made.text
+def _fullest(reports: Iterable[Report], chapter: str) -> Report | None:
+    """Return the report with most scenarios of a chapter, the first of several; None if none has any."""
+    counted = [(sum(one.chapter == chapter for one in report.scenarios), report) for report in reports]
+    most = max((number for number, _ in counted), default=0)
+    return next((report for number, report in counted if number == most), None) if most else None
+
+
+def _covered(reports: Iterable[Report], wanted: Sequence[str]) -> str:
+    there = {one.id for report in reports for one in report.scenarios}
+    held = sum(one in there for one in wanted)
+    return (
+        f"The stored runs hold {held:,} of the {len(wanted):,} scenarios that this page is about."
+        " `KEY=key.pem bash ci/store.sh` runs all of them and stores the reports."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -11,15 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import workshop
-from conformance.errors import ReportError
 from conformance.mutants.catalogue import Kill, Mutant, load_mutants
-from conformance.run.report import Report
-from conformance.scenario import Scenario
-from conformance.suite import load_scenarios
-from conformance.tests.reports_by_hand import PASS, outcome, run_report
 from workshop import ROOT, page
 from workshop import generated_pages as pages
-from workshop.behaviour_rows import load_behaviours
 from workshop.counts import count
 from workshop.generated_pages import COUNTS, generated_pages
 from workshop.page import Made, Page, State, compare
@@ -40,7 +33,7 @@ def test_every_file_that_says_who_made_it_is_renewed() -> None:
         or "Generated from" in file.read_text()
     }
     assert said <= {one.path for one in generated_pages(ROOT)}
-    assert {COUNTS, "docs/behaviours.md", "docs/pairs.md", "docs/detection.md", "docs/reducer.md"} <= said
+    assert {COUNTS, "docs/systems.md", "docs/detection.md", "docs/reducer.md"} <= said
 
 
 # ------------------------------------------------------------------------------------------ a repository made for it
@@ -100,52 +93,8 @@ def test_a_new_mutant_is_a_gap_that_only_ranks_can_close(repository: Path, monke
         ) in said
 
 
-def test_a_changed_behaviour_waits_for_a_report(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = load_behaviours()
-    changed = (dataclasses.replace(first, promise="Something else."), *others)
-    monkeypatch.setattr(pages, "load_behaviours", lambda: changed)
-    code, said = renew("--check")
-    assert code == 1
-    assert f"docs/behaviours.md differs from behaviours.toml in the row {first.name!r}" in said
-    assert "run `python -m workshop renew --report FOLDER`" in said
-
-
-def report_of(subject: str, *scenarios: Scenario) -> Report:
-    """Return a report of `subject` in which `scenarios` passed."""
-    return run_report(*(outcome(one, PASS, PASS) for one in scenarios), subject=subject)
-
-
-def page_at(path: str) -> Page:
-    (found,) = (one for one in generated_pages(ROOT) if one.path == path)
-    return found
-
-
-def test_reports_renew_the_verdicts() -> None:
-    scenarios = load_scenarios()
-    own = [report_of("ddp_impl", *scenarios[:1000]), report_of("ddp_impl", *scenarios[1000:])]
-    made = page_at("docs/behaviours.md").make("old", own).text
-    assert made is not None
-    assert made.startswith("# Behaviours")
-    run = "Run of <code>ddp_impl</code> on <code>gloo</code> with torch <code>2.13.0+cpu</code>"
-    assert f"{run}: {len(scenarios)} scenarios." in made
-    assert "| - |" not in made
-
-    pairs = page_at("docs/pairs.md")
-    of_pairs = [scenario for scenario in scenarios if scenario.chapter == "pairs"]
-    assert pairs.make("old", [report_of("ddp_impl", *of_pairs)]).text == "old", "torch's part is missing"
-    made = pairs.make("old", [report_of(subject, *of_pairs) for subject in ("torch", "ddp_impl")]).text
-    assert made is not None
-    assert made.index("## ddp_impl") < made.index("## torch")
-
-
-def test_a_report_that_would_empty_cells_is_refused() -> None:
-    *others, last = load_scenarios()
-    with pytest.raises(ReportError, match=f"the reports of ddp_impl lack 1 of them, such as {last.id}: run these too"):
-        page_at("docs/behaviours.md").make("old", [report_of("ddp_impl", *others)])
-
-
 def test_a_page_that_does_not_exist_and_cannot_be_made_is_not_made_empty(tmp_path: Path) -> None:
-    lacking = Page("x.md", lambda now, reports: Made(now or None, "is not there: run it"))
+    lacking = Page("x.md", lambda now: Made(now or None, "is not there: run it"))
     (compared,) = compare(tmp_path, [lacking])
     assert compared.state is State.LACKING
     assert page.write(tmp_path, compared) is False

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 from xml.etree import ElementTree
 
@@ -13,10 +16,12 @@ from click.testing import CliRunner
 from conformance.errors import ReportError, SpecificationError
 from conformance.mutants.detector import Found
 from conformance.report.results import Stored, stored_reports
+from conformance.run.report import Assignment
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.suite import load_scenarios
-from conformance.tests.reports_by_hand import PASS, outcome, run_report
+from conformance.tests.reports_by_hand import FAIL, PASS, outcome, run_report
+from conformance.verdict import Verdict
 from workshop import ROOT
 from workshop.site import browser
 from workshop.site.build import DEFINITION, PASSAGES
@@ -79,19 +84,35 @@ def test_a_passage_that_there_is_not_is_named(tmp_path: Path, before: str, after
 
 
 def test_pages_of_runs_are_made_of_the_newest_stored_reports() -> None:
-    def on(day: int, *scenarios: Scenario, subject: str = "ddp_impl") -> Stored:
-        report = run_report(*(outcome(one, PASS, PASS) for one in scenarios), subject=subject)
-        return Stored(datetime.date(2026, 1, day), report)
-
     everything = load_scenarios()
     pairs = [one for one in everything if one.chapter == "pairs"]
-    whole = run_pages(ROOT, [on(1, *pairs), on(2, *pairs, subject="torch"), on(3, *everything)])
-    assert f": {len(everything)} scenarios." in whole["behaviours.md"]
-    assert "works | works" in whole["pairs.md"]
-    assert not [name for name, text in whole.items() if "may be older" in text and name != "devices.md"]
-    lacking = run_pages(ROOT, [on(1, *everything[1:])])
-    assert all("may be older" in text for text in lacking.values())
-    assert run_pages(ROOT, ()) == lacking
+
+    def on(day: int, scenarios: Sequence[Scenario], verdict: Verdict = PASS, **changes: Any) -> Stored:
+        report = run_report(*(outcome(one, verdict, PASS) for one in scenarios), **changes)
+        return Stored(datetime.date(2026, 1, day), report)
+
+    whole = run_pages([on(1, everything, FAIL), on(2, everything), on(3, pairs, FAIL, subject="other")], everything)
+    assert "| works |" in whole["pairs.md"]
+    assert all("FAIL" not in text for text in whole.values()), "neither an older run nor another DDP's"
+    assert "| - |" not in whole["behaviours.md"]
+    for text in whole.values():
+        (covered,) = re.findall(r"The stored runs hold ([\d,]+) of the ([\d,]+) scenarios", text)
+        assert covered[0] == covered[1] != "0"
+
+    lacking = run_pages([on(1, pairs[1:])], everything)
+    assert f"hold {len(pairs) - 1} of the {len(pairs)} scenarios" in lacking["pairs.md"]
+    assert "No stored run" in lacking["devices.md"]
+
+    quick = Assignment("quick", "", ())
+    later = run_pages([on(1, everything), on(2, [everything[0], pairs[0]], FAIL, selection=quick)], everything)
+    assert "FAIL" not in later["pairs.md"], "a small run hides no whole one"
+    assert "FAIL" in later["behaviours.md"], "a scenario has its newest verdict"
+    assert set(run_pages((), everything)) == set(whole)
+
+
+def test_no_page_made_of_runs_is_tracked() -> None:
+    """A copy in the repository would be stale after the next run, and nobody would know."""
+    assert [name for name in run_pages((), load_scenarios()) if (ROOT / "docs" / name).exists()] == []
 
 
 def test_without_chromium_the_check_fails_unless_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

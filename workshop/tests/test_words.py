@@ -17,13 +17,10 @@ MOST_WORDS = 48
 MOST_WORDS_OF_A_REQUIREMENT = 25
 #: Made by commands: their rows hold errors of torch and of backends as they came.
 MADE = {
-    "behaviours.md",
     "clients.md",
     "detection.md",
-    "devices.md",
     "explored_torch.md",
     "gpu.md",
-    "pairs.md",
     "smoke.md",
 }
 PAGES = [

@@ -25,17 +25,18 @@ esac
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Return a copy of what the script reads, in a folder of its own."""
-    if not (PROJECT / "ci").is_dir():
-        pytest.skip("installed without its repository, so there is no ci/ to test")
     shutil.copytree(PROJECT / "ci", tmp_path / "ci")
     shutil.copy(PROJECT / "pyproject.toml", tmp_path)
     return tmp_path
 
 
 def make_environment(
-    project: Path, too_old: int = 0, pip_fails: int = 0
+    project: Path, too_old: int = 0, pip_fails: int = 0, within: bool = False
 ) -> tuple[subprocess.CompletedProcess[str], int]:
-    """Run the script in an unrelated folder; return how it ended and how often pip has installed so far."""
+    """Run the script in an unrelated folder; return how it ended and how often pip has installed so far.
+
+    With `within`, its own environment comes first in PATH, as where another script has called it.
+    """
     log, interpreters = project / "log", project / "interpreters"
     interpreters.mkdir(exist_ok=True)
     for name in ("python", "python3", "python3.11", "python3.12", "python3.13"):
@@ -43,6 +44,9 @@ def make_environment(
         file.write_text(PRETENDED.format(too_old=too_old, log=log, pip_fails=pip_fails))
         file.chmod(0o755)
     path = f"{interpreters}{os.pathsep}{os.environ['PATH']}"
+    if within:
+        path = f"{project / '.venv' / 'bin'}{os.pathsep}{path}"
+        shutil.copy(project / ".venv" / "bin" / "python", project / ".venv" / "bin" / "python3")
     done = subprocess.run(
         ["bash", str(project / "ci" / "environment.sh")],
         cwd=interpreters, env={**os.environ, "PATH": path, "PYTHON": ""}, capture_output=True, text=True, check=False,
@@ -58,6 +62,12 @@ def test_the_environment_is_made_once_and_again_when_its_recipe_changes(project:
     with (project / "ci" / "constraints.txt").open("a") as constraints:
         constraints.write("# changed\n")
     assert make_environment(project)[1] == 2
+
+
+def test_a_script_that_another_has_called_keeps_the_environment(project: Path) -> None:
+    assert make_environment(project)[1] == 1
+    done, installed = make_environment(project, within=True)
+    assert (done.returncode, installed) == (0, 1), done.stdout + done.stderr
 
 
 def test_an_environment_that_broke_off_is_made_again(project: Path) -> None:
