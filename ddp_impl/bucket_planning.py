@@ -34,7 +34,7 @@ class BucketPlanning:
         self._parts = parts
         self._device, self._early_moves = parts.device, parts.early_moves
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
-        on_one_accelerator = self._device.type != "cpu" and len({m.parameter.device for m in self.members}) == 1
+        on_one_accelerator = self._device.type != "cpu" and len(parts.devices) == 1
         self._device_times = DeviceTimes(self._device) if on_one_accelerator and options.caps.measured else None
         self.begin_to_learn(options)
 

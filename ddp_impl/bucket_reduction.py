@@ -48,12 +48,7 @@ class BucketReduction:
     `shared` returns the indices of the parameters whose gradients another wrapper averages, too.
     """
 
-    def __init__(
-        self,
-        parts: ReducerParts,
-        options: ReducerOptions,
-        shared: Callable[[], Collection[int]],
-    ) -> None:
+    def __init__(self, parts: ReducerParts, options: ReducerOptions, shared: Callable[[], Collection[int]]) -> None:
         """Begin without buckets; `reduce_over` must follow."""
         self.parts = parts
         self.members, self.device, self.buckets = parts.members, parts.device, parts.buckets

@@ -103,7 +103,7 @@ class Reducer(ReducerSurface):
         self.reduction.reduce_over(group, Peers(group) if peers is None else peers)
         self.absences = Absences(parts, self.reduction, self._hooks, self._anchor)
         self.construction = backwards.next_construction()
-        has_threads = len({member.parameter.device for member in self.members}) > 1
+        has_threads = len(parts.devices) > 1
         self.lock = lock_of_reducers(has_threads)
         self._backward = Backward()  # the last one that this wrapper took part in
         self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)

@@ -47,6 +47,11 @@ class ReducerParts:
             early_moves=EarlyMoves(len(members)),
         )
 
+    @property
+    def devices(self) -> set[torch.device]:
+        """The devices of the parameters; autograd has a thread for each."""
+        return {member.parameter.device for member in self.members}
+
     def error(self, message: str) -> ReductionError:
         """Return an error to be raised, which the logging data will tell, too."""
         return self.telemetry.logged(ReductionError(message))
