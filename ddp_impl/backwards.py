@@ -145,6 +145,13 @@ def take_part(participant: Participant, is_over: Callable[[], None]) -> None:
     backward.add(participant, is_over)
 
 
+@torch.no_grad()
+def end_alone(participant: Participant) -> None:
+    """End the part of `participant` in a backward that compiled autograd runs: raise here, or nobody hears of it."""
+    for step in (_send, _hand_out, _finish):
+        step(participant)
+
+
 class _Backward:
     """One run of autograd's engine, and who takes part in it."""
 

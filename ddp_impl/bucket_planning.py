@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import torch
 import torch.distributed as dist
 
 from ddp_impl import collectives, messages
-from ddp_impl.arrivals import Arrivals
 from ddp_impl.auto_buckets import NUM_PROFILED, PROBE_BYTES, AllReduceCost, choose_caps
-from ddp_impl.bucket import Bucket, ManagedParameter, allocate
+from ddp_impl.bucket import allocate
 from ddp_impl.bucket_plan import BucketPlan, plan_for_order, plan_for_unknown_order
 from ddp_impl.device_times import DeviceTimes
-from ddp_impl.early_moves import EarlyMoves
-from ddp_impl.errors import ReductionError
 from ddp_impl.logs import is_verbose, milestone
 from ddp_impl.options import BucketCaps, ReducerOptions
 from ddp_impl.peers import Peers
-from ddp_impl.reducer_state import Phase, ReducerState
-from ddp_impl.telemetry import Telemetry
+from ddp_impl.reducer_parts import ReducerParts
+from ddp_impl.reducer_state import Phase
 
 
 class BucketPlanning:
@@ -30,29 +26,16 @@ class BucketPlanning:
     `early_moves` are told of every new plan.
     """
 
-    def __init__(
-        self,
-        members: Sequence[ManagedParameter],
-        device: torch.device,
-        options: ReducerOptions,
-        state: ReducerState,
-        arrivals: Arrivals,
-        early_moves: EarlyMoves,
-        telemetry: Telemetry,
-        buckets: list[Bucket],
-    ) -> None:
+    def __init__(self, parts: ReducerParts, options: ReducerOptions) -> None:
         """Plan one bucket per kind of gradient."""
-        self.members = tuple(members)
-        self.specs = [member.spec(options) for member in members]
-        self.state = state
-        self.arrivals = arrivals
-        self.buckets = buckets
-        self._device = device
-        self._early_moves = early_moves
-        self.telemetry = telemetry
+        self.members, self.buckets = parts.members, parts.buckets
+        self.specs = [member.spec(options) for member in self.members]
+        self.state, self.arrivals, self.telemetry = parts.state, parts.arrivals, parts.telemetry
+        self._parts = parts
+        self._device, self._early_moves = parts.device, parts.early_moves
         self._order_of_rank_0: list[int] = []  # behind the number of its wrapper, until buckets are planned by it
-        on_one_accelerator = device.type != "cpu" and len({member.parameter.device for member in members}) == 1
-        self._device_times = DeviceTimes(device) if on_one_accelerator and options.caps.measured else None
+        on_one_accelerator = self._device.type != "cpu" and len(parts.devices) == 1
+        self._device_times = DeviceTimes(self._device) if on_one_accelerator and options.caps.measured else None
         self.begin_to_learn(options)
 
     def begin_to_learn(self, options: ReducerOptions) -> None:
@@ -103,7 +86,7 @@ class BucketPlanning:
         if number != peers.number:
             text = messages.another_wrapper(self.state.rank, peers.number, number)
             peers.tell(text)
-            raise self.telemetry.logged(ReductionError(text))
+            raise self._parts.error(text)
         if self.options.caps.measured:
             with awaiting("the times of the ranks' all-reduces"):
                 self.caps = self._choose_caps(group)

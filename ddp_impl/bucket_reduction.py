@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ddp_impl import collectives, messages
-from ddp_impl.arrivals import Arrivals
-from ddp_impl.bucket import Bucket, GradBucket, ManagedParameter
+from ddp_impl.bucket import Bucket, GradBucket
 from ddp_impl.comm_hooks.registration import BoundHook, call_hook, tensor_in
 from ddp_impl.errors import ReductionError
 from ddp_impl.forecast import Forecast
@@ -34,11 +33,9 @@ from ddp_impl.groups import size_of
 from ddp_impl.iteration import Iteration
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.options import ReducerOptions
-from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.peers import Peers
-from ddp_impl.reducer_state import ReducerState
-from ddp_impl.telemetry import Moment, Telemetry
-from ddp_impl.unused_parameters import GraphSearch
+from ddp_impl.reducer_parts import ReducerParts
+from ddp_impl.telemetry import Moment
 from ddp_impl.user_hooks import UserHooks
 
 
@@ -51,32 +48,18 @@ class BucketReduction:
     `shared` returns the indices of the parameters whose gradients another wrapper averages, too.
     """
 
-    def __init__(
-        self,
-        members: Sequence[ManagedParameter],
-        device: torch.device,
-        options: ReducerOptions,
-        state: ReducerState,
-        arrivals: Arrivals,
-        telemetry: Telemetry,
-        search: GraphSearch,
-        shared: Callable[[], Collection[int]],
-    ) -> None:
+    def __init__(self, parts: ReducerParts, options: ReducerOptions, shared: Callable[[], Collection[int]]) -> None:
         """Begin without buckets; `reduce_over` must follow."""
-        self.members = tuple(members)
+        self.parts = parts
+        self.members, self.device, self.buckets = parts.members, parts.device, parts.buckets
+        self.state, self.arrivals, self.usage = parts.state, parts.arrivals, parts.usage
+        self.search, self.telemetry = parts.search, parts.telemetry
         self.options = options
-        self.device = device
-        self.state = state
-        self.arrivals = arrivals
-        self.telemetry = telemetry
-        self.search = search
         self.shared = shared
         self.comm_hook: BoundHook | None = None
         self.steps_optimizers = False
         self.post_backward_futures: list[Future[Any]] = []
-        self.usage = ParameterUsage(len(self.members))
         self.user_hooks = UserHooks(self.members)
-        self.buckets: list[Bucket] = []
         self.iteration = Iteration()
 
     def reduce_over(self, group: dist.ProcessGroup, peers: Peers) -> None:
@@ -148,6 +131,13 @@ class BucketReduction:
     def awaiting_usage(self) -> AbstractContextManager[None]:
         """Return a context for what ranks exchange about the use of parameters in a backward."""
         return self.peers.awaiting("backward", lambda: messages.usage([member.name for member in self.members]))
+
+    def launch_next(self) -> None:
+        """Send the full buckets that are next in order and not held back."""
+        for index in self.state.take_launchable():
+            self.launch(self.buckets[index])
+            if self.steps_optimizers:
+                self.hand_out_all_but_the_last()
 
     def launch(self, bucket: Bucket) -> None:
         """Send `bucket`, unless no rank used it."""
@@ -271,7 +261,7 @@ class BucketReduction:
             self._wait_for(bucket)
         if self.iteration.refusal is not None:
             raise self.iteration.refusal
-        raise self._error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
+        raise self.parts.error(messages.others_refuse(self.state.rank) + self.peers.exchange(messages.FOLLOWS))
 
     def hand_out_averages(self) -> None:
         """Wait for every bucket and put the averages where users look for gradients."""
@@ -354,7 +344,7 @@ class BucketReduction:
                 used[index] = has_values(bucket, buffer, place)
                 lost = member.parameter.grad is not None and index not in self.usage.used_locally
                 if used[index] and lost and self.is_frozen(index):
-                    raise self._error(messages.frozen_here(self.state.rank, member.name))
+                    raise self.parts.error(messages.frozen_here(self.state.rank, member.name))
         return used
 
     def is_frozen(self, index: int) -> bool:
@@ -366,13 +356,23 @@ class BucketReduction:
         """Whether ranks tell each other what they use, before an iteration's gradients come and after."""
         return self.options.find_unused_parameters and not self.options.static_graph
 
+    @property
+    def last_gradient_ends_it(self) -> bool:
+        """Whether all can be handed out when the last gradient comes, though the backward goes on; alike on all ranks.
+
+        Not where gradients may be missing or another wrapper awaits some of them, too; nor where parameters may step
+        then, as a comm hook can have them do: what compiled autograd has captured may read them later.
+        """
+        if torch.compiler.is_dynamo_compiling():  # with fullgraph=True, which leaves no hook as it is
+            return False
+        options = self.options
+        waits = options.find_unused_parameters or options.static_graph or options.delayed or self.shared()
+        return not (waits or self.steps_optimizers or self.comm_hook is not None)
+
     def _home_of(self, bucket: Bucket) -> GradientHome:
         if self.iteration.context_id is not None:
             return autograd_context(self.iteration.context_id)
         return LOCAL_SHARD if bucket.distributed else GRAD_ATTRIBUTE
-
-    def _error(self, message: str) -> ReductionError:
-        return self.telemetry.logged(ReductionError(message))
 
     def here(self) -> str:
         """Return which rank this is, for errors."""

@@ -21,7 +21,7 @@ from ddp_impl.compile.active_compiler import ActiveCompiler, compiler_behind, ru
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.compile.local_gradients import LocalGradients
-from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, in_graph
+from ddp_impl.compile.who_averages import ForwardFacts, InGraph, Reduction, all_capture, in_graph
 from ddp_impl.groups import backend_of, rank_in, size_of
 from ddp_impl.join import JoinedWrapper
 from ddp_impl.logging_data import logging_data
@@ -277,7 +277,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             self._local_gradients.forward_in_graph(tensors)
         elif self._synchronises:
             self._local_gradients.forward_will_be_reduced()
-            tied = self.reducer.tie_unused(output, tensors)
+            tied = self.reducer.absences.tie(output, tensors)
             self.reducer.prepare_for_backward(tensors if tied is output else find_tensors(tied))
             return tied
         elif self._compiled_calls.reduction is Reduction.IN_GRAPH:
@@ -394,15 +394,15 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
             parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
         # They must outlive it in what shares its attributes: accelerate compiles regions of a copy of that kind.
-        self._in_use = _InUse()
-        weakref.finalize(self._in_use, self.reducer.remove_hooks)
+        self._in_use, reducer = _InUse(), self.reducer
+        weakref.finalize(self._in_use, reducer.remove_hooks)
         self._peers.serve(self._in_use)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),
             frozenset(self.parameters_to_ignore),
             self._options.caps,
-            self.reducer.all_capture,
+            lambda mine: all_capture(mine, reducer.peers, reducer.device),
         )
         if self._comm_hook is not None:
             state, hook = self._comm_hook

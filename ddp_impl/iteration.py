@@ -1,7 +1,7 @@
 """`Iteration` and `Backward`: what the reducer knows no longer than one of them lasts.
 
 The state machine (`reducer_state`) says which of them begins and ends when; a new one is a new object, so that nothing
-of the last one is forgotten in a reset. What follows from neither stays with the reducer.
+of the last one is forgotten in a reset. `reducer_state` lists what follows from neither, and where that is.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ What the table does not hold, and why:
 
 - how many gradients are awaited (`arrivals`): every gradient counts it down, and an entry of the table would cost more;
 - what an iteration has sent and refused, and what this backward's number is (`iteration`): values, and no phases;
-- the gradients of a backward under `no_sync` (`Reducer._came_locally`): it may run while the reducer awaits another
-  one, or be a part of that one, so it is no phase of it;
+- the gradients of a backward under `no_sync` (`local_backward`): it may run while the reducer awaits another one, or
+  be a part of that one, so it is no phase of it;
 - what earlier backwards left to be averaged, and what ranks have promised (`parameter_usage`): both outlive iterations;
-- that this rank's backward raised before its first gradient (`Reducer._raised_early`): it is about the other ranks.
+- that this rank's backward raised before its first gradient (`finish_check`): it is about the other ranks.
 
 Every event enters through `ReducerState.handle`, which validates first, changes second, and returns the actions that
 the reducer performs. Of a backward's gradients only the first is an event, unless the reducer learns from the

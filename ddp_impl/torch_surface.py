@@ -240,7 +240,7 @@ class TorchSurface:
                 f"{name.replace('bytes_cap', 'cap_mb')}"
             )
         changed: Any = {name: bool(value)}
-        self._options = self.reducer.options = dataclasses.replace(self._options, **changed)
+        self._options = self.reducer.reduction.options = dataclasses.replace(self._options, **changed)
 
     # -- the reducer --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from torch import nn
 
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import distributed, reducer
+from ddp_impl.absences import Absences
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.bucket import ManagedParameter
@@ -51,6 +52,7 @@ _PLACES: dict[type, str] = {
     Reducer: "reducer",
     BucketReduction: "reducer.reduction",
     BucketPlanning: "reducer.planning",
+    Absences: "reducer.absences",
     BackwardEnds: "reducer._ends",
     ParameterUsage: "reducer.usage",
     ReducerState: "reducer.state",

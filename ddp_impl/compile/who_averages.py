@@ -12,9 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_impl import collectives
 from ddp_impl.compile.compressing_hooks import wire_format
 from ddp_impl.compile.graph_parameters import AveragedParameters
 from ddp_impl.options import ReducerOptions
+from ddp_impl.peers import Peers
 from ddp_impl.torch_internals.compile import optimize_ddp
 from ddp_impl.torch_internals.tensors import has_tensor_hooks
 
@@ -114,3 +116,14 @@ def _can_average_in_graph(averaged: AveragedParameters) -> bool:
         any(spec.sparse or spec.delayed for spec in averaged.specs)
         or any(has_tensor_hooks(parameter) for parameter in averaged.parameters)
     )
+
+
+def all_capture(mine: bool, peers: Peers, device: torch.device) -> bool:
+    """Return whether every rank captures the module as one graph, as this one does if `mine`.
+
+    All ranks must call it in one forward.
+    """
+    answer = torch.tensor(int(mine), device="cpu").to(device)
+    with peers.awaiting("forward", "whether the other ranks capture the module as one graph"):
+        collectives.all_reduce_now(answer, peers.group, dist.ReduceOp.MIN)
+    return bool(answer)

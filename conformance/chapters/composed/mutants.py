@@ -53,7 +53,7 @@ def KeepsDroppedGradients(reduction: BucketReduction, forget_dropped: Call, unus
 @replaces(Reducer, "check_finished")
 def AsksNoPeerAfterAnException(reducer: Reducer, check_finished: Call) -> None:
     """BUG: a rank whose backward raised before its first gradient goes on, also if another's raised later."""
-    reducer._raised_early = False
+    reducer._finish.raised_early = False
     check_finished()
 
 
@@ -77,7 +77,7 @@ def LeavesOthersWaiting(reducer: Reducer, expect: Call) -> None:
 def SkipsAfterAnException(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: what ranks agreed not to use in a backward that raised, the next one skips."""
     backward_raised(*arguments)
-    if reducer._raised_early:
+    if reducer._finish.raised_early:
         reducer.reduction.iteration.skipped = set(range(len(reducer.buckets)))
 
 

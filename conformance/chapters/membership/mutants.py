@@ -155,5 +155,5 @@ def AsksSynchronisedForwardsOnly(ddp: Any, pre_forward: Call, /, *inputs: Any, *
 def HoldsExceptionsBack(reducer: Reducer, backward_raised: Call, *arguments: Any) -> None:
     """BUG: a rank whose backward raised before its first gradient waits for the others before its user hears of it."""
     backward_raised(*arguments)
-    if reducer._raised_early:
+    if reducer._finish.raised_early:
         collectives.all_reduce_now(torch.zeros(1), reducer.group)

@@ -29,15 +29,13 @@ class LeavesWithItsLastGradient(Reducer):
 
     def _expect(self) -> None:
         super()._expect()
-        if self.options.find_unused_parameters:
+        if self.reduction.options.find_unused_parameters:
             self.reduction.hold_back = lambda sure: None  # type: ignore[method-assign]
+            self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
             absent = [index for index, comes in enumerate(self.search.coming()) if not comes]
             self.usage.unused.update(absent)
             for bucket in self.arrivals.exclude(absent):
                 self._bucket_full(bucket)
-
-    def _is_welcome_late(self, index: int) -> bool:
-        return False
 
 
 @as_part
@@ -112,10 +110,10 @@ def SendsLateOnOddRanks(reducer: Reducer, launch_full_buckets: Call) -> None:
 def IsStaticWithAnother(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
     """BUG: as soon as one wrapper's graph is static, that of every other is taken for static."""
     attach_reducer(members)
-    if ddp.reducer.options.static_graph:
+    if ddp.reducer.reduction.options.static_graph:
         for other in list(backwards._living):
             if isinstance(other, Reducer):
-                other.options = dataclasses.replace(other.options, static_graph=True)
+                other.reduction.options = dataclasses.replace(other.reduction.options, static_graph=True)
 
 
 @replaces(Reducer, "prepare_for_backward")

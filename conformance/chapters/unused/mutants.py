@@ -11,6 +11,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from conformance.mutants.bases import ActsAfterBackward
 from conformance.mutants.patches import Call, replaces
+from ddp_impl.absences import Absences
 from ddp_impl.bucket import Bucket
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.errors import ReductionError
@@ -35,14 +36,12 @@ class _Excluding(Reducer):
 
     def _expect(self) -> None:
         super()._expect()
-        if self.options.find_unused_parameters and any(self.believed):
+        self.absences.may_still_come = lambda index: False  # type: ignore[method-assign]
+        if self.reduction.options.find_unused_parameters and any(self.believed):
             absent = [index for index, comes in enumerate(self.believed) if not comes]
             self.usage.unused.update(absent)
             for bucket in self.arrivals.exclude(absent):
                 self._bucket_full(bucket)
-
-    def _is_welcome_late(self, index: int) -> bool:
-        return False
 
 
 @replaces(_Excluding, "prepare_for_backward")
@@ -100,8 +99,8 @@ def ZeroesForUnused(reduction: BucketReduction, used_by_now: Call, bucket: Bucke
     return None
 
 
-@replaces(Reducer, "_missing_is_unused")
-def SearchesBeforeBackwardOnly(reducer: Reducer, missing_is_unused: Call) -> bool:
+@replaces(Absences, "are_allowed")
+def SearchesBeforeBackwardOnly(absences: Absences, are_allowed: Call) -> bool:
     """BUG: parameters whose output the loss leaves out are waited for in vain."""
     return False
 
@@ -144,13 +143,13 @@ class UnusedHereStaysNone(ActsAfterBackward):
 def CountsEarlyGradientsAgain(reducer: Reducer, expect: Call) -> None:
     """BUG: a gradient that came before autograd reached an output of forward counts once more, as an unused one."""
     for index, left in enumerate(reducer.arrivals.due):
-        if not left and reducer.options.find_unused_parameters:
+        if not left and reducer.reduction.options.find_unused_parameters:
             reducer.arrivals.pending[reducer.arrivals.bucket_of[index]] -= 1
     expect()
 
 
-@replaces(Reducer, "tie_unused")
-def ForgetsIdleRanks(reducer: Reducer, tie_unused: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
+@replaces(Absences, "tie")
+def ForgetsIdleRanks(absences: Absences, tie: Call, output: Any, tensors: Sequence[Tensor]) -> Any:
     """BUG: a rank whose forward used no parameter takes no part in the reduction; others meet its next one."""
     return output
 

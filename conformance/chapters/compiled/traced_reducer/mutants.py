@@ -13,13 +13,14 @@ from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
 from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.compile import fusion, in_graph
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.in_graph import InGraphBackend
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.compile.who_averages import InGraph
 from ddp_impl.reducer import Reducer
-from ddp_impl.torch_internals.autograd import call_when_backward_ends
+from ddp_impl.torch_internals.autograd import call_when_backward_ends, in_compiled_backward
 from ddp_impl.torch_internals.compile import inductor_compiler
 
 
@@ -131,16 +132,16 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
     return _made(_LetsItBeCopied, backend_for(*args))
 
 
-@replaces(Reducer, "_last_gradient_ends_it")
-def RefusesCompiledBackwards(reducer: Reducer, last_gradient_ends_it: Call) -> bool:
+@replaces(BucketReduction, "last_gradient_ends_it")
+def RefusesCompiledBackwards(reduction: BucketReduction, last_gradient_ends_it: Call) -> bool:
     """BUG: the reducer refuses every backward that compiled autograd runs."""
     return False
 
 
-@replaces(Reducer, "_hand_out_early")
-def HandsOutTheFirstBucketAlone(reducer: Reducer, hand_out_early: Call) -> None:
+@replaces(BucketReduction, "hand_out_averages")
+def HandsOutTheFirstBucketAlone(reduction: BucketReduction, hand_out_averages: Call) -> None:
     """BUG: in a backward that compiled autograd runs, only the bucket that left first is handed out."""
-    for index in list(reducer.reduction.iteration.in_flight)[1:]:
-        _, pending = reducer.reduction.iteration.in_flight.pop(index)
+    for index in list(reduction.iteration.in_flight)[1:] if in_compiled_backward() else ():
+        _, pending = reduction.iteration.in_flight.pop(index)
         pending.wait()
-    hand_out_early()
+    hand_out_averages()

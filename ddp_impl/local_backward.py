@@ -1,0 +1,62 @@
+"""`LocalBackward`: the backward of forwards under `no_sync`, where the reducer awaits a synchronised one, too."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ddp_impl.autograd_threads import BackwardEnds
+from ddp_impl.parameter_usage import ParameterUsage
+from ddp_impl.reducer_state import Phase, ReducerState
+
+
+class Awaiting(Protocol):
+    """The reducer that awaits the synchronised one."""
+
+    state: ReducerState
+    usage: ParameterUsage
+
+    def check_finished(self) -> None:
+        """Raise when the last reduction is not complete."""
+
+    def refuse_compiled_backward(self) -> None:
+        """Raise when nobody would hear of the end of the backward that runs now."""
+
+
+class LocalBackward:
+    """Keeps the gradients of a backward that is not to be averaged apart from those that the reducer awaits.
+
+    `came`: the parameters whose gradients such a backward has brought; None while none runs. `num_triggers`: how often
+    the user has asked for a reduction by hand, after a forward under `no_sync`.
+    """
+
+    def __init__(self, reducer: Awaiting, ends: BackwardEnds) -> None:
+        """Keep nothing yet; `ends` is told when such a backward is over."""
+        self.came: list[int] | None = None
+        self.num_triggers = 0
+        self._reducer = reducer
+        self._ends = ends
+
+    def begin(self, num_triggers: int) -> None:
+        """Take the report that a backward has come to an output of a forward under `no_sync`.
+
+        While nothing is expected, gradients are local anyway; once a synchronised backward runs, this is a part of it.
+        So is one that was triggered by hand after its forward, when there were `num_triggers`.
+        """
+        if num_triggers != self.num_triggers:
+            return
+        state = self._reducer.state
+        if state.phase is Phase.INCOMPLETE or (state.num_launched and state.phase is Phase.BROKEN):
+            self._reducer.check_finished()  # gradients may live in buckets that are in flight
+        if self.came is None and state.phase in (Phase.ARMED, Phase.PROBED):
+            self._reducer.refuse_compiled_backward()
+            self.came = []
+            self._ends.call(self._is_over, lambda *_: self._is_over())
+
+    def give_up(self) -> list[int]:
+        """Return what has come: a synchronised backward runs through both, and averages everything."""
+        came, self.came = self.came or [], None
+        return came
+
+    def _is_over(self) -> None:
+        self._reducer.usage.used_locally.update(self.came or ())
+        self.came = None

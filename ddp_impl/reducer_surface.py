@@ -1,0 +1,55 @@
+"""`ReducerSurface`: the methods of torch's reducer that other projects call (docs/private_names.md)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_impl import collectives
+from ddp_impl.bucket_planning import BucketPlanning
+from ddp_impl.parameter_usage import ParameterUsage
+
+
+class _Reducer(Protocol):
+    """What stands behind torch's names."""
+
+    planning: BucketPlanning
+    usage: ParameterUsage
+
+    def rebuild_buckets(self) -> None: ...
+
+    def check_finished(self) -> None: ...
+
+    def remove_hooks(self) -> None: ...
+
+
+class ReducerSurface:
+    """Base class of the reducer, which adds torch's names to it."""
+
+    def _rebuild_buckets(self: _Reducer) -> bool:
+        before = self.planning.has_rebuilt_buckets
+        self.rebuild_buckets()
+        return self.planning.has_rebuilt_buckets and not before
+
+    def _check_reducer_finalized(self: _Reducer) -> None:
+        self.check_finished()
+
+    def _remove_autograd_hooks(self: _Reducer) -> None:
+        self.remove_hooks()
+
+    def _set_forward_pass_work_handle(self, work: dist.Work, _: bool) -> None:
+        """Wait for what a join context was told of this forward."""
+        collectives.finished(work, "all_reduce")
+
+    def _delay_all_reduce(self) -> None:
+        """Do nothing: what torch flushes by hand after a static graph's first backward is reduced when it ends."""
+
+    def _get_local_used_map(self: _Reducer) -> Tensor:
+        """Return, per parameter, how many ranks used it in the last iteration; int32, 0 if ranks exchanged nothing."""
+        return torch.tensor(self.usage.num_users(), dtype=torch.int32, device="cpu")
+
+    def _ddp_graph_static(self: _Reducer) -> bool:
+        return self.usage.looks_static
