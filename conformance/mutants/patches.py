@@ -26,7 +26,7 @@ from unittest import mock
 from torch import nn
 
 from ddp_impl import DistributedDataParallel as Ours
-from ddp_impl import distributed, reducer
+from ddp_impl import distributed, reducer, reducer_parts
 from ddp_impl.absences import Absences
 from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.autograd_threads import BackwardEnds
@@ -63,7 +63,7 @@ _PLACES: dict[type, str] = {
     Casts: "_caster._casts",
 }
 #: Parts that act while they are made, and the module that makes them when a wrapper is constructed.
-_MADE_IN: dict[type, ModuleType] = {PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer}
+_MADE_IN: dict[type, ModuleType] = {PrecisionCaster: distributed, AutogradHooks: reducer, EarlyMoves: reducer_parts}
 
 
 def replaces(owner: type[Any], *methods: str) -> Callable[[Call], Any]:
