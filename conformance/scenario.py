@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from conformance.codec import MismatchError, decode, encode, parse_object
-from conformance.errors import ScenarioError
-from conformance.own_mistake import instance
+from conformance.errors import ScenarioError, instance
 
 SCHEMA_VERSION = 1
 

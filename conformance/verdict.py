@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from conformance.history import Collective
+from conformance.observation import Collective
 
 
 class Verdict(Enum):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.backends.gloo import GLOO
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Fault, Scenario, Step
 from conformance.subjects.subject import KNOWN, Subject

@@ -12,9 +12,8 @@ from torch._C._distributed_c10d import ProcessGroup, Store
 
 from conformance.backends.backend import FOR_DDPS, Backend
 from conformance.backends.gloo import GLOO
-from conformance.errors import BackendError
-from conformance.own_mistake import instance
-from conformance.sim_device.build import build
+from conformance.backends.sim_device.build import build
+from conformance.errors import BackendError, instance
 
 #: Chooses how the device rounds; 0: as the CPU does.
 SEED_VARIABLE = "DDP_CONFORMANCE_SIM_SEED"
@@ -35,8 +34,8 @@ def _device(rank: int) -> str:
 
 
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta, *, late: bool = False) -> ProcessGroup:
-    from conformance.sim_device.group import SimGroup
-    from conformance.sim_device.module import install
+    from conformance.backends.sim_device.group import SimGroup
+    from conformance.backends.sim_device.module import install
 
     device = install(late=late, seed=int(os.environ.get(SEED_VARIABLE, "1")))
     if not dist.is_initialized():  # a further group numbers its ranks anew
@@ -50,8 +49,8 @@ def _create_late(store: Store, rank: int, world_size: int, timeout: timedelta) -
 
 
 def _noticed() -> tuple[str, ...]:
-    from conformance.sim_device.build import load
-    from conformance.sim_device.group import count_anew
+    from conformance.backends.sim_device.build import load
+    from conformance.backends.sim_device.group import count_anew
 
     count_anew()
     device = load()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from conformance.errors import certain
 from conformance.observation import Facts, Observation
-from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 from conformance.verdict import Finding, Verdict
 

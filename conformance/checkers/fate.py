@@ -9,8 +9,7 @@ from dataclasses import replace
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.explanation import block, let_then, ranks, shorten
 from conformance.checkers.unconnected import unconnected
-from conformance.history import Collective, by_member
-from conformance.observation import PROCESSES, Observation, Raised
+from conformance.observation import PROCESSES, Collective, Observation, Raised, by_member
 from conformance.truth.expected import Raises
 from conformance.verdict import Finding, Verdict
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.checkers.checker import DEAD, Evidence, checker, failed, passed, unknown
 from conformance.checkers.explanation import let_then
-from conformance.history import Collective, by_member
-from conformance.observation import Observation, Raised
-from conformance.own_mistake import present
+from conformance.errors import present
+from conformance.observation import Collective, Observation, Raised, by_member
 from conformance.verdict import Finding
 
 #: The checker of every recorded scenario whose program asks for none of these.

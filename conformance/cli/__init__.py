@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from conformance.cli.lasting_output import LastingOutput
-from conformance.errors import ConformanceError
-from conformance.own_mistake import instance
+from conformance.errors import ConformanceError, instance
 from conformance.run.interpreter import check_interpreter, check_working_directory
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

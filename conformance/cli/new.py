@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from conformance.starters.starter import KINDS, Starter
+from conformance.cli.starters.starter import KINDS, Starter
 
 
 @click.command("new")

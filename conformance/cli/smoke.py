@@ -12,7 +12,7 @@ from rich.text import Text
 from conformance.cli import EXIT_FAILED
 from conformance.cli.console import make_console
 from conformance.cli.interrupt import interrupted_once
-from conformance.own_mistake import present
+from conformance.errors import present
 
 if TYPE_CHECKING:
     from conformance.smoke.ladder import Footing

@@ -44,7 +44,7 @@ from conformance.composed.training import (
     may_miss_gradients,
     trains,
 )
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.scenario import Scenario
 
 #: What every composed training gives evidence for.

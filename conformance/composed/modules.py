@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.composed.training import Block, Training
+from conformance.errors import instance
 from conformance.models.integers import integers
-from conformance.own_mistake import instance
 
 WIDTH = 2
 ROWS = 2

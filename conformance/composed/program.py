@@ -17,8 +17,8 @@ from conformance.composed.comm_hook import mean_in_wider_numbers
 from conformance.composed.refusal import refusal
 from conformance.composed.trainee import AT_THE_END, CONSTRUCTED, JOIN_TURNS, OBSERVED, Trainee, Wrapping
 from conformance.composed.training import WITH_BACKWARD, Training
+from conformance.errors import instance
 from conformance.observation import Raised
-from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

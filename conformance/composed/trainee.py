@@ -35,8 +35,8 @@ from conformance.composed.modules import (
 from conformance.composed.numerics import SmallGradients
 from conformance.composed.surroundings import Surroundings
 from conformance.composed.training import Action, Block, Training
+from conformance.errors import instance
 from conformance.models.integers import integers
-from conformance.own_mistake import instance
 from conformance.surroundings.observable import belongings, of_input, of_module, of_output, of_process
 
 _Phase = Callable[[str], contextlib.AbstractContextManager[None]]

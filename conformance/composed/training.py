@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.codec import MismatchError, decode, encode
-from conformance.errors import ScenarioError
-from conformance.own_mistake import instance
+from conformance.errors import ScenarioError, instance
 from conformance.scenario import Scenario
 
 #: What a block does to the hidden rows; `modules` builds them.

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.errors import ScenarioError
+from conformance.errors import ScenarioError, certain
 from conformance.models.batches import Batch, mixed_seed
 from conformance.models.exact import make_exact
-from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 
 #: The modules of this package that define `FIXTURES`, one family of models each.

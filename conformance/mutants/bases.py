@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
-from conformance.own_mistake import present
+from conformance.errors import present
 from ddp_impl.compile.compiled_calls import CompiledCalls
 
 

@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from conformance.backends.backend import Backend
 from conformance.backends.gloo import GLOO
+from conformance.errors import certain
 from conformance.mutants.relay import Relay
-from conformance.own_mistake import certain
 
 #: Names under which torch calls one method, by the version of torch.
 _ALIASES = {

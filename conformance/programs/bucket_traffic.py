@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
-from conformance.errors import ScenarioError
-from conformance.history import Collective
+from conformance.errors import ScenarioError, certain
 from conformance.models.catalogue import get_fixture
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts, Unmeasured
-from conformance.own_mistake import certain
+from conformance.observation import Collective, Facts, Unmeasured
 from conformance.programs.gradient_traffic import elements_of, num_issued, uncounted
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from conformance.checkers.protocol import is_gradient
-from conformance.history import Collective
-from conformance.kept_waiting import own_seconds
+from conformance.observation import Collective
+from conformance.waiting.kept_waiting import own_seconds
 
 _ALL_REDUCES = ("all_reduce", "all_reduce_coalesced")
 #: How many elements a DDP may add to a collective, so that its size is a multiple of 64 or of the number of ranks.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from conformance.checkers.explanation import shorten
+from conformance.errors import certain
 from conformance.observation import Facts
-from conformance.own_mistake import certain
 from conformance.programs.operations.hearsay import all_say
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import Program, program

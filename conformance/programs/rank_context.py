@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from conformance.errors import certain, present
 from conformance.observation import ENDINGS, PLAIN, Raised, Unmeasured
-from conformance.own_mistake import certain, present
 from conformance.truth.baton import DesertedError
 
 if TYPE_CHECKING:
-    from conformance.history import Collective
     from conformance.models.catalogue import ModelFixture
+    from conformance.observation import Collective
     from conformance.scenario import Scenario
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from conformance.errors import ScenarioError
-from conformance.own_mistake import certain
+from conformance.errors import ScenarioError, certain
 
 if TYPE_CHECKING:
     from conformance.observation import Facts

@@ -8,9 +8,8 @@ and no subject is ever loaded in its process.
 
 from __future__ import annotations
 
-from conformance.errors import ReplicaError
+from conformance.errors import ReplicaError, present
 from conformance.observation import Facts, Observation
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario

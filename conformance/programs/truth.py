@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from conformance.errors import certain
 from conformance.models.catalogue import ModelFixture, get_fixture
 from conformance.observation import Facts
-from conformance.own_mistake import certain
 from conformance.programs.rank_context import UNSTATED, RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.scenario import Scenario

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.recorder.look import Look
 
 

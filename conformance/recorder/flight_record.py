@@ -21,7 +21,7 @@ from operator import attrgetter
 
 import msgspec
 
-from conformance.history import Collective
+from conformance.observation import Collective
 
 _PHASE = struct.Struct("=q160s")  # step, phase
 _COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote

@@ -14,8 +14,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from conformance.backends.backend import Backend
-from conformance.errors import BackendError
-from conformance.own_mistake import present
+from conformance.errors import BackendError, present
 from conformance.recorder.recorded_group import as_process_group
 from conformance.recorder.recorder import Recorder
 

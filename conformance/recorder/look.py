@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from conformance.history import Carried
+from conformance.observation import Carried
 
 _MOST_VALUES = 4
 _RECORDER, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _world
 
-from conformance.own_mistake import present
+from conformance.errors import present
 from conformance.recorder.flight import Flight
 from conformance.recorder.look import Look
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as GroupBackend
 
-from conformance.history import Carried, Collective
+from conformance.observation import Carried, Collective
 from conformance.recorder.flight import Flight
 from conformance.recorder.recorded_group import RecordedGroup, as_process_group
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conformance.bench.ratio import changes
 from conformance.checkers.explanation import counted
-from conformance.own_mistake import present
+from conformance.errors import present
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import Verdict

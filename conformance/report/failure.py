@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.checkers.explanation import explain
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.report.blame import blamed
 from conformance.report.causes import in_short
 from conformance.run.lacking import lacking

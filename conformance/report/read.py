@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.codec import MismatchError, decode, parse_object
-from conformance.errors import ReportError
-from conformance.own_mistake import instance
+from conformance.errors import ReportError, instance
 from conformance.report.packed import unpacked
 from conformance.report.plain_file import read_plain
 from conformance.run.report import SCHEMA_VERSION, Report

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.checkers.explanation import ranks as names_of
 from conformance.checkers.facts import WrongFact, wrong_facts
-from conformance.history import Carried, Collective
-from conformance.observation import Facts, Observation
+from conformance.observation import Carried, Collective, Facts, Observation
 
 _INDENT = "  "
 #: Facts of one backward of a step that has several: `local` are those that ran under `no_sync`.

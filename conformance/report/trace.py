@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.run.outcome import Outcome
 from conformance.run.report import Report
 from conformance.verdict import RankFate

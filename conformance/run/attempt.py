@@ -9,7 +9,6 @@ from typing import Protocol
 
 from conformance.checkers.checker import harness_error
 from conformance.observation import Facts, Observation
-from conformance.pending import Pending
 from conformance.programs.registry import Program
 from conformance.run.judge import judge
 from conformance.run.outcome import Note
@@ -17,6 +16,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, RankFate, ScenarioResult, Verdict
+from conformance.waiting.pending import Pending
 
 #: So many of a rank's last collectives go into the report of a scenario that did not pass: enough for a timeline.
 NUM_KEPT_COLLECTIVES = 40

@@ -92,7 +92,7 @@ def _compiler() -> Symptom:
 
 def _accelerators() -> Symptom:
     from conformance.backends.nccl import NCCL
-    from conformance.sim_device.build import why_not
+    from conformance.backends.sim_device.build import why_not
 
     found = accelerators()
     usable = ["gloo", *(["nccl"] if not NCCL.unavailable() else []), *(["sim"] if not why_not() else [])]

@@ -16,8 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
-from conformance.errors import ConformanceError
-from conformance.own_mistake import instance
+from conformance.errors import ConformanceError, instance
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

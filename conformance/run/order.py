@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import one_per_requirement
 

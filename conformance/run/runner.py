@@ -18,7 +18,6 @@ from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.models.catalogue import get_fixture
 from conformance.observation import Observation
-from conformance.pending import Pending
 from conformance.programs.registry import get_program, preloads_of
 from conformance.recorder.flight_record import IMPORT
 from conformance.run.attempt import Ranks
@@ -34,6 +33,7 @@ from conformance.run.schedule import Schedule, Span, batches_of
 from conformance.scenario import DEFAULT_DEADLINE_S, Scenario, Step
 from conformance.spec.catalogue import load_catalogue
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
+from conformance.waiting.pending import Pending
 from conformance.workers.controller import Controller
 from conformance.workers.hearing import MOST_DEADLINES
 from conformance.workers.zygote_process import ZygoteProcess

@@ -10,7 +10,6 @@ from dataclasses import replace
 from conformance.backends.backend import Backend
 from conformance.checkers.unconnected import TRIED_AGAIN, unconnected
 from conformance.observation import Observation
-from conformance.pending import Pending
 from conformance.programs.registry import Program, get_program
 from conformance.run.attempt import Attempt, Ranks, Truth, judged
 from conformance.run.interpreter import check_interpreter
@@ -26,6 +25,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import CAPABILITIES as OF_SUBJECTS
 from conformance.subjects.subject import KNOWN, NO_DDP, Subject
 from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.waiting.pending import Pending
 
 
 class ScenarioRunner:

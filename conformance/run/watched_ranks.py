@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conformance.observation import Facts, Observation
-from conformance.pending import Pending
 from conformance.run.attempt import Ranks
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.waiting.pending import Pending
 
 
 class WatchedRanks:

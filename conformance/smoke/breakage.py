@@ -11,8 +11,8 @@ from torch import Tensor
 from conformance.checkers.explanation import ranks, shorten
 from conformance.checkers.facts import WrongFact, wrong_facts
 from conformance.checkers.fate import OUR_FRAMES, missing_from
+from conformance.errors import present
 from conformance.observation import Facts, Observation
-from conformance.own_mistake import present
 from conformance.truth.difference import kind, show
 from conformance.truth.expected import Right
 

@@ -10,7 +10,6 @@ from enum import Enum
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ReplicaError, SubjectError
 from conformance.observation import Facts, Observation
-from conformance.pending import Pending
 from conformance.run.lacking import lacking
 from conformance.run.needs import needs_of
 from conformance.run.scenario_runner import ScenarioRunner
@@ -21,6 +20,7 @@ from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
 from conformance.subjects.subject import KNOWN, Subject
 from conformance.suite import load_scenarios
 from conformance.verdict import ScenarioResult, Verdict
+from conformance.waiting.pending import Pending
 from conformance.workers.controller import Controller
 from conformance.workers.finder import find_backend, find_subject
 from conformance.workers.zygote_process import ZygoteProcess

@@ -35,11 +35,11 @@ from torch._C._distributed_c10d import get_debug_level
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._config_module import ConfigModule
 
-from conformance.kept_waiting import own_seconds
+from conformance.errors import instance
 from conformance.observation import PROCESSES
-from conformance.own_mistake import instance
 from conformance.surroundings.observable import modes
 from conformance.surroundings.processes import children_of
+from conformance.waiting.kept_waiting import own_seconds
 
 #: Name of a piece of state -> its value, or a mapping of its items if it is a collection.
 Surroundings = Mapping[str, object]

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.checkers.checker import Evidence
-from conformance.history import Collective
-from conformance.observation import Ending, Facts, Observation, Raised
+from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.scenario import Scenario
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.ratio import Ratio
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.report.folder import write_report
 from conformance.run.known_failures import EXPIRED, MET, UNEXPECTED_PASS, Excuse
 from conformance.run.outcome import Note, Outcome

@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from conformance.backends.gloo import GLOO
 from conformance.checkers.registry import get_checker
-from conformance.errors import ConformanceError
-from conformance.own_mistake import present
+from conformance.errors import ConformanceError, present
 from conformance.recorder.flight_record import LastSeen
 from conformance.report.read import read_report
 from conformance.scenario import Fault, Scenario, Step

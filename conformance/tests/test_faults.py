@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.scenario import Fault
 from conformance.workers.faults import FaultInjector, InjectedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.recorder.flight_record import NUM_SLOTS, FlightRecord, read_flight
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conformance.starters.starter import Starter
+from conformance.cli.starters.starter import Starter
 
 WORLD_SIZE = 3
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from conformance.backends.backend import get_backend
-from conformance.history import Collective
-from conformance.observation import Observation
+from conformance.observation import Collective, Observation
 from conformance.programs.registry import get_program
 from conformance.run.judge import judge
 from conformance.scenario import Fault, Scenario

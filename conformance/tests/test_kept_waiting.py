@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance import kept_waiting
-from conformance.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.recorder.flight_record import IMPORT, FlightRecord, LastSeen
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
+from conformance.waiting import kept_waiting
+from conformance.waiting.kept_waiting import KeptWaiting, own_seconds, seconds_of
 from conformance.workers import hearing, machine_time
 from conformance.workers.hearing import Waiting
 

@@ -14,11 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import conformance
-from conformance import starters
 from conformance.backends.backend import CAPABILITIES as OF_BACKENDS
-from conformance.cli import main
+from conformance.cli import main, starters
+from conformance.cli.starters.starter import KINDS, Starter, StarterError
 from conformance.errors import ConformanceError
-from conformance.starters.starter import KINDS, Starter, StarterError
 from conformance.subjects.subject import CAPABILITIES
 
 DEVICES = "\n## If you have a device\n"

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.errors import OwnMistake
 from conformance.mutants.patches import Call, as_part, replaces
 from conformance.mutants.spoilt import spoils, spoils_work
-from conformance.own_mistake import OwnMistake
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import MixedPrecision
 from ddp_impl.autograd_hooks import AutogradHooks

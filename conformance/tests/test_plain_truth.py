@@ -17,8 +17,8 @@ import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 
 import conformance.truth
+from conformance.errors import present
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.registry import get_program
 from conformance.programs.truth import truth_of
 from conformance.scenario import Scenario

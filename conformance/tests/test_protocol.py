@@ -11,8 +11,7 @@ from hypothesis import assume, given
 
 from conformance.checkers.protocol import is_gradient
 from conformance.checkers.registry import get_checker
-from conformance.history import Collective
-from conformance.observation import Raised
+from conformance.observation import Collective, Raised
 from conformance.tests.evidence_by_hand import collective, ended, evidence_of, gradients, raised, returned
 from conformance.verdict import Finding, Verdict
 

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from conformance.errors import ReportError
-from conformance.history import Collective
 from conformance.mutants.catalogue import load_mutants
 from conformance.mutants.kept import Kept, keep, kept_in
 from conformance.mutants.reading import Reading, headline, readings
-from conformance.observation import Ending, Observation
-from conformance.pending import Pending
+from conformance.observation import Collective, Ending, Observation
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.subjects.subject import NO_DDP, get_subject
 from conformance.suite import load_scenarios
 from conformance.truth.carried import packed
 from conformance.truth.expected import at_least
+from conformance.waiting.pending import Pending
 
 
 def test_every_mutant_has_words() -> None:

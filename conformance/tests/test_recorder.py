@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.backends.gloo import GLOO
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.truth.difference import difference

@@ -16,9 +16,7 @@ import conformance.run.judge
 import conformance.run.scenario_runner
 from conformance.backends.backend import Backend, get_backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
-from conformance.history import Collective
-from conformance.observation import Ending, Facts, Observation, Raised
-from conformance.pending import Pending
+from conformance.observation import Collective, Ending, Facts, Observation, Raised
 from conformance.programs.registry import Program
 from conformance.run import runner
 from conformance.run.known_failures import MET, Excuse
@@ -30,6 +28,7 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject, get_subject
 from conformance.truth.expected import Satisfies
 from conformance.verdict import Finding, ScenarioResult, Verdict
+from conformance.waiting.pending import Pending
 
 GLOO = get_backend("gloo")
 MINE = Subject("mine", "tests:Mine", frozenset({"static_graph"}))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conformance.backends.backend import get_backend
+from conformance.backends.sim_device import build
 from conformance.errors import BackendError
-from conformance.sim_device import build
 
 #: The first of them compiles the device: half a minute on an idle machine, and many on one with which others are busy.
 pytestmark = pytest.mark.timeout(1800)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 #: A process of its own: the device, once loaded, is torch's accelerator for good.
 _RACE = """
 import torch
-from conformance.sim_device.module import install
+from conformance.backends.sim_device.module import install
 device = install()
 ones = torch.ones(8, device="sim")
 side = torch.Stream("sim")
@@ -31,7 +31,7 @@ print(len(device.take_races()))
 """
 _TOUCH = """
 import ctypes, torch
-from conformance.sim_device.module import install
+from conformance.backends.sim_device.module import install
 install()
 print(ctypes.c_float.from_address(torch.ones(8, device="sim").data_ptr()).value)
 """

@@ -14,8 +14,7 @@ from conformance.backends.backend import CAPABILITIES as BACKEND_CAPABILITIES
 from conformance.backends.gloo import GLOO
 from conformance.cli import main
 from conformance.cli.smoke import _declaration, _next
-from conformance.history import Collective
-from conformance.observation import Ending, Observation, Raised
+from conformance.observation import Collective, Ending, Observation, Raised
 from conformance.programs.operations.cell import REDUCTIONS, Cell
 from conformance.programs.operations.data import COMPLEX, FLOAT8, FLOATS, INTEGERS
 from conformance.programs.operations.description import OPERATIONS

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cli.starters.starter import Starter
 from conformance.smoke.ladder import Footing, Status, climb
-from conformance.starters.starter import Starter
 from conformance.workers.zygote_process import ZygoteProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "smoke.md"

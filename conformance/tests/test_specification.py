@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from conformance.chapters.construction.subgroups import groups_of
+from conformance.errors import present
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.observation import Raised
-from conformance.own_mistake import present
 from conformance.programs.bucket_traffic import caps_of, filled_buckets
 from conformance.programs.registry import Program, get_program, load_programs
 from conformance.programs.truth import truth_of

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from conformance.history import Carried, Collective
-from conformance.observation import Ending, Observation
+from conformance.observation import Carried, Collective, Ending, Observation
 from conformance.report.steps import told_by_steps
 
 

@@ -15,7 +15,7 @@ from conformance.backends.backend import get_backend
 from conformance.chapters.accumulation import scenarios as accumulation
 from conformance.chapters.accumulation.micro_batches import Branches, moves_gradients
 from conformance.chapters.buckets import scenarios as buckets
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.programs.bucket_traffic import but_for_agreement
 from conformance.programs.gradient_traffic import num_issued, uncounted
 from conformance.run.scenario_runner import ScenarioRunner

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.history import Collective
-from conformance.observation import Ending, Observation, Raised, Unmeasured
+from conformance.observation import Collective, Ending, Observation, Raised, Unmeasured
 from conformance.workers.channel import pair
 from conformance.workers.messages import Answer, FromRank
 from conformance.workers.tensors import portable

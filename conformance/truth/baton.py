@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from conformance.own_mistake import certain, present
+from conformance.errors import certain, present
 
 #: How long the holder of the baton may compute before the others say that it does not hand over.
 DEADLINE_S = 100.0

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.errors import present
 from conformance.observation import Raised
-from conformance.own_mistake import present
 from conformance.truth.difference import Difference, difference, kind, show
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from conformance.own_mistake import present
+from conformance.errors import present
 from conformance.truth import plain_ddp
 from conformance.truth.backwards import Backwards
 from conformance.truth.place import Place

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
-from conformance.own_mistake import present
+from conformance.errors import present
 from conformance.truth.backwards import Backwards
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import NOTHING, Brought, Means, mean_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.upstream.outcome import TestName, TestOutcome, TestRun
 
 

@@ -16,7 +16,7 @@ import torch.distributed.device_mesh
 from torch import Tensor, nn
 from torch.utils._device import _device_constructors
 
-from conformance.own_mistake import certain
+from conformance.errors import certain
 
 _CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from conformance.own_mistake import certain
+from conformance.errors import certain
 
 
 class TestOutcome(StrEnum):

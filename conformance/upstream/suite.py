@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from conformance.own_mistake import instance
+from conformance.errors import instance
 from conformance.upstream.gates import opened_gates, wants_other_world_size
 
 _INTERNAL = "torch.testing._internal"

@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import TCPStore
 from conformance.backends.backend import Backend
 from conformance.errors import ConformanceError
 from conformance.observation import Ending, Facts, Observation, remembered
-from conformance.pending import Pending
 from conformance.programs.replica import expected_by, replica_of
 from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.waiting.pending import Pending
 from conformance.workers import machine_time
 from conformance.workers.attached_messages import (
     BEAT_S,

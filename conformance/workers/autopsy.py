@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Collection, Mapping
 
-from conformance.kept_waiting import seconds_of
 from conformance.observation import Ending, Observation
 from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.surroundings.processes import is_stopped
+from conformance.waiting.kept_waiting import seconds_of
 from conformance.workers.forked import name_of_signal
 from conformance.workers.messages import STACK_SIGNAL, Seat
 from conformance.workers.zygote_process import ZygoteProcess

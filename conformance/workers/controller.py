@@ -10,10 +10,10 @@ import msgspec
 
 from conformance.backends.backend import Backend
 from conformance.observation import Facts, Observation
-from conformance.pending import Pending
 from conformance.programs.replica import expected_by, replica_of
 from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
+from conformance.waiting.pending import Pending
 from conformance.workers import machine_time
 from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
 from conformance.workers.messages import NOTHING, Inspection

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.scenario import Fault
 
 #: What a rank exits with when a fault says `exit`.

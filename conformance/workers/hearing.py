@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from conformance.kept_waiting import KeptWaiting
 from conformance.observation import Ending, Observation, Raised
 from conformance.recorder.flight_record import IMPORT, LastSeen, read_flight
+from conformance.waiting.kept_waiting import KeptWaiting
 from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living
 from conformance.workers.channel import Channel, MessageError, wait

@@ -32,9 +32,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError, SubjectError
-from conformance.history import Collective
 from conformance.models.catalogue import get_fixture
-from conformance.observation import ENDINGS, Ending, Observation, Raised
+from conformance.observation import ENDINGS, Collective, Ending, Observation, Raised
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
 from conformance.recorder.flight_record import IMPORT, FlightRecord

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from conformance.cli import main
+from conformance.cli.starters.starter import Starter
 from conformance.spec.catalogue import load_catalogue
-from conformance.starters.starter import Starter
 from conformance.suite import load_scenarios
 from conformance.tests.reports_by_hand import FAIL, PASS, outcome, stored
 

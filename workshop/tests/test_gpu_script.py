@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.sim_device import build
+from conformance.backends.sim_device import build
 
 SCRIPT = Path(__file__).parents[2] / "ci" / "gpu.sh"
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from conformance.checkers.protocol import holds_floats
 from conformance.errors import ScenarioError
-from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Collective
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from conformance.errors import ScenarioError
+from conformance.errors import ScenarioError, certain, present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.own_mistake import certain, present
 from conformance.programs.agreement import same_bits_everywhere
 from conformance.programs.rank_context import UNSTATED, RankContext
 from conformance.programs.registry import program

@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
+from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

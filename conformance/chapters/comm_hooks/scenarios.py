@@ -24,7 +24,7 @@ from conformance.chapters.variants import (
     fields,
     model,
 )
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.scenario import Scenario, Step
 
 _grid = Grid("comm_hooks", ENDS_SOON | Variant(needs=("comm_hook",)))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.chapters.compiled.compiling import PRELOAD, CompileOrder, compiling, graphs
+from conformance.errors import present
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import get_program, program
 from conformance.scenario import Scenario

@@ -9,10 +9,9 @@ import torch
 
 from conformance.chapters.compiled.compiling import PRELOAD, REDUCTIONS_IN_GRAPHS, CompileOrder, GraphWatch, compiling
 from conformance.checkers.protocol import is_gradient
-from conformance.history import Collective
+from conformance.errors import certain
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.observation import Facts
-from conformance.own_mistake import certain
+from conformance.observation import Collective, Facts
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from conformance.chapters.compiled.compiling import PRELOAD, compiling
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import certain
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import certain
 from conformance.programs.bucket_traffic import Stack, caps_of, filled_buckets
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

@@ -23,7 +23,7 @@ from conformance.chapters.variants import (
     fields,
     options,
 )
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.programs.outputs import STRUCTURES
 from conformance.scenario import Scenario
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.low_precision import precision_option
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
-from conformance.own_mistake import present
+from conformance.errors import present
 
 
 def divides(group, bucket):  # type: ignore[no-untyped-def]

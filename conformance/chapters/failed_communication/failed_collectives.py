@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from conformance.chapters.failed_communication.failing_group import FailingGroup
 from conformance.chapters.failed_communication.features import FEATURES, Feature, Training
+from conformance.errors import certain, instance
 from conformance.observation import ENDINGS, Facts
-from conformance.own_mistake import certain, instance
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import program
 from conformance.scenario import Scenario

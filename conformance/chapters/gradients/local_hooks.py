@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.gradients.overflow import WIDTH, Branches, branches_of
+from conformance.errors import present
 from conformance.models.integers import RankStep, integers, with_integer_weights
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.errors import present
 from conformance.mutants.bases import ActsAfterBackward, NothingToWaitFor, summed
 from conformance.mutants.patches import Call, as_part, replaces
-from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan

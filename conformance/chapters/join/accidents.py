@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from conformance.chapters.join.plan import UnevenPlan
-from conformance.history import Collective
 from conformance.models.integers import RankStep, with_integer_weights
+from conformance.observation import Collective
 from conformance.programs.autograd_uses import WIDTH, layers
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext

@@ -21,7 +21,7 @@ from conformance.chapters.variants import (
     model,
     options,
 )
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.scenario import Scenario
 
 # A rank that waits for one that has joined waits for ever.

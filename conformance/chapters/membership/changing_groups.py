@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.storages import marks_of_options, num_storages

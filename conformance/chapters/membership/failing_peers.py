@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from conformance.errors import instance, present
 from conformance.models.bomb import Bomb
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import instance, present
 from conformance.programs.bare_group import bare_group
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

@@ -16,13 +16,13 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call
 
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import present
 from conformance.models import watched_layers as layers
 from conformance.models.catalogue import moved
 from conformance.models.integers import RankStep
 from conformance.models.low_precision import precision_of
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.models.watched_layers import WIDTH, Pair, Refusing, Watching, dtype_name
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

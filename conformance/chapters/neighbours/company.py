@@ -20,9 +20,9 @@ from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer
 
 from conformance.chapters.neighbours.towers import DEPTH, WIDTH, Around, Tower, Uses
 from conformance.chapters.neighbours.user_collectives import User, rows_for
+from conformance.errors import instance
 from conformance.models.integers import UNIT, RankStep, integers, with_integer_weights
 from conformance.models.low_precision import precision_option
-from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

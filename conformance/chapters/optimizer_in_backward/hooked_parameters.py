@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
+from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

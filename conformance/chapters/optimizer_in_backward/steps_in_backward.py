@@ -20,10 +20,10 @@ from torch.distributed.optim.apply_optimizer_in_backward import (
     _get_in_backward_optimizers,
 )
 
+from conformance.errors import present
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

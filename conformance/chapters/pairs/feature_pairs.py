@@ -20,12 +20,12 @@ from torch import Tensor, nn, optim
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import certain, present
 from conformance.models.integers import RankStep
 from conformance.models.low_precision import Precision
 from conformance.models.optimizers import SETS_TO_NONE
 from conformance.models.small_integers import small_inputs, small_loss, with_small_weights
 from conformance.observation import Raised
-from conformance.own_mistake import certain, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of

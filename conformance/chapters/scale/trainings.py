@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.scale.values import arbitrary, whole
+from conformance.errors import instance
 from conformance.models.batches import mixed_seed
 from conformance.observation import Facts
-from conformance.own_mistake import instance
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.written_steps import rank_step

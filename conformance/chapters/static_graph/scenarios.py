@@ -24,7 +24,7 @@ from conformance.chapters.variants import (
     models,
     options,
 )
-from conformance.own_mistake import certain
+from conformance.errors import certain
 from conformance.scenario import Scenario, Step
 
 _grid = Grid("static_graph", ENDS_SOON | STATIC.named("") | Variant(needs=("static_graph",)))

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conformance.checkers.protocol import is_gradient
+from conformance.errors import present
 from conformance.models.integers import with_integer_weights
 from conformance.observation import Facts
-from conformance.own_mistake import present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.unused_parameters import Switched

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from conformance.errors import certain
 from conformance.models.sharded import ShardedModel, get_sharded_model
 from conformance.observation import Facts
-from conformance.own_mistake import certain
 from conformance.scenario import Scenario
 from conformance.truth.device import single_threaded
 from conformance.truth.expected import Close

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan, UnshardedRows
 from conformance.chapters.tensor_parallel.sharded_training import grid, observe_whole, run_backward, sharded_module
+from conformance.errors import instance, present
 from conformance.observation import Facts
-from conformance.own_mistake import instance, present
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario

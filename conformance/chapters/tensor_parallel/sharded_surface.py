@@ -16,10 +16,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan
 from conformance.chapters.tensor_parallel.sharded_training import Grid, grid, group_label, of_group, sharded_module
-from conformance.history import Collective
+from conformance.errors import present
 from conformance.models.sharded import get_sharded_model
-from conformance.observation import Facts
-from conformance.own_mistake import present
+from conformance.observation import Collective, Facts
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario

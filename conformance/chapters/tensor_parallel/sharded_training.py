@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from conformance.chapters.tensor_parallel.oracle import ShardedPlan, losses_of_unsharded, simulate_unsharded
-from conformance.history import Collective
+from conformance.observation import Collective
 from conformance.programs.join_context import joining
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program

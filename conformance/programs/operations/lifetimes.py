@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from conformance.kept_waiting import own_seconds
 from conformance.programs.operations.calls import Issued
+from conformance.waiting.kept_waiting import own_seconds
 
 #: So long a Work is left alone where it is waited for late.
 _LATE_S = 0.005

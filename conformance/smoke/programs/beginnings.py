@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
-from conformance.kept_waiting import own_seconds
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.rank_context import RankContext
+from conformance.waiting.kept_waiting import own_seconds
 
 #: Threads of a destroyed group have so long to end, where the machine lets the process have that time.
 _PATIENCE_S = 0.5

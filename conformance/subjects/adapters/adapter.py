@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from conformance.own_mistake import instance
+from conformance.errors import instance
 from conformance.programs.rank_context import Unsupported
 
 #: What options mean when they are not given; options that are not listed are off.

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import torch
 
-from conformance.kept_waiting import own_seconds
 from conformance.programs.judged import Trial, judged
 from conformance.programs.operations.calls import issue
 from conformance.programs.operations.cell import Cell
@@ -17,6 +16,7 @@ from conformance.programs.operations.description import Blocks, Place
 from conformance.programs.operations.judging import Truth
 from conformance.programs.rank_context import RankContext
 from conformance.scenario import Scenario
+from conformance.waiting.kept_waiting import own_seconds
 
 #: One block has a quarter of a megabyte, so that each call's tensors come from the system and go back to it.
 _NUMEL, _NUM_CALLS = 65_536, 100

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from conformance.kept_waiting import own_seconds
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.rank_context import RankContext
+from conformance.waiting.kept_waiting import own_seconds
 
 _NUM_GROUPS, _NUM_OPERATIONS = 12, 1500
 #: So many descriptors, and threads, may ten times as many operations leave.

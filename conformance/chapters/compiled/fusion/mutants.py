@@ -9,8 +9,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.errors import present
 from conformance.mutants.patches import Call, replaces
-from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.compile.fusion import Fusion
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, as_part, replaces
-from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import logs
 from ddp_impl.autograd_hooks import AutogradHooks

@@ -9,9 +9,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from conformance.errors import present
 from conformance.mutants.bases import leaving_the_inside
 from conformance.mutants.patches import Call, replaces
-from conformance.own_mistake import present
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.compile import fusion, in_graph

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import backend_registration
 
-from conformance.sim_device.build import load
+from conformance.backends.sim_device.build import load
 
 NAME = "sim"
 

@@ -18,8 +18,7 @@ from types import ModuleType
 
 import torch
 
-from conformance.errors import BackendError
-from conformance.own_mistake import present
+from conformance.errors import BackendError, present
 
 SOURCE = Path(__file__).with_name("device.cpp")
 _NAME = "ddp_conformance_sim"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from conformance.own_mistake import present
+from conformance.errors import present
 
 T = TypeVar("T")
 U = TypeVar("U")
