@@ -52,7 +52,8 @@ MISTAKES = {
     ),
     "left-out": Mistake(
         "Some gradients, or parts of them, are never reduced: every rank keeps its own, while others are averaged.",
-        "See which parameters have no hook, or are in no bucket, and whether a bucket is sent whole.",
+        "See which parameters have no hook, are in no bucket, or are taken for unused, and whether a bucket is sent "
+        "whole.",
     ),
     "broadcast-unasked": Mistake(
         "A value is broadcast that every rank must keep for itself.",
@@ -64,7 +65,7 @@ MISTAKES = {
     ),
     "reduced-local": Mistake(
         "What every rank must keep for itself is reduced.",
-        "Leave it out of the reduction: ignored parameters, and backwards under `no_sync`.",
+        "Reduce neither ignored parameters nor what a backward under `no_sync` brings.",
     ),
     "off-by-rounding": Mistake(
         "Values are off by rounding only.",

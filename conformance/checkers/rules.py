@@ -127,6 +127,8 @@ def _reduced_and_not_used(case: WrongValue) -> str:
 
 
 def _left_out(case: WrongValue) -> str:
+    if _nobody_else_has_it(case) and any(case.others_of_its_step):
+        return "the rank's own value, never reduced: the other ranks have none; other gradients of the step are right"
     if not _differ_where_alike(case) or not case.was_reduced or not any(case.others_of_its_step):
         return ""
     if (whose := _mean_is_right(case)) is None:
@@ -134,6 +136,14 @@ def _left_out(case: WrongValue) -> str:
     if part := _part_of_its_own(case):
         return f"the rank's own{whose}, never reduced, in {part}; the rest is right"
     return f"the rank's own local value{whose}, never reduced; other gradients of the step are right"
+
+
+def _nobody_else_has_it(case: WrongValue) -> bool:
+    """Whether all ranks must have the mean of the only value that there is, and this rank has that value itself."""
+    wanted = case.wanted_everywhere
+    if case.world_size < 2 or len(wanted) < case.world_size or not all_alike(wanted) or len(case.everywhere) != 1:
+        return False
+    return same(wide(case.wanted) * case.world_size, wide(case.came))
 
 
 def _mean_is_right(case: WrongValue) -> str | None:

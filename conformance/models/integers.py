@@ -45,9 +45,9 @@ def with_integer_weights(module: nn.Module, *key: object) -> nn.Module:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One rank's part in one step: its data, and forward and backward under the names that a history knows them by.
+    """One rank's part in one step: its data, and forward and backward, which a history shows as phases of these names.
 
-    The controller uses the same object without a `phase` to run the step on a replica, where there is no DDP.
+    Without a `phase` it runs the step where no history is recorded, as on a replica.
     """
 
     rank: int

@@ -38,7 +38,7 @@ class Kind(Enum):
 class Cause:
     """What is wrong: `title`, a sentence; `remedy`, what to do, if that is known; and the `outcomes` that it explains.
 
-    The first outcome is the best evidence: of the gravest, that with the fewest ranks and collectives.
+    The first outcome is the best evidence: of the gravest, that with the fewest ranks, collectives and options.
     """
 
     kind: Kind
@@ -120,7 +120,7 @@ def statements_of(report: Report) -> Mapping[str, str]:
 
 
 def _cause(group: list[tuple[_Sign, Outcome]]) -> Cause:
-    ordered = sorted(group, key=lambda pair: (-gravity(pair[1]), pair[1].world_size, _length(pair[1]), pair[1].id))
+    ordered = sorted(group, key=lambda pair: (-gravity(pair[1]), *_simplicity(pair[1]), pair[1].id))
     sign = ordered[0][0]
     return Cause(sign.kind, sign.title, sign.remedy, tuple(outcome for _, outcome in ordered))
 
@@ -134,8 +134,9 @@ def _joined(groups: Iterable[list[tuple[_Sign, Outcome]]]) -> list[list[tuple[_S
     return list(joined.values())
 
 
-def _length(outcome: Outcome) -> int:
-    return outcome.failed_result.num_collectives
+def _simplicity(outcome: Outcome) -> tuple[int, int, int]:
+    options = (outcome.replay or {}).get("options", {})
+    return outcome.world_size, outcome.failed_result.num_collectives, len(options)
 
 
 def _sign_of(outcome: Outcome, statements: Mapping[str, str]) -> _Sign:

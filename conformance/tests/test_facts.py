@@ -194,6 +194,16 @@ def test_an_average_over_those_who_used_a_parameter_is_not_taken_for_a_sum() -> 
         assert diagnose(NAME, 0, expected, dict.fromkeys(range(2), came)).clause == clause
 
 
+def test_the_only_value_that_nobody_else_got_is_not_taken_for_an_average_over_one_rank() -> None:
+    """An average over those who used a parameter comes to every rank."""
+    other = "step1/grad/fc2.weight"
+    expected: dict[int, Facts] = {rank: {NAME: MEAN, other: MEAN + 1} for rank in range(2)}
+    observed: dict[int, Facts] = {0: {NAME: MEAN * 2, other: MEAN + 1}, 1: {NAME: None, other: MEAN + 1}}
+    found = diagnose(NAME, 0, expected, observed)
+    assert found.mistake == "left-out"
+    assert "never reduced: the other ranks have none" in found.clause
+
+
 def test_a_complex_sum_is_recognised_where_dividing_it_would_round() -> None:
     wanted = torch.tensor(94781825835342 + 4331513467446j, dtype=torch.complex128)
     assert _diagnose(wanted, wanted * 2, wanted * 2) == SUMMED

@@ -314,6 +314,13 @@ def test_what_would_be_told_in_one_sentence_is_one_cause() -> None:
     ]  # fmt: skip
 
 
+def test_the_evidence_of_a_cause_is_from_the_scenario_with_the_fewest_options() -> None:
+    default, view = "gradients/GRAD-02/nested-world2", "gradients/GRAD-02/nested-view-world2"
+    viewing = by_hand.scenario(view, options={"gradient_as_bucket_view": True})
+    (cause,) = causes_of(run_report(by_hand.outcome(viewing, FAIL), by_hand.outcome(default, FAIL)))
+    assert [one.id for one in cause.outcomes] == [default, view]
+
+
 def test_a_sentence_that_stands_above_the_evidence_is_not_said_again() -> None:
     fact = _failed("gradients/GRAD-02/a", Finding("facts", FAIL, "step0/grad/w on rank 1 differs", "Let   A = 1"))
     error = _failed("gradients/GRAD-02/b", Finding("no_exception", FAIL, "rank 0 raised KeyError: 'a'", "Let   A = 1"))

@@ -9,28 +9,28 @@ from torch.autograd import Variable
 
 
 class Ending(Protocol):
-    """A wrapper, as the end of a backward concerns it."""
+    """What a wrapper does at the end of a backward."""
 
     @property
     def takes_part(self) -> bool:
         """Whether the backward that is over is one of this wrapper's."""
 
     def bring_gradients(self) -> Any:
-        """Bring what this rank has."""
+        """Bring this rank's gradients; what this returns is for `take_means`."""
 
     def take_means(self, meeting: Any) -> None:
-        """Take what all ranks' make."""
+        """Take the means; `meeting` is what `bring_gradients` returned."""
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
 
 
 class Backwards:
-    """One rank's backwards: what its wrappers do when one is over. Wrappers of a rank share it.
+    """Notices that a backward of this rank is over, and tells the rank's wrappers, which share it.
 
-    All wrappers bring their gradients before any of them hands out a mean, each what the backward has left: two that
-    share a parameter both take the rank's own gradient. They do it in the order in which they were built, whatever the
-    order in which their gradients came, which is another on every rank (pytorch/pytorch#72843).
+    All wrappers bring their gradients before any of them takes a mean: two that share a parameter both bring the rank's
+    own gradient. They do it in the order in which they were built, because the order in which gradients come may differ
+    between ranks (pytorch/pytorch#72843).
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Backwards:
         self._is_noticed = False
 
     def add(self, wrapper: Ending) -> None:
-        """Add a wrapper, which lives as long as somebody else holds it, or a parameter of its."""
+        """Add a wrapper; this does not keep it alive."""
         self._built.append(weakref.ref(wrapper))
 
     def remove(self, wrapper: Ending) -> None:
-        """Let a wrapper take part in none."""
+        """Let a wrapper take part in no backward from now on."""
         self._built.remove(weakref.ref(wrapper))
 
     @property
@@ -50,13 +50,13 @@ class Backwards:
         return [wrapper for each in self._built if (wrapper := each()) is not None]
 
     def forget(self) -> None:
-        """Begin anew: no backward runs, so one that was noticed and has not ended has raised."""
+        """Forget a backward that was noticed and has not ended: it has raised. To be called when none runs."""
         self._is_noticed = False
         for wrapper in self._wrappers:
             wrapper.forget_backward()
 
     def reached(self) -> None:
-        """Take part at the end of the backward that runs now."""
+        """Note that the backward that runs now concerns a wrapper, so that its end is noticed."""
         if not self._is_noticed:
             self._is_noticed = True
             Variable._execution_engine.queue_callback(self._is_over)

@@ -62,5 +62,20 @@ class PlainDDP(plain_ddp.PlainDDP):
         backwards = world.backwards if isinstance(world, PlainGroup) else _BACKWARDS
         super().__init__(module, self._place_of(group), backwards, **options)
 
+    # Names that torch's DDP has, too; no value depends on them.
+
+    def _set_static_graph(self) -> None:
+        """Promise that every iteration is like the first: no value depends on it."""
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Choose whether outputs are copied: no value depends on it."""
+
+    def _check_reducer_finalized(self) -> None:
+        """Raise nothing: a backward is over when it returns."""
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return nothing: a plain DDP keeps no record."""
+        return {}
+
     def _place_of(self, group: dist.ProcessGroup) -> Place:
         return group if isinstance(group, PlainGroup) else RealPlace(group)

@@ -1,9 +1,14 @@
 """`PlainDDP`: what a DDP must do, said once and as plainly as possible; every other DDP is measured against it.
 
-There are no buckets, nothing overlaps, and nothing depends on the order in which gradients come. Ranks meet in four
-places: at construction (rank 0's state goes to all), before a forward (rank 0's buffers), at the end of a backward
-(each parameter that any rank used gets the mean of all ranks' gradients), and in a join context. Ranks bring values to
-a meeting and take values away from it, so it does not matter how they meet: `Place` says what is needed.
+There are no buckets, nothing overlaps, and nothing depends on the order in which gradients come. Ranks exchange values
+on four occasions: at construction (rank 0's state goes to all), before a forward (rank 0's buffers), at the end of a
+backward (each parameter that any rank used gets the mean of all ranks' gradients), and in a join context. How values
+travel is not said here: `Place` (`place.py`) hands them over, and `Backwards` (`backwards.py`) calls `bring_gradients`
+and `take_means` when a backward is over.
+
+Whoever reads this for the first time reads `__init__`, `forward`, `bring_gradients`, `_means` and `take_means`: that is
+a DDP. Every other passage is about one option or one unusual use. Nothing here says how much is sent, when, or what is
+refused. `passages.toml` says which requirements each passage defines.
 
 Sources are torch's documentation of DistributedDataParallel (torch 2.13), its design note "Distributed Data Parallel",
 and the issues named at a rule.
@@ -27,7 +32,7 @@ from conformance.errors import present
 from conformance.truth.backwards import Backwards
 from conformance.truth.casts import LowPrecision, map_tensors
 from conformance.truth.means import NOTHING, Brought, Means, mean_of
-from conformance.truth.place import Place, wrappers_of
+from conformance.truth.place import Place, wrapper_numbers
 from conformance.truth.plain_bucket import PlainBucket
 from conformance.truth.plain_join import PlainJoin, PlainJoinHook
 from conformance.truth.tensors import a_copy, asking, laid_out, leads_to, tensors_in
@@ -45,20 +50,20 @@ class PlainDDP(nn.Module, Joinable):
         self.module = module
         self.place = place
         self._options = options
-        self._hooked: tuple[Any, ...] = ()
+        self._state_and_hook: tuple[Any, ...] = ()
         self.require_backward_grad_sync = True
-        self._of = next(wrappers_of(place))
+        self._number = next(wrapper_numbers(place))
         self._backwards = backwards
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._averaged: dict[str, nn.Parameter] = {}
-        self._known: dict[str, nn.Parameter] = {}
-        self._heard: dict[str, nn.Parameter] = {}
-        self._may_be_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
-        self._used: set[str] = set()
+        self._all: dict[str, nn.Parameter] = {}  # frozen ones, too
+        self._averaged: dict[str, nn.Parameter] = {}  # those that have ever required a gradient
+        self._listened_to: dict[str, nn.Parameter] = {}  # those with a hook that calls `came`
+        self._used: set[str] = set()  # those that have got a gradient since the last mean
+        self._allows_unused = bool(options.get("find_unused_parameters") or options.get("static_graph"))
         self._listen()
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
-        self._awaits_backward = False
+        self._awaits_backward = False  # a synchronised forward has run, and its means have not come
         self.forget_backward()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
@@ -66,18 +71,15 @@ class PlainDDP(nn.Module, Joinable):
         self._optimizers_are_ours = False
         self._choose_buffers(options)
         if options.get("init_sync", True):
-            self.share_state(0)
+            self._share_model(0, with_buffers=self._shares_buffers_at_first)
         self._casts.convert_buffers(module, self._ignored)
         self._casts.stay_in_backward(module)
         backwards.add(self)
 
     # -- state: all ranks begin with rank 0's parameters and buffers ("Construction", design note) --------------------
 
-    def share_state(self, root: int) -> None:
-        """Give every rank the parameters of `root`, frozen ones too, and its buffers; not what is to be ignored."""
-        self._share_model(root, with_buffers=self._shares_buffers_at_first)
-
     def _share_model(self, root: int, *, with_buffers: bool) -> None:
+        """Give every rank the parameters of `root`, frozen ones too, and its buffers; not what is to be ignored."""
         tensors: dict[str, Tensor] = {**dict(self.module.named_parameters())}
         if with_buffers:
             tensors |= dict(self.module.named_buffers())
@@ -95,13 +97,13 @@ class PlainDDP(nn.Module, Joinable):
     # -- buffers: rank 0's before a forward, if the forward before it was synchronised (`forward_sync_buffers`) -------
 
     def _choose_buffers(self, options: Mapping[str, Any]) -> None:
-        """`broadcast_buffers`, the older name, also says whether they are shared at first."""
+        """Read both names of the option; the older, `broadcast_buffers`, also rules the sharing at construction."""
         older, newer = options.get("broadcast_buffers"), options.get("forward_sync_buffers")
         self.forward_sync_buffers = bool(newer if newer is not None else older is None or older)
         self._shares_buffers_at_first = newer is not None or older is None or bool(older)
         self._buffers_are_due = True
         self._buffer_hook: Callable[[Any], Any] | None = None
-        self._hooks_before = False
+        self._buffer_hook_goes_first = False
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward begins with rank 0's buffers."""
@@ -118,7 +120,7 @@ class PlainDDP(nn.Module, Joinable):
     ) -> None:
         """Let `hook(state, buffers by name)` share buffers in place, before a forward if the location says so."""
         self._buffer_hook = lambda buffers: hook(state, buffers)
-        self._hooks_before = "PRE_FORWARD" in str(comm_hook_location)
+        self._buffer_hook_goes_first = "PRE_FORWARD" in str(comm_hook_location)
 
     def _ask_buffer_hook(self) -> None:
         with torch.no_grad():
@@ -136,23 +138,24 @@ class PlainDDP(nn.Module, Joinable):
         """
         self._listen()
         self._take_over_optimizers()
-        if torch._C._current_graph_task_id() == -1:
+        if torch._C._current_graph_task_id() == -1:  # else this forward runs within a backward, as in a checkpoint
             self._backwards.forget()
         synchronises = torch.is_grad_enabled() and self.require_backward_grad_sync
-        self._share_buffers(self._agree_in_join(synchronises))
+        root = self._agree_in_join(synchronises)
+        self._share_buffers(root)
         is_hooked = self._buffer_hook is not None and self.will_sync_module_buffers()
-        if is_hooked and self._hooks_before:
+        if is_hooked and self._buffer_hook_goes_first:
             self._ask_buffer_hook()
         output = self._casts.call(self.module, inputs, kwargs, self._ignored)
         self._buffers_are_due = synchronises  # a forward that raises counts for nothing
-        if is_hooked and not self._hooks_before:
+        if is_hooked and not self._buffer_hook_goes_first:
             self._ask_buffer_hook()
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
         for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
-                is_ours = self._may_be_unused or self._uses_ours(tensor)
+                is_ours = self._allows_unused or self._uses_ours(tensor)
                 tensor.register_hook(partial(self._output_reached, synchronises, is_ours))
         return output
 
@@ -161,7 +164,7 @@ class PlainDDP(nn.Module, Joinable):
 
         Other ranks may have used some: this one must have a backward, too, so that it comes to the mean.
         """
-        if not self._may_be_unused or any(map(self._uses_ours, tensors_in(output))):
+        if not self._allows_unused or any(map(self._uses_ours, tensors_in(output))):
             return output
         return map_tensors(partial(asking, came=self._nothing_came), output)
 
@@ -188,18 +191,14 @@ class PlainDDP(nn.Module, Joinable):
         for name, parameter in self.module.named_parameters():
             if name in self._ignored or not isinstance(parameter, nn.Parameter):
                 continue
-            self._known[name] = parameter
+            self._all[name] = parameter
             if name in self._averaged:
                 self._averaged[name] = parameter
-            if parameter.requires_grad and self._heard.get(name) is not parameter:
+            if parameter.requires_grad and self._listened_to.get(name) is not parameter:
                 self._averaged[name] = parameter
-                self._heard[name] = parameter
+                self._listened_to[name] = parameter
                 self._used.discard(name)
                 parameter.register_post_accumulate_grad_hook(partial(_came, weakref.ref(self), name))
-
-    @property
-    def _all_known(self) -> dict[str, Any]:
-        return {**self._known, **self._averaged}
 
     def came(self, name: str, parameter: Tensor) -> None:
         """Take note of a gradient of the parameter that is called `name`."""
@@ -224,7 +223,10 @@ class PlainDDP(nn.Module, Joinable):
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
-        self._is_reached = self._may_bring_nothing = self._is_local = self._has_gradients = False
+        self._is_reached = False  # it came to an output of a synchronised forward
+        self._is_local = False  # it came to an output of a forward within `no_sync`
+        self._has_gradients = False  # it brought a gradient to a parameter
+        self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
 
     @property
     def takes_part(self) -> bool:
@@ -240,11 +242,11 @@ class PlainDDP(nn.Module, Joinable):
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
-        mine = {name: a_copy(one.grad) for name, one in self._all_known.items() if one.grad is not None}
+        mine = {name: a_copy(one.grad) for name, one in self._all.items() if one.grad is not None}
         return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
 
     def _come_for_means(self, brought: Brought) -> Any:
-        return self.place.come(self._of, "gradients", brought, self._means)
+        return self.place.come(self._number, "gradients", brought, self._means)
 
     def _means(self, ranks: Sequence[Brought]) -> list[Means | None]:
         """Return the mean of each parameter that any rank has used; None if no rank has got a gradient of any.
@@ -255,15 +257,16 @@ class PlainDDP(nn.Module, Joinable):
         if not any(each.has_some for each in ranks):
             return [None] * len(ranks)
         means: Means = {}
-        for name in self._known:
+        for name in self._all:
             gradients = [each.gradients[name] for each in ranks if name in each.gradients]
             if gradients and any(name in each.used for each in ranks):
                 wire = self._casts.communication_dtype
+                # A comm hook reduces by itself: then only the name counts, and whether the gradient is sparse.
                 means[name] = mean_of(gradients, self._divisor, wire) if self._hook is None else gradients[0]
         return [means] * len(ranks)
 
     def take_means(self, meeting: Any) -> None:
-        """Replace this rank's gradients by the means, and step optimizers that were given to single parameters."""
+        """Replace this rank's gradients by the means; then step the optimizers that run in backward."""
         means: Means | None = self.place.outcome(meeting)
         if means is None:
             return
@@ -273,15 +276,15 @@ class PlainDDP(nn.Module, Joinable):
             means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}
         )
         for name in means:  # a rank that has frozen a parameter gets the mean of the others'
-            parameter = self._all_known[name]
+            parameter = self._all[name]
             parameter.grad = laid_out(reduced[name], parameter)
         self._step_optimizers(means)
 
     # -- comm hooks: what the hook's future holds is the gradient, not divided ("DDP Communication Hooks") ------------
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in order of their names."""
-        self._hooked = state, hook
+        """Let `hook(state, bucket)` reduce; here each parameter is a bucket of its own, in the module's order."""
+        self._state_and_hook = state, hook
         self._hook = lambda bucket: hook(state, bucket)
 
     def _register_builtin_comm_hook(self, kind: Any) -> None:
@@ -298,7 +301,7 @@ class PlainDDP(nn.Module, Joinable):
     # -- optimizer in backward: stepped with the mean, then the gradient is gone (pytorch/pytorch#89194) --------------
 
     def _take_over_optimizers(self) -> None:
-        """Before the first forward, take the hooks away that would step with this rank's own gradients."""
+        """Before the first forward, remove torch's hooks, which would step with this rank's own gradients."""
         if self._optimizers_are_ours:
             return
         self._optimizers_are_ours = True
@@ -317,7 +320,7 @@ class PlainDDP(nn.Module, Joinable):
     def _step_optimizers(self, means: Means) -> None:
         keeps = os.environ.get("DDP_OVERLAPPED_OPTIM_SET_GRADS_TO_NONE", "1") == "0"
         for name in filter(means.__contains__, self._averaged):
-            parameter = self._all_known[name]
+            parameter = self._all[name]
             optimizers = getattr(parameter, "_in_backward_optimizers", ())
             for optimizer in optimizers:
                 optimizer.step()
@@ -354,7 +357,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def _agree_in_join(self, synchronises: bool) -> int:
         """Return whose buffers count: within a join context those of the last rank that has data, else rank 0's."""
-        if not self._join_config.enable:
+        if not self._join_config.enable:  # torch's `Joinable` has it; `enable` is True within a join context
             self._divisor = self.place.size()
             return 0
         if (notified := Join.notify_join_context(self)) is not None:
@@ -406,29 +409,16 @@ class PlainDDP(nn.Module, Joinable):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Say how to build the copy, which has a comm hook if this one has; it communicates nothing."""
         options = {**self._options, "init_sync": False}
-        return _built_again, (type(self), self.module, options, self._hooked), {"training": self.training}
+        return _built_again, (type(self), self.module, options, self._state_and_hook), {"training": self.training}
 
     # -- what torch's DDP has, too ------------------------------------------------------------------------------------
-
-    def _set_static_graph(self) -> None:
-        """Promise that every iteration is like the first: no value depends on it."""
-
-    def _set_ddp_sink_clone(self, val: bool) -> None:
-        """Choose whether outputs are copied: no value depends on it."""
-
-    def _check_reducer_finalized(self) -> None:
-        """Raise nothing: a backward is over when it returns."""
 
     def _update_process_group(self, group: Any) -> None:
         """Average over another group from now on. All its ranks call it; others may, who have a number for a group."""
         if not isinstance(group, int):
             place = self._place_of(group)
-            self.place, self._of, self._divisor = place, next(wrappers_of(place)), place.size()
+            self.place, self._number, self._divisor = place, next(wrapper_numbers(place)), place.size()
             self._buffers_are_due = True
-
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """Return nothing: a plain DDP keeps no record."""
-        return {}
 
     def _place_of(self, group: Any) -> Place:
         place: Place = group
@@ -439,7 +429,7 @@ class PlainDDP(nn.Module, Joinable):
         self._backwards.remove(self)
 
     def _meet(self, what: str, value: Any, combine: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        return self.place.outcome(self.place.come(self._of, what, value, combine))
+        return self.place.outcome(self.place.come(self._number, what, value, combine))
 
 
 def _built_again(kind: Callable[..., PlainDDP], module: nn.Module, options: Any, hooked: tuple[Any, ...]) -> PlainDDP:

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -27,6 +28,7 @@ def done(*command: str | Path, **variables: str | Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.nightly
 def test_a_real_run_is_stored_and_shown(tmp_path: Path) -> None:
     key, report, results = tmp_path / "key.pem", tmp_path / "report", tmp_path / "results"
     key.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

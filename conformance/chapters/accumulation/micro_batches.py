@@ -19,19 +19,16 @@ from conformance.programs.written_steps import rank_step
 from conformance.scenario import Scenario
 from conformance.truth.expected import at_least
 
-#: The kinds of micro-batches, and whether their gradients are synchronised. `forward_inside` runs its forward inside
-#: `no_sync` and its backward outside, `backward_inside` the reverse; `after_inner` runs between leaving an inner
-#: `no_sync` and leaving the outer one; `after_exception` and `after_empty` run when a `no_sync` was left by an
-#: exception, or without anything in it; `local_by_rank` runs rank + 1 micro-batches inside.
+#: The kinds of micro-batches, and whether their gradients are synchronised.
 KINDS: Mapping[str, bool] = {
-    "local": False,
-    "sync": True,
-    "forward_inside": False,
-    "backward_inside": True,
-    "after_inner": False,
-    "after_exception": True,
-    "after_empty": True,
-    "local_by_rank": False,
+    "local": False,  # forward and backward inside `no_sync`
+    "sync": True,  # both outside
+    "forward_inside": False,  # the backward outside
+    "backward_inside": True,  # the forward outside
+    "after_inner": False,  # both inside, after an inner `no_sync` was left
+    "after_exception": True,  # both outside, after a `no_sync` was left by an exception
+    "after_empty": True,  # both outside, after a `no_sync` with nothing in it
+    "local_by_rank": False,  # as `local`, rank + 1 times
 }
 
 
@@ -66,8 +63,8 @@ def _micro_batches(scenario: Scenario) -> list[list[tuple[str, str]]]:
     return steps
 
 
-def _forward(model: Any, turn: RankStep, micro: int, branches: str) -> Tensor:
-    return turn.loss(turn.forward(model, turn.inputs(4, 3, micro=micro), branches), micro)
+def _forward(model: Any, own_step: RankStep, micro: int, branches: str) -> Tensor:
+    return own_step.loss(own_step.forward(model, own_step.inputs(4, 3, micro=micro), branches), micro)
 
 
 def _num_forwards(kind: str, rank: int) -> int:
@@ -87,11 +84,11 @@ def accumulation(ctx: RankContext) -> None:
     for index, step in enumerate(_micro_batches(ctx.scenario)):
         if (how := ctx.arguments.get("zero_grad", "none")) != "keep":
             module.zero_grad(set_to_none=how == "none")
-        turn = rank_step(ctx, index)
+        own_step = rank_step(ctx, index)
         for micro, (kind, branches) in enumerate(step):
             before = len(ctx.collectives())
             flags = [
-                _run(ctx, model, turn, kind, micro + 10 * part, branches)
+                _run(ctx, model, own_step, kind, micro + 10 * part, branches)  # data of its own for each forward
                 for part in range(_num_forwards(kind, ctx.rank))
             ]
             prefix = f"step{index}/micro{micro}"
@@ -115,42 +112,42 @@ def moves_gradients(collective: Collective, module: nn.Module) -> bool:
     return bool(collective.dtypes) and collective.numel * getattr(torch, collective.dtypes[0]).itemsize >= in_all
 
 
-def _run(ctx: RankContext, model: Any, turn: RankStep, kind: str, micro: int, branches: str) -> list[bool | None]:
+def _run(ctx: RankContext, model: Any, own_step: RankStep, kind: str, micro: int, branches: str) -> list[bool | None]:
     """Run one micro-batch and return `require_backward_grad_sync` as it is inside `no_sync`, if that is entered."""
     inside: list[bool | None] = []
     if kind in ("local", "local_by_rank"):
         with ctx.no_sync(model):
             inside.append(_synchronises(model))
-            turn.backward(_forward(model, turn, micro, branches))
+            own_step.backward(_forward(model, own_step, micro, branches))
     elif kind == "sync":
-        turn.backward(_forward(model, turn, micro, branches))
+        own_step.backward(_forward(model, own_step, micro, branches))
     elif kind == "forward_inside":
         with ctx.no_sync(model):
             inside.append(_synchronises(model))
-            loss = _forward(model, turn, micro, branches)
-        turn.backward(loss)
+            loss = _forward(model, own_step, micro, branches)
+        own_step.backward(loss)
     elif kind == "backward_inside":
-        loss = _forward(model, turn, micro, branches)
+        loss = _forward(model, own_step, micro, branches)
         with ctx.no_sync(model):
             inside.append(_synchronises(model))
-            turn.backward(loss)
+            own_step.backward(loss)
     elif kind == "after_inner":
         with ctx.no_sync(model):
             with model.no_sync():
                 inside.append(_synchronises(model))
             inside.append(_synchronises(model))
-            turn.backward(_forward(model, turn, micro, branches))
+            own_step.backward(_forward(model, own_step, micro, branches))
     elif kind == "after_exception":
         try:
             with ctx.no_sync(model):
                 inside.append(_synchronises(model))
                 raise Interrupted
         except Interrupted:
-            turn.backward(_forward(model, turn, micro, branches))
+            own_step.backward(_forward(model, own_step, micro, branches))
     else:
         with ctx.no_sync(model):
             inside.append(_synchronises(model))
-        turn.backward(_forward(model, turn, micro, branches))
+        own_step.backward(_forward(model, own_step, micro, branches))
     return inside
 
 

@@ -28,7 +28,10 @@ _ZERO_GRAD = ("zeros", "keep")
 def _steps(
     requirement: str, slug: str, worlds: Worlds, steps: tuple[str, ...], *axes: Axis, zero_grad: str = "none"
 ) -> Iterator[Scenario]:
-    """Yield scenarios of program `accumulation`; each step is written as micro-batches between blanks."""
+    """Yield scenarios of program `accumulation`. Each step is a text: its micro-batches, with blanks in between.
+
+    A micro-batch is one of `micro_batches.KINDS`, and may name the branches that its forward uses: `local:b`.
+    """
     given = {"steps": [step.split() for step in steps], "zero_grad": zero_grad, "flags": requirement == "ACCUM-11"}
     yield from _grid(requirement, slug, "accumulation", worlds, *axes, arguments=given)
 
@@ -106,5 +109,6 @@ def _composed(slug: str, worlds: Worlds, *actions: Action) -> Iterator[Scenario]
         last = Block(when="even_forwards" if way is UNUSED else "always")
         # A loss of two outputs reaches one of them before the failure.
         training = Training((last, Block()), output="dict", actions=actions).to_json()
+        # A DDP may refuse, and every rank may raise before anything is sent.
         silent = ENDS_SOON | fields(min_collectives=0)
         yield from _grid("ACCUM-12", dashed(slug), "composed", worlds, way, silent, arguments=training)
