@@ -28,6 +28,7 @@ from conformance.run.scenario_runner import ScenarioRunner
 from conformance.run.watched_ranks import WatchedRanks
 from conformance.scenario import Scenario
 from conformance.spec.cheapest import cheapest_first
+from conformance.spec.quick import load_kills
 from conformance.suite import load_scenarios
 from conformance.verdict import Finding, ScenarioResult, Verdict
 from conformance.workers.controller import Controller
@@ -126,9 +127,9 @@ class Detector:
             controller.close()
 
     def detect(self, mutant: Mutant, kill: Kill) -> Detection:
-        """Run scenarios of one requirement until one of them kills the mutant."""
-        active = False
-        for scenario in scenarios_of(kill.where):
+        """Run scenarios of one requirement until one of them kills the mutant: first those that are known to."""
+        active, known = False, load_kills().get(mutant.name, {})
+        for scenario in sorted(scenarios_of(kill.where), key=lambda scenario: scenario.id not in known):
             tried = self.tried(mutant.trial, scenario)
             caught = any(kill.evidence in finding.summary + finding.explanation for finding in tried.findings)
             base = self.of_base(mutant, scenario) if caught or not active else None
