@@ -157,17 +157,25 @@ class _Trial:
         self._place = Place(group.rank(), size, cell.root % size)
 
     def run(self) -> str:
-        """Return what is wrong, as a clause; empty if nothing is."""
+        """Return what is wrong, as a clause; empty if nothing is.
+
+        A rank that has found a wrong value goes on: others found none, and would wait for it in the next round.
+        """
+        found = ""
         kept: list[tuple[Truth, list[torch.Tensor], list[torch.Tensor]]] = []
         blocks = self._cell.what.outputs(self._place)
         for turn in range(self._cell.turns):
             truth = Truth(self._cell, self._place, turn)
             results, wrong_work = self._issue_and_wait(truth)
             wrong = self._wrong(truth, blocks, results)
-            if wrong or wrong_work:
-                return (f"in round {turn}, " if turn else "") + (wrong or wrong_work)
-            if turn < self._cell.turns - 1:
+            if not found and (wrong or wrong_work):
+                found = (f"in round {turn}, " if turn else "") + (wrong or wrong_work)
+            if wrong_work:
+                return found
+            if turn < self._cell.turns - 1 and not found:
                 kept.append((truth, results, [result.clone() for result in results]))
+        if found:
+            return found
         for truth, results, then in kept:
             if not all(map(same_bits, results, then)) and (wrong := self._wrong(truth, blocks, results)):
                 return f"the result of round {truth.turn}, kept, changed later: {wrong}"

@@ -216,8 +216,9 @@ def _element(flat: Tensor, index: int) -> str:
         return f"the byte {flat.view(torch.uint8)[index].item()}"
     if value.dtype.itemsize == 1 and value.dtype.is_floating_point:
         return f"{value.float().item():g}"
-    number = value.item()
-    return f"{number:g}" if isinstance(number, float) and not number.is_integer() else f"{number}"
+    if value.dtype.is_floating_point and value.dtype is not torch.float64:
+        return f"{value.item():.9g}"  # so many digits tell each float32 from the next; a float64 tells itself
+    return f"{value.item()}"
 
 
 def _kind(tensor: Tensor) -> str:

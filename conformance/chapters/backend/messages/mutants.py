@@ -53,6 +53,12 @@ def ignores_tags(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> An
     return call(tensors, peer, 0)
 
 
+@spoils("send", "recv")
+def reads_two_bytes_of_tags(group: Any, call: Any, tensors: Any, peer: int, tag: int) -> Any:
+    """BUG: of a tag the low 16 bits count."""
+    return call(tensors, peer, tag % 2**16)
+
+
 @spoils_work("_source_rank", "recv_anysource")
 def names_rank_zero(work: WorkAround, source_rank: Any) -> int:
     """BUG: a message from anybody is said to be from rank 0."""

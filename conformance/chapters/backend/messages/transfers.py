@@ -124,13 +124,18 @@ _TAGS = ("tags received in reverse order",)
 
 @judged("tagged_messages", always(*_TAGS))
 def tagged_messages(ctx: RankContext) -> Mapping[str, Trial]:
-    """Send messages with tags to the next rank, which has asked for them in the reverse order of tags."""
+    """Send messages with tags to the next rank, which has asked for them in the reverse order of tags.
+
+    The low 8 bits of the tags are alike, and the low 16 bits of two.
+    """
     following, previous = (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
 
     def reverse() -> str:
-        rooms = [_room(ctx) for _ in range(4)]
-        receipts = [_irecv(ctx, rooms[number], previous, tag=number + 3) for number in reversed(range(4))]
-        sends = [_isend(ctx, _message(ctx, ctx.rank, following, number), following, number + 3) for number in range(4)]
+        tags = (3, 3 + 2**8, 3 + 2**9, 3 + 2**16)
+        rooms = [_room(ctx) for _ in tags]
+        receipts = [_irecv(ctx, rooms[number], previous, tags[number]) for number in reversed(range(4))]
+        messages = [_message(ctx, ctx.rank, following, number) for number in range(4)]
+        sends = [_isend(ctx, message, following, tag) for message, tag in zip(messages, tags, strict=True)]
         for work in sends + receipts:
             work.wait()
         return _first_of(_wrong(ctx, room, previous, number) for number, room in enumerate(rooms))
