@@ -50,6 +50,10 @@ class Participant(Protocol):
     def last_backward(self) -> int | None:
         """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
 
+    @property
+    def runs_local_backward(self) -> bool:
+        """Whether the backward that runs now came to an output of a forward under `no_sync`."""
+
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
 
@@ -94,6 +98,11 @@ def watch_for(participant: Participant) -> None:
 def have_an_order() -> bool:
     """Whether wrappers must begin and send in one order: there are several, and ranks may differ in what one uses."""
     return len(_living) > 1 and any(one.ranks_may_differ for one in _living)
+
+
+def is_local_for_another(participant: Participant) -> bool:
+    """Whether the backward that runs now is a local one for a wrapper other than `participant`."""
+    return any(one.runs_local_backward for one in _living if one is not participant)
 
 
 def begin(participant: Participant) -> None:

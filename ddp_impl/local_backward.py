@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ddp_impl import backwards
 from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import Phase, ReducerState
 
 
-class Awaiting(Protocol):
+class Awaiting(backwards.Participant, Protocol):
     """The reducer that awaits the synchronised one."""
 
     state: ReducerState
@@ -51,6 +52,21 @@ class LocalBackward:
             self._reducer.refuse_compiled_backward()
             self.came = []
             self._ends.call(self._is_over, lambda *_: self._is_over())
+
+    def is_anothers(self) -> bool:
+        """Whether the backward that runs now is a local one that another wrapper knows of, and this one cannot.
+
+        It brings gradients of what the two share. On other ranks it comes to an output of this wrapper's own forward
+        under `no_sync`; here that forward has used no parameter.
+        """
+        return self._reducer.usage.follows_local and backwards.is_local_for_another(self._reducer)
+
+    def take(self, index: int) -> None:
+        """Keep the gradient of a parameter local: it has come in such a backward, which begins now if none runs."""
+        if self.came is None:
+            self.begin(self.num_triggers)
+        if self.came is not None:
+            self.came.append(index)
 
     def give_up(self) -> list[int]:
         """Return what has come: a synchronised backward runs through both, and averages everything."""

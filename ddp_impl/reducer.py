@@ -268,6 +268,11 @@ class Reducer(ReducerSurface):
         """The number of the backward that ended the last iteration, while no other has begun."""
         return self._backward.number if self.state.phase is Phase.IDLE else None
 
+    @property
+    def runs_local_backward(self) -> bool:
+        """Whether the backward that runs now came to an output of a forward under `no_sync`."""
+        return self._local.came is not None
+
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
 
@@ -313,10 +318,10 @@ class Reducer(ReducerSurface):
     @one_thread_at_a_time
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
-        if self._local.came is not None:
-            self._local.came.append(index)
-            return
         due, phase = self.arrivals.due[index], self.state.phase
+        if self.runs_local_backward or (phase is Phase.ARMED and self._local.is_anothers()):
+            self._local.take(index)
+            return
         if due == 0:
             if phase in (Phase.IDLE, Phase.BROKEN) and not self._was_handed_out_early:
                 self.usage.used_locally.add(index)
@@ -432,8 +437,7 @@ class Reducer(ReducerSurface):
         """Wait for every bucket and hand out the averages: gradients are final when this returns."""
         self.reduction.user_hooks.backward_ended(self.usage.unused, self.reduction.here())
         self.arrivals.end_iteration()
-        refused = self.reduction.a_rank_refuses()
-        if not refused:
+        if not (refused := self.reduction.a_rank_refuses()):
             self.reduction.hand_out_averages()
         self.usage.end_iteration()
         self.reduction.iteration.outputs = ()

@@ -37,6 +37,7 @@ from ddp_impl.casts import Casts
 from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.compile.local_gradients import LocalGradients
 from ddp_impl.early_moves import EarlyMoves
+from ddp_impl.local_backward import LocalBackward
 from ddp_impl.mixed_precision import PrecisionCaster
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.parameter_watch import ParameterWatch
@@ -54,6 +55,7 @@ _PLACES: dict[type, str] = {
     BucketPlanning: "reducer.planning",
     Absences: "reducer.absences",
     BackwardEnds: "reducer._ends",
+    LocalBackward: "reducer._local",
     ParameterUsage: "reducer.usage",
     ReducerState: "reducer.state",
     Peers: "_peers",

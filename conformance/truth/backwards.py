@@ -12,6 +12,13 @@ class Ending(Protocol):
     """What a wrapper does at the end of a backward."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether the backward came to an output of a forward within `no_sync`."""
+
+    def another_is_local(self) -> None:
+        """Take note that it came to one of another wrapper's."""
+
+    @property
     def takes_part(self) -> bool:
         """Whether the backward that is over is one of this wrapper's."""
 
@@ -63,6 +70,9 @@ class Backwards:
 
     def _is_over(self) -> None:
         self._is_noticed = False
+        if any(wrapper.is_local for wrapper in self._wrappers):
+            for wrapper in self._wrappers:
+                wrapper.another_is_local()
         ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
         meetings = [wrapper.bring_gradients() for wrapper in ending]
         for wrapper in self._wrappers:

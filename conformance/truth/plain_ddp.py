@@ -64,6 +64,7 @@ class PlainDDP(nn.Module, Joinable):
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
+        self._has_local_forward = False  # so has one under `no_sync`
         self.forget_backward()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
@@ -153,6 +154,7 @@ class PlainDDP(nn.Module, Joinable):
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
+        self._has_local_forward |= torch.is_grad_enabled() and not synchronises
         for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 is_ours = self._allows_unused or self._uses_ours(tensor)
@@ -229,6 +231,18 @@ class PlainDDP(nn.Module, Joinable):
         self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
 
     @property
+    def is_local(self) -> bool:
+        """Whether the backward came to an output of a forward within `no_sync`."""
+        return self._is_local
+
+    def another_is_local(self) -> None:
+        """Take note that the backward is a local one of another wrapper, which may share a module with this one.
+
+        It is one of this wrapper's own local forward as well; on this rank that may have used no parameter.
+        """
+        self._is_local |= self._has_local_forward
+
+    @property
     def takes_part(self) -> bool:
         """Whether the backward that is over is one of this wrapper's.
 
@@ -270,7 +284,7 @@ class PlainDDP(nn.Module, Joinable):
         means: Means | None = self.place.outcome(meeting)
         if means is None:
             return
-        self._awaits_backward = False
+        self._awaits_backward = self._has_local_forward = False
         self._used.clear()
         reduced = (
             means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}

@@ -17,6 +17,7 @@ from ddp_impl import backwards
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.local_backward import LocalBackward
 from ddp_impl.optimizer_in_backward import step_parameters
 from ddp_impl.peers import Peers
 from ddp_impl.reducer import Reducer
@@ -198,3 +199,9 @@ def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[Ma
             reducer._bucket_full(bucket)
 
     reducer.reduction.hold_back = give_up  # type: ignore[method-assign]
+
+
+@replaces(LocalBackward, "is_anothers")
+def TakesAnothersLocalForItsOwn(local: LocalBackward, is_anothers: Call) -> bool:
+    """BUG: a local backward that comes to no output of a wrapper, but to what it shares with another, is its own."""
+    return False

@@ -31,6 +31,7 @@ from conformance.chapters.variants import (
     options,
 )
 from conformance.chapters.variants import UNUSED as FIND
+from conformance.composed.training import Action, Beside, Block, Training
 from conformance.scenario import Scenario
 
 _grid = Grid("neighbours", ENDS_SOON)
@@ -73,6 +74,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _local()
     yield from _features()
     yield from _begun_apart()
+    yield from _local_of_another()
     yield from _crossed()
 
 
@@ -117,6 +119,19 @@ def _unused_beside_collectives() -> Iterator[Scenario]:
                 yield from _beside(
                     requirement, "", 2 + layer % 2, _SEARCHING, beside, each("unused", [unused]), at, buckets
                 )
+
+
+def _local_of_another() -> Iterator[Scenario]:
+    """Local backwards of two wrappers with a layer in common, between a synchronised forward and its backward.
+
+    In the local forward some ranks use nothing of the first wrapper: only the second tells them that it is local.
+    """
+    for idle in ("by_turns", "rank_0"):
+        for how in ("whole", "exception", "nested"):
+            actions = (Action("forward", "plain"), Action("no_sync", how), Action("backward", "together"))
+            training = Training((Block(),), actions=actions, idle=idle, beside=Beside(shares=True)).to_json()
+            slug = f"local-of-another-{dashed(idle)}-{how}"
+            yield from _grid("NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training, needs=("no_sync",))
 
 
 def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
