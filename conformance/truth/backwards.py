@@ -9,11 +9,9 @@ from torch.autograd import Variable
 
 
 class Ending(Protocol):
-    """What a wrapper does at the end of a backward."""
+    """What a wrapper does at the end of a backward. `is_local`: it came to an output of a forward within `no_sync`."""
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the backward came to an output of a forward within `no_sync`."""
+    is_local: bool
 
     def another_is_local(self) -> None:
         """Take note that it came to one of another wrapper's."""

@@ -216,7 +216,7 @@ class PlainDDP(nn.Module, Joinable):
             self._is_reached = True
             self._may_bring_nothing |= not is_ours
         else:
-            self._is_local = True
+            self.is_local = True
         self._backwards.reached()  # of a local backward, too: what a checkpoint runs within is no backward by itself
 
     def _nothing_came(self, _: Any) -> None:
@@ -226,21 +226,16 @@ class PlainDDP(nn.Module, Joinable):
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
         self._is_reached = False  # it came to an output of a synchronised forward
-        self._is_local = False  # it came to an output of a forward within `no_sync`
+        self.is_local = False  # it came to an output of a forward within `no_sync`
         self._has_gradients = False  # it brought a gradient to a parameter
         self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the backward came to an output of a forward within `no_sync`."""
-        return self._is_local
 
     def another_is_local(self) -> None:
         """Take note that the backward is a local one of another wrapper, which may share a module with this one.
 
         It is one of this wrapper's own local forward as well; on this rank that may have used no parameter.
         """
-        self._is_local |= self._has_local_forward
+        self.is_local |= self._has_local_forward
 
     @property
     def takes_part(self) -> bool:
@@ -252,7 +247,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if self._may_bring_nothing:
             return True
-        return self._has_gradients and (self._is_reached or (self._awaits_backward and not self._is_local))
+        return self._has_gradients and (self._is_reached or (self._awaits_backward and not self.is_local))
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
