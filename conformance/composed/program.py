@@ -83,7 +83,8 @@ def _play(ctx: RankContext, training: Training, own_group: dist.ProcessGroup | N
             value = _idle_forwards_may_require_gradients(ctx, trainee, kept[name]) if name == AT_THE_END else kept[name]
             ctx.observe(name, kept[name], must=AnyOf(value, _REFUSALS, ENDED) if may else value)
         elif refused is not None:
-            ctx.observe(name, refused if len(kept) == names.index(name) else ENDED)
+            # The truth itself may be refused: by a comm hook that ranks call with gradients of different layouts.
+            ctx.observe(name, refused if len(kept) == names.index(name) else ENDED, must=AnyOf(_REFUSALS, ENDED))
 
 
 def _check_finished(model: Any) -> None:

@@ -196,7 +196,9 @@ class Trainee:
     ) -> None:
         for module in filter(None, (self.module, self.module_beside)):
             self._small.of(module)
-        where = Where(self._rank, self._num_forwards, self._exchanges.behind, self._note_output)
+        # It holds no trainee: a checkpoint keeps it in the graph, where no garbage collection sees the cycle.
+        note = partial(_note_idle, self.idle_forwards, self._num_forwards)
+        where = Where(self._rank, self._num_forwards, self._exchanges.behind, note)
         self._num_forwards += 1
         key = ("rows", self._seed, where.rank, where.forward)
         inputs = integers(ROWS, WIDTH, key=key, largest=2).to(self._device)
@@ -222,10 +224,6 @@ class Trainee:
         loss = loss if rows_beside is None else loss + self._loss(rows_beside, "beside", where.forward)
         if loss.requires_grad:
             self._pending.append(_Pending(loss, rows, synchronised))
-
-    def _note_output(self, output: Any) -> None:
-        if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
-            self.idle_forwards.append(self._num_forwards - 1)
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.
@@ -505,6 +503,11 @@ class Trainee:
             for name, _ in module.named_parameters(recurse=False):
                 return module, name
         raise AssertionError("every block has a parameter")
+
+
+def _note_idle(forwards: list[int], number: int, output: Any) -> None:
+    if not any(value for name, value in of_output(output).items() if name.endswith(": requires_grad")):
+        forwards.append(number)
 
 
 def _values(prefix: str, module: nn.Module) -> dict[str, Tensor | None]:

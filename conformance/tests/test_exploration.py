@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from conformance.composed.grammar import REQUIREMENTS, cover
 from conformance.composed.program import observed_names
 from conformance.composed.refusal import not_judged, refusal
 from conformance.composed.simpler import simpler
+from conformance.composed.trainee import Trainee
 from conformance.composed.training import ACTIONS, EXCHANGES, Action, Beside, Block, Exchange, Training
 from conformance.errors import ScenarioError
 from conformance.observation import Raised
@@ -131,6 +133,17 @@ def test_few_of_what_is_explored_may_be_refused() -> None:
 def test_every_composed_training_has_a_truth_that_is_exact(every: int) -> None:
     for scenario in list(scenarios())[::every]:
         assert list(truth_of(scenario)[0]) == observed_names(Training.of(scenario))
+    gc.collect()  # a rank that keeps every training that it has served gets slower with each
+    assert not [each for each in gc.get_objects() if type(each) is Trainee]
+
+
+def test_a_training_that_the_truth_itself_refuses_may_be_refused_by_every_rank() -> None:
+    penalty = (Action("forward", "plain"), Action("penalty", "rank_0"), Action("backward", "together"))
+    training = Training((Block("sparse"),), actions=penalty, comm_hook="wider")
+    options = {"find_unused_parameters": True}
+    expected = truth_of(PROBED.replace(arguments=training.to_json(), world_size=2, options=options))[1]["2.backward"]
+    assert expected.mismatch(Raised.of(RuntimeError("refused"))) is None
+    assert expected.mismatch({}) is not None
 
 
 def test_a_training_is_json_and_back() -> None:
