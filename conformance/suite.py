@@ -16,11 +16,16 @@ from functools import cache
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, chapter_packages, hint, load_catalogue
+from conformance.spec.kept_scenarios import kept_scenarios
 
 
 @cache
 def load_scenarios() -> tuple[Scenario, ...]:
-    """Import every chapter and return its scenarios; raises `SpecificationError` at the first malformed id."""
+    """Return the scenarios of every chapter; raises `SpecificationError` at the first malformed id."""
+    return kept_scenarios(_made)
+
+
+def _made() -> tuple[Scenario, ...]:
     catalogue = load_catalogue()
     packages = chapter_packages()
     scenarios: list[Scenario] = []

@@ -9,30 +9,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.backends.backend import Backend
-from conformance.cli.known_failures import either, excuses_from, shipped_excuses
 from conformance.errors import ConformanceError
-from conformance.programs.registry import preloads_of
-from conformance.report.blame import blamed
-from conformance.report.causes import cause_of
-from conformance.report.failure import failure_text, run_command
-from conformance.run.environment import package_version
-from conformance.run.known_failures import Circumstances, Excuses
 from conformance.run.order import Order
-from conformance.run.runner import check, probe
-from conformance.run.scenario_runner import ScenarioRunner
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import load_catalogue
 from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.profile import about_ddps, in_profile
-from conformance.subjects.subject import Subject
 from conformance.suite import load_scenarios
 from conformance.verdict import Verdict
-from conformance.workers.controller import Controller
-from conformance.workers.finder import find_backend, find_subject
+
+if TYPE_CHECKING:  # a session that only collects imports no torch
+    from conformance.backends.backend import Backend
+    from conformance.run.known_failures import Excuses
+    from conformance.run.scenario_runner import ScenarioRunner
+    from conformance.subjects.subject import Subject
 
 #: torch's own, of modules that models use; a session should show what concerns its reader.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -59,6 +53,10 @@ def _selected(config: pytest.Config) -> tuple[Scenario, ...]:
 
 
 def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excuses:
+    from conformance.cli.known_failures import either, excuses_from, shipped_excuses
+    from conformance.run.environment import package_version
+    from conformance.run.known_failures import Circumstances
+
     circumstances = Circumstances(subject.name, backend.name, backend.device_type, package_version("torch"))
     given = []
     if file := config.getoption("--ddp-expectations"):
@@ -71,6 +69,12 @@ def _excuses(config: pytest.Config, subject: Subject, backend: Backend) -> Excus
 @pytest.fixture(scope="module")
 def scenario_runner(request: pytest.FixtureRequest) -> Iterator[ScenarioRunner]:
     """Own the ranks of this process, and stop the whole session when the subject or backend is unusable."""
+    from conformance.programs.registry import preloads_of
+    from conformance.run.runner import check, probe
+    from conformance.run.scenario_runner import ScenarioRunner
+    from conformance.workers.controller import Controller
+    from conformance.workers.finder import find_backend, find_subject
+
     mistake = ""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a DDP or a backend may lie in the current folder, as for `ddp-conformance run`
@@ -102,6 +106,10 @@ def test_scenario(scenario: Scenario, scenario_runner: ScenarioRunner) -> None:
     """The subject keeps what the scenario's requirements promise."""
     outcome = scenario_runner.run(scenario)
     if outcome.is_failure:
+        from conformance.report.blame import blamed
+        from conformance.report.causes import cause_of
+        from conformance.report.failure import failure_text, run_command
+
         backend = scenario_runner.backend.source or scenario_runner.backend.name
         replay = run_command(scenario.id, scenario_runner.subject.typed, backend)
         # The first line is what pytest's summary shows: which requirement is broken, and how.

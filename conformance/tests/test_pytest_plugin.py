@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,24 @@ def test_a_session_that_does_not_use_it_never_imports_torch(tmp_path: Path) -> N
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "test_nothing.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_session_that_only_collects_never_imports_torch(tmp_path: Path) -> None:
+    """Once the suite's scenarios are kept, which the first session sees to that may write bytecode."""
+    (tmp_path / "imported.py").write_text(
+        "import sys\ndef pytest_sessionfinish():\n    print('torch is imported:', 'torch' in sys.modules)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "-p", "imported", "--collect-only"]
+    command += ["-p", "no:cacheprovider", "--pyargs", "conformance.test_chapters", "-k", "TRAIN-16"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**environment, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if "torch is imported: False" in done.stdout:
+            return
+    pytest.fail(done.stdout)
 
 
 @pytest.mark.nightly

@@ -1,0 +1,69 @@
+"""Keeps the suite's scenarios beside its bytecode: making them takes seconds, and imports torch and every chapter.
+
+They are values that nothing but the suite's own files decides, and versions of Python and torch. A file that is older,
+torn or of another release is made anew; where Python may write no bytecode, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import marshal
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from conformance.codec import encode
+from conformance.scenario import Fault, Scenario, Step
+
+_SUITE = Path(__file__).parent.parent
+
+
+def kept_scenarios(make: Callable[[], tuple[Scenario, ...]], suite: Path = _SUITE) -> tuple[Scenario, ...]:
+    """Return what `make` returns, from the file in which an earlier call has kept it if no file of `suite` is newer."""
+    file = Path(importlib.util.cache_from_source(str(suite / "scenarios.py"))).with_suffix(".kept")
+    made_of = _fingerprint(suite)
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):  # what marshal raises for a torn file
+        kept_of, kept = marshal.loads(file.read_bytes())
+        if kept_of == made_of:
+            return tuple(_scenario(fields) for fields in kept)
+    scenarios = make()
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            _write(file, marshal.dumps((made_of, [encode(scenario) for scenario in scenarios])))
+    return scenarios
+
+
+def _fingerprint(suite: Path) -> str:
+    """Return a digest of names, sizes and times of all files that decide what the scenarios are, and of versions."""
+    digest = hashlib.sha256(f"{sys.version} {importlib.metadata.version('torch')}".encode())
+    for path, status in sorted(_sources(suite)):
+        digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            if entry.name not in ("__pycache__", "tests"):
+                yield from _sources(entry.path)
+        elif entry.name.endswith((".py", ".toml")):
+            yield entry.path, entry.stat()
+
+
+def _scenario(fields: dict[str, Any]) -> Scenario:
+    steps = tuple(Step(**step) for step in fields["schedule"])
+    faults = tuple(Fault(**fault) for fault in fields["faults"])
+    return Scenario(**{**fields, "schedule": steps, "faults": faults})
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Write it so that whoever reads meanwhile finds the old file or the new one."""
+    file.parent.mkdir(exist_ok=True)
+    own = file.with_suffix(f".{os.getpid()}")
+    own.write_bytes(data)
+    own.replace(file)
