@@ -163,6 +163,7 @@ def test_a_mistake_in_a_baseline_names_the_file(tmp_path: Path, text: str, messa
     assert message in str(raised.value)
 
 
+@pytest.mark.nightly
 def test_with_the_baseline_torchs_own_failures_are_expected(tmp_path: Path) -> None:
     known = shipped_baseline(package_version("torch")).broken
     names = [each for one in known for each in one.scenarios if each.startswith("unused/UNUSED-15/")][:2]

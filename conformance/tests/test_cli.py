@@ -179,7 +179,9 @@ def test_a_page_does_not_replace_a_report(tmp_path: Path, kind: str) -> None:
         (["list"], "/dev/full", 2, "cannot write to standard output: No space left on device"),
         (["list"], "a reader that leaves", 0, ""),
         (["run", SOME, "-k", "moe", "--no-native"], "/dev/full", 0, "cannot write to standard output: No space left"),
-        (["run", SOME, "-k", "moe", "--no-native"], "a reader that leaves", 0, ""),
+        pytest.param(
+            ["run", SOME, "-k", "moe", "--no-native"], "a reader that leaves", 0, "", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_output_that_cannot_be_written_costs_no_file_and_no_verdict(

@@ -106,6 +106,7 @@ def test_nothing_survives_ctrl_c(tmp_path: Path) -> None:
     assert processes_under(tmp_path) == []
 
 
+@pytest.mark.nightly
 def test_ranks_die_with_a_killed_zygote_and_the_next_scenario_gets_another(tmp_path: Path) -> None:
     def kill_zygote() -> None:
         (tmp_path / "pipe").read_text()

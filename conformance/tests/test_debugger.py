@@ -51,6 +51,7 @@ def test_a_rank_stops_where_its_code_calls_breakpoint_and_no_other_does(file: st
     assert "PASS" in shown
 
 
+@pytest.mark.nightly
 def test_a_rank_that_raised_can_be_looked_into_while_others_wait(file: str) -> None:
     # Longer than a rank outlives others that have raised, and is then given to answer.
     long = RAISE_GRACE_S + 2 * LATE_GRACE_S

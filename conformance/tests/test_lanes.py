@@ -157,6 +157,7 @@ def test_a_lane_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
         assert all_end([pid for pid in processes_under(tmp_path) if pid != zygote.pid], within_s=10)
 
 
+@pytest.mark.nightly
 def test_lanes_whose_zygote_has_ended_have_new_ones(tmp_path: Path) -> None:
     with closing(ZygoteProcess(tmp_path, (PROGRAMS,))) as zygote:
         zygote.await_ready()

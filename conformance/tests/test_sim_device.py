@@ -77,6 +77,7 @@ def test_the_host_cannot_touch_device_memory() -> None:
     assert run(_TOUCH).returncode < 0
 
 
+@pytest.mark.nightly
 @needs_compiler
 def test_auto_caps_are_chosen_by_the_times_of_the_device(tmp_path: Path) -> None:
     done = run(_AUTO, str(tmp_path / "store"))

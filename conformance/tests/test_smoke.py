@@ -188,6 +188,7 @@ def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
     assert found["static_graph"].detail.endswith(":Plain takes no argument static_graph")
 
 
+@pytest.mark.nightly
 def test_a_class_that_lacks_nothing_ends_without_a_declaration(zygote: ZygoteProcess) -> None:
     found = climb("gloo", "conformance.tests.peculiar_ddps:OwnErrors", world_size=2, zygote=zygote)
     assert Status.LACKING not in {one.status for one in found if one.rung in ("comm_hook", "join", "no_sync")}

@@ -92,6 +92,7 @@ def refused(sent: Path, results: Path) -> str:
     return " ".join(result.stderr.split())
 
 
+@pytest.mark.nightly
 def test_a_report_of_another_clone_is_taken_in(made: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     done = CliRunner().invoke(main, ["report", "accept", str(made), "--into", str(results)])

@@ -103,6 +103,7 @@ def _train_all(rank: int) -> tuple[dict[str, list[list[Tensor]]], list[list[list
     return {name: _train(rank, num, True, options) for name, (num, options) in _TRAININGS.items()}, mixed
 
 
+@pytest.mark.nightly
 def test_gradients_are_averages_bitwise(tmp_path: Path) -> None:
     for trained, (captured, eager) in run_ranks(_train_all, 2, tmp_path):
         for name, steps in trained.items():
@@ -191,6 +192,7 @@ def _trained(kind: Callable[..., None], rank: int, captured: bool) -> list[list[
     return steps
 
 
+@pytest.mark.nightly
 def test_every_kind_of_step_is_what_it_is_without_a_compiler(tmp_path: Path) -> None:
     for trained in run_ranks(_steps, 2, tmp_path):
         for kind, (captured, eager) in trained.items():

@@ -82,6 +82,7 @@ def test_a_run_that_did_not_take_place_is_not_compared(project: Path) -> None:
     assert not (project / "night" / "badge.svg").exists()
 
 
+@pytest.mark.nightly
 def test_a_night_is_stored_where_the_site_finds_it(project: Path) -> None:
     ours, results = suite(), project / "results"
     (scenario,) = (one for one in ours.scenarios if "COPY-14" in one.requirements)
