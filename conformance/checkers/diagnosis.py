@@ -60,6 +60,8 @@ def diagnose(
     wanted = exact_value(demand)
     if (parts := _parts(wanted, came)) is not None:
         return _inside(parts, name, rank, expected, observed, reduced)
+    if wanted == [] and isinstance(came, list) and came and all(isinstance(one, str) for one in came):
+        return Diagnosis("", came[0])  # what a program has found wrong, in its own words
     if isinstance(wanted, str) and isinstance(came, str) and {*wanted.split(), *came.split()} <= _DTYPES:
         return Diagnosis("wrong-dtype", f"{came}, where {wanted} must be")
     if _is_count(wanted) and _is_count(came):

@@ -175,10 +175,14 @@ def _all_zero(case: WrongValue) -> str:
 
 
 def _factor(case: WrongValue) -> float | None:
-    """Return by which finite number every element was multiplied; None if by none."""
-    if case.wanted.numel() == 0 or is_zero(case.wanted):
+    return _times(case.wanted, case.came)
+
+
+def _times(one: Tensor, other: Tensor) -> float | None:
+    """Return by which finite number every element of the one was multiplied to give the other; None if by none."""
+    if one.numel() == 0 or is_zero(one):
         return None
-    wanted, came = (torch.view_as_real(one) if one.is_complex() else one for one in map(wide, (case.wanted, case.came)))
+    wanted, came = (torch.view_as_real(each) if each.is_complex() else each for each in map(wide, (one, other)))
     largest = wanted.abs().argmax()
     factor = (came.reshape(-1)[largest] / wanted.reshape(-1)[largest]).item()
     return factor if math.isfinite(factor) and same(wanted * factor, came) else None
@@ -309,12 +313,22 @@ def _partly_wrong(case: WrongValue) -> str:
     wanted, came = case.wanted.reshape(-1), case.came.reshape(-1)
     places = (~equal_values(wanted, came)).nonzero().reshape(-1)
     first, last = int(places[0]), int(places[-1])
-    if len(places) == came.numel() or last - first + 1 != len(places):
+    if len(places) == came.numel():
         return ""
+    if last - first + 1 != len(places):
+        return _scattered(wanted[places], came[places], f"{len(places)} of {came.numel()} elements")
     if len(places) == 1 and 0 < last < came.numel() - 1:
         return ""  # one element in the middle is no part
     part = f"element(s) {first} to {last} of the flat value"
     return f"zeros in {part}, the rest is right" if is_zero(came[places]) else f"wrong in {part} only"
+
+
+def _scattered(wanted: Tensor, came: Tensor, where: str) -> str:
+    """Return what all wrong elements have in common that do not lie beside each other; empty if nothing."""
+    if is_zero(came):
+        return f"zeros in {where}, the rest is right"
+    factor = _times(wanted, came)
+    return f"{factor:g} times what was expected in {where}, the rest is right" if factor else ""
 
 
 def _rounded(case: WrongValue) -> str:

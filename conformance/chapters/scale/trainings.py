@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conformance.chapters.scale.values import arbitrary, whole
+from conformance.checkers.diagnosis import diagnose
 from conformance.errors import instance
 from conformance.models.batches import mixed_seed
 from conformance.observation import Facts
@@ -66,8 +67,26 @@ def training_at_scale(ctx: RankContext) -> None:
         for index, parameter in enumerate(module.weights):
             expected = _mean([of_ranks[rank][index] for rank in users[index]], ctx.world_size)
             if found := first_difference(expected, parameter.grad):
-                wrong.append(f"step {step}: the gradient of weights.{index} {found}")
+                locals_ = {rank: of_ranks[rank][index] for rank in range(ctx.world_size)}
+                instead = (
+                    ""
+                    if len(wrong) >= NUM_REPORTED
+                    else clause("gradient", expected, parameter.grad, ctx.rank, locals_)
+                )
+                wrong.append(f"step {step}: the gradient of weights.{index} {found}{instead}")
     ctx.observe("wrong", shortened(wrong))
+
+
+def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, own: Mapping[int, Tensor]) -> str:
+    """Return what wrong tensor `name` of this rank is instead, as far as the rank can tell; empty if it cannot.
+
+    `own` are the ranks' values before they communicated. Where this rank still has its own, so do the others.
+    """
+    here = None if got is None else got.detach().cpu()
+    is_own = here is not None and here.dtype == own[rank].dtype and torch.equal(here, own[rank])
+    others = {one: {name: value} for one, value in own.items()} if is_own else {}
+    found = diagnose(name, rank, {one: {name: expected} for one in own}, {**others, rank: {name: here}})
+    return f": {found.clause}" if found.clause else ""
 
 
 def first_difference(expected: Tensor | None, got: Tensor | None) -> Difference | None:
