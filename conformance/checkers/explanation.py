@@ -68,8 +68,10 @@ def block(lines: list[str]) -> str:
 
 
 def shorten(text: str, width: int = 160) -> str:
-    """Return the first line of a message, cut to `width`."""
-    first = next(iter(text.strip().splitlines()), "")
+    """Return the first line of a message, cut to `width`; with the second, if the first only announces it."""
+    first, *rest = text.strip().splitlines() or [""]
+    if first.endswith(":") and rest:
+        first = f"{first} {rest[0].strip()}"
     return first if len(first) <= width else f"{first[: width - 4].rstrip()} ..."
 
 

@@ -271,7 +271,15 @@ def _stale(case: WrongValue) -> str:
     for name, wanted in case.other_facts.items():
         if series(name) == series(case.name) and same(wanted, case.came):
             return f"the expected value of {name}: not this step's"
+    for name, wanted in case.other_facts.items():
+        if _is_state(name) and _leaf(name) == _leaf(case.name) and same(wanted, case.came):
+            return f"the expected value of {name}: another moment's"
     return ""
+
+
+def _leaf(name: str) -> str:
+    """Return whose value a fact is: the parameter's or the buffer's name."""
+    return name.rpartition("/")[2]
 
 
 def _not_cleared(case: WrongValue) -> str:
@@ -283,7 +291,7 @@ def _not_cleared(case: WrongValue) -> str:
 
 def _mixed_up(case: WrongValue) -> str:
     for name, wanted in case.other_facts.items():
-        if case.came.numel() > 1 and same(wanted, case.came):
+        if case.came.numel() > 1 and _leaf(name) != _leaf(case.name) and same(wanted, case.came):
             return f"the expected value of {name}: the two are mixed up"
     return ""
 
