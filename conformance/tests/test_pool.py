@@ -147,7 +147,7 @@ def test_a_deadline_is_put_off_when_any_answer_has_grown_or_is_complete(
 ) -> None:
     """However much had come of one that is complete (None) now."""
     channels: Any = [Arriving(), Arriving()]
-    seats: Any = [Seat(0, rank, 2, "gloo", "", False) for rank in range(2)]
+    seats = [Seat(rank, 2, "gloo", recorded=False) for rank in range(2)]
     hearing = Hearing(controller._zygote, seats, (), channels, number=1, deadline_s=0.0)
     channels[0].num_waiting, channels[1].num_waiting = 9, 5
     hearing._grant_for_more()
@@ -326,7 +326,7 @@ class KilledZygote:
 
 
 def test_a_rank_that_ends_late_for_want_of_a_processor_is_told_to_have_lost_its_zygote_too(tmp_path: Path) -> None:
-    seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
+    seats = [Seat(rank, 2, "gloo", directory=str(tmp_path)) for rank in (0, 1)]
     ours, (first, late) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
     zygote = cast(ZygoteProcess, KilledZygote())
     heard = Hearing(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
@@ -367,7 +367,7 @@ def test_a_rank_that_hung_up_after_another_had_raised_has_died_also_if_that_is_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hearing_module, "EOF_GRACE_S", 3 * RAISE_GRACE_S)  # nothing wakes the controller before
-    seats = [Seat(0, rank, 2, "gloo", str(tmp_path)) for rank in (0, 1)]
+    seats = [Seat(rank, 2, "gloo", directory=str(tmp_path)) for rank in (0, 1)]
     ours, (failed, killed) = zip(*(pair(FromRank, FromRank) for _ in seats), strict=True)
     zygote = cast(ZygoteProcess, SlowZygote(killed))
     heard = Hearing(zygote, seats, [os.getpid()] * 2, ours, number=1, deadline_s=60.0)
@@ -405,7 +405,7 @@ def test_a_rank_that_was_stopped_goes_no_further_once_it_has_shown_its_stack() -
     """Another host's agent may look at the rank that waits for it a moment later, and must find it waiting."""
     zygote = ZygoteProcess(None, (PROGRAMS,))
     try:
-        pool = Pool(zygote, get_backend("gloo"), 2, recorded=True, start_timeout_s=60)
+        pool = Pool(zygote, [Seat(rank, 2, "gloo") for rank in range(2)])
         assert pool.start() == {}
         faults = (Fault("stop", rank=1, at="backward"),)
         pool.begin(scenario("step", faults=faults, deadline_s=1.0), TORCH)

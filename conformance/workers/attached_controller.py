@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,10 +39,9 @@ from conformance.workers.attached_messages import (
     ToAgent,
 )
 from conformance.workers.channel import Channel, MessageError, wait
-from conformance.workers.hearing import DEATH_GRACE_S, MOST_DEADLINES, RAISE_GRACE_S
-from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
-from conformance.workers.messages import Job, Seat
-from conformance.workers.pool import START_TIMEOUT_S, nothing_left_behind
+from conformance.workers.hearing import DEATH_GRACE_S, MOST_DEADLINES, MOST_LATE_S, RAISE_GRACE_S
+from conformance.workers.messages import Seat
+from conformance.workers.pool import nothing_left_behind, time_to_start
 
 #: How much later than the deadline an agent may answer: it asks what others know, and makes its rank write a stack.
 _MARGIN_S = 3.0
@@ -50,11 +50,12 @@ _MARGIN_S = 3.0
 _SILENCE_S = LOST_S / 2
 #: How long an agent may take to read what the controller sends; the others hear nothing meanwhile.
 _SEND_TIMEOUT_S = LOST_S / 5
+_NOTHING_SEEN = LastSeen("", -1, 0, 0, ())
 
 
 @dataclass
 class Reached:
-    """An agent, as the controller sees it."""
+    """An agent, as the controller sees it; `rank` and what follows are about the order that it carries out."""
 
     index: int
     host: str
@@ -63,6 +64,13 @@ class Reached:
     lost: str = ""
     choked: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    rank: int = 0
+    until: float = -math.inf  # until when the rank may be silent, as far as is known
+    seen: LastSeen = _NOTHING_SEEN
+
+    def begin(self, rank: int) -> None:
+        """Note that an order is given; one who has none says nothing."""
+        self.rank, self.until, self.seen, self.heard_at = rank, -math.inf, _NOTHING_SEEN, machine_time.now()
 
     def tell(self, message: ToAgent) -> None:
         """Send `message`; ignores errors, because `_gather` notices an agent that is gone.
@@ -125,19 +133,16 @@ class AttachedController:
         if fresh or not after:
             pool, after = next(self._numbers), ()
         number = next(self._numbers)
-        job = Job(number, scenario.to_json(), subject)
         meeting = (self._address, self._store.port, f"pool{pool}")
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
         try:
             for rank, agent in enumerate(chosen):
-                source = self._backend.source or self._backend.name
-                seat = Seat(
-                    pool, rank, scenario.world_size, source, "", scenario.recorded, meeting, apart=scenario.apart
-                )
-                agent.tell(RunOrder(number, pool, seat, job, scenario.deadline_s))
-            start_s = START_TIMEOUT_S + (INTERPRETER_TIMEOUT_S if scenario.apart else 0.0)
-            patience_s = MOST_DEADLINES * (scenario.deadline_s + (0.0 if after else start_s))
+                backend = self._backend.source or self._backend.name
+                seat = Seat(rank, scenario.world_size, backend, scenario.recorded, meeting, apart=scenario.apart)
+                agent.tell(RunOrder(number, pool, seat, scenario.to_json(), subject))
+            start_s = 0.0 if after else time_to_start(apart=scenario.apart)
+            patience_s = MOST_DEADLINES * (scenario.deadline_s + start_s)
             observations, ready = self._gather(number, chosen, scenario, patience_s)
         finally:  # also when interrupted
             if len(ready) == len(chosen) and all(ready) and nothing_left_behind(observations, scenario.recorded):
@@ -196,64 +201,57 @@ class AttachedController:
     ) -> tuple[dict[int, Observation], list[bool]]:
         """Wait until every agent has answered or the controller has given it up."""
         machine_time.resume()
-        deadline_s = scenario.deadline_s
         self._until = started = machine_time.now()
-        due, end = started + deadline_s + _MARGIN_S, started + patience_s + _MARGIN_S + LOST_S
-        ranks = {agent.index: rank for rank, agent in enumerate(chosen)}
+        due, end = started + scenario.deadline_s + _MARGIN_S, started + patience_s + MOST_LATE_S + _MARGIN_S + LOST_S
         waiting = {agent.channel: agent for agent in chosen}
-        untils: dict[int, float] = {}
-        for agent in chosen:  # those without an order say nothing
-            agent.heard_at = started
-        seen: dict[int, LastSeen] = {}
+        for rank, agent in enumerate(chosen):
+            agent.begin(rank)
         observations: dict[int, Observation] = {}
         ready: list[bool] = []
 
-        def give_up(agent: Reached, fate: Ending) -> None:
-            observations[ranks[agent.index]] = _last_heard(agent, ranks, seen, fate)
-            untils.pop(ranks[agent.index], None)
+        def give_up(agent: Reached, lost: str, fate: Ending) -> None:
+            agent.lost = lost
+            observations[agent.rank] = _last_heard(agent, fate)
             del waiting[agent.channel]
 
         while waiting:
             ready_now = wait(list(waiting), BEAT_S)
-            for channel in [channel for channel in waiting if channel in ready_now]:
-                agent = waiting[channel]
+            for agent in [agent for channel, agent in waiting.items() if channel in ready_now]:
                 try:
-                    message = channel.arrived()
+                    message = agent.channel.arrived()
                 except (EOFError, OSError, MessageError) as error:
-                    agent.lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
-                    give_up(agent, Ending("abandoned", detail=f"abandoned: the process that held it {agent.lost}"))
+                    lost = f"sent what no agent sends ({error})" if isinstance(error, MessageError) else "ended"
+                    give_up(agent, lost, Ending("abandoned", detail=f"abandoned: the process that held it {lost}"))
                     continue
                 if message is None:  # half of one
                     continue
-                rank, agent.heard_at = ranks[agent.index], machine_time.now()
+                agent.heard_at = machine_time.now()
                 if isinstance(message, Beat) and message.number == number:
-                    untils[rank] = agent.heard_at + min(patience_s, message.left_s)
-                    if message.last_seen is not None:
-                        seen[rank] = message.last_seen
+                    agent.until = agent.heard_at + min(patience_s, message.left_s)
+                    agent.seen = message.last_seen or agent.seen
                 elif isinstance(message, Reply) and message.number == number:
                     if message.observation.fate.kind == "returned":  # the others may just have heard from it
-                        untils[rank] = agent.heard_at + deadline_s
-                    observations[rank] = replace(message.observation, rank=rank)
+                        agent.until = agent.heard_at + scenario.deadline_s
+                    observations[agent.rank] = replace(message.observation, rank=agent.rank)
                     ready.append(message.ready)
-                    del waiting[channel]
+                    del waiting[agent.channel]
                     hurry_s = _patience_s(message.observation)
-                    if hurry_s is not None and rank not in scenario.doomed:
+                    if hurry_s is not None and agent.rank not in scenario.doomed:
                         for other in waiting.values():
                             other.tell(Hurry(number, hurry_s))
             machine_time.resume()
             now = machine_time.now()
-            self._until = min(max(untils.values(), default=started), started + patience_s)
+            self._until = min(max(started, *(agent.until for agent in chosen if not agent.lost)), started + patience_s)
             for agent in list(waiting.values()):
                 silent_s = now - agent.heard_at
-                if (now > due and silent_s > _SILENCE_S) or now > end:
-                    rank = ranks[agent.index]
-                    where = seen[rank].phase if rank in seen else "an unknown phase"
-                    agent.lost = f"has not been heard of for {silent_s:.0f} s"
+                where = agent.seen.phase or "an unknown phase"
+                if now > due and silent_s > _SILENCE_S:
+                    lost = f"has not been heard of for {silent_s:.0f} s"
                     fate = Ending("hung", detail=f"unheard of for {silent_s:.0f} s, last seen in {where}")
-                    if silent_s <= _SILENCE_S:
-                        agent.lost = f"is there and has not answered for {end - started:.0f} s"
-                        fate = Ending("hung", detail=f"hung: its host {agent.lost}; last seen in {where}")
-                    give_up(agent, fate)
+                    give_up(agent, lost, fate)
+                elif now > end:
+                    lost = f"is there and has not answered for {end - started:.0f} s"
+                    give_up(agent, lost, Ending("hung", detail=f"hung: its host {lost}; last seen in {where}"))
         return observations, ready
 
     def _ping(self) -> None:
@@ -298,15 +296,14 @@ def _listed(processes: Sequence[int]) -> str:
     return f"number {', '.join(map(str, processes))}"
 
 
-def _last_heard(agent: Reached, ranks: dict[int, int], seen: dict[int, LastSeen], fate: Ending) -> Observation:
-    rank = ranks[agent.index]
-    last_seen = seen.get(rank, LastSeen("", -1, 0, 0, ()))
+def _last_heard(agent: Reached, fate: Ending) -> Observation:
+    seen = agent.seen
     return Observation(
-        rank,
+        agent.rank,
         fate,
-        history=last_seen.collectives,
-        phase=last_seen.phase,
-        faults_fired=last_seen.faults_fired,
+        history=seen.collectives,
+        phase=seen.phase,
+        faults_fired=seen.faults_fired,
         host=agent.host,
     )
 

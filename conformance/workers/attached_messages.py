@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from msgspec import Struct
 
 from conformance.observation import Observation
 from conformance.recorder.flight_record import LastSeen
-from conformance.workers.messages import Job, Seat
+from conformance.subjects.subject import Subject
+from conformance.workers.messages import Seat
 
 #: The controller sends a message at least this often, and so does an agent whose rank works ...
 BEAT_S = 0.25
@@ -40,16 +42,17 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class RunOrder(Struct, frozen=True, tag=True):
-    """Controller to agent: run `job` on the rank of `seat`. The agent forks a new rank if it has none of that pool.
+    """Controller to agent: run this scenario, sent as its JSON data, on the rank of `seat`.
 
-    The agent fills in its own parts of the seat: the pool's number in its zygote, the directory and the device index.
+    The agent forks a new rank if it has none of that `pool`, which is the controller's number of it. It fills in its
+    own part of the seat, the device index.
     """
 
     number: int
     pool: int
     seat: Seat
-    job: Job
-    deadline_s: float
+    scenario: dict[str, Any]
+    subject: Subject
 
 
 class Forget(Struct, frozen=True, tag=True):

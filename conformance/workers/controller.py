@@ -15,9 +15,8 @@ from conformance.scenario import Scenario
 from conformance.subjects.subject import NO_DDP, Subject
 from conformance.waiting.pending import Pending
 from conformance.workers import machine_time
-from conformance.workers.interpreter import START_TIMEOUT_S as INTERPRETER_TIMEOUT_S
-from conformance.workers.messages import NOTHING, Inspection
-from conformance.workers.pool import START_TIMEOUT_S, Pool
+from conformance.workers.messages import NOTHING, Inspection, Seat
+from conformance.workers.pool import CONNECT_TIMEOUT_S, Pool
 from conformance.workers.zygote_process import ZygoteGoneError, ZygoteProcess
 
 #: The subject's target, the world size, whether collectives are recorded, and whether each rank has its interpreter.
@@ -42,7 +41,7 @@ class Controller:
         *,
         work_dir: Path | None = None,
         preload: tuple[str, ...] = (),
-        start_timeout_s: float = START_TIMEOUT_S,
+        start_timeout_s: float = CONNECT_TIMEOUT_S,
         zygote: ZygoteProcess | None = None,
         inspection: Inspection = NOTHING,
     ) -> None:
@@ -209,8 +208,9 @@ class Controller:
             return self._fork_pool(world_size, recorded, apart)
 
     def _fork_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
-        timeout_s = self._start_timeout_s + (INTERPRETER_TIMEOUT_S if apart else 0.0)
-        return Pool(self._zygote, self._backend, world_size, recorded=recorded, start_timeout_s=timeout_s, apart=apart)
+        backend = self._backend.source or self._backend.name
+        seats = (Seat(rank, world_size, backend, recorded, apart=apart) for rank in range(world_size))
+        return Pool(self._zygote, seats, self._start_timeout_s)
 
 
 def _key(scenario: Scenario, subject: Subject) -> _PoolKey:

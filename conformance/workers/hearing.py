@@ -27,6 +27,8 @@ EOF_GRACE_S = 10.0
 #: with a long answer waits for its reader. So often, because a subject may write into its rank's connection for ever.
 LATE_GRACE_S = 2.0
 _MOST_GRACES = 20
+#: By how much the graces can put a deadline off.
+MOST_LATE_S = _MOST_GRACES * LATE_GRACE_S
 #: Where a rank waits for a processor just when it would be given up, the controller looks again so much later.
 _LOOK_AGAIN_S = 0.02
 #: As long as some rank enters a phase or issues a collective now and then, or could go on if it had a processor, ranks
@@ -77,6 +79,23 @@ class Waiting:
         return min(until, self._end)
 
 
+class Elsewhere:
+    """What becomes known, while ranks are waited for, of ranks on other hosts; of this class: there are none."""
+
+    #: What to wait on besides the ranks, and how often to listen at least.
+    sources: tuple[Channel, ...] = ()
+    turn_s = math.inf
+    #: For how long to wait for the ranks here, given how those on other hosts ended.
+    patience_s = math.inf
+
+    def listen(self) -> None:
+        """Take in what has arrived from `sources`. Does not wait."""
+
+    def until(self, own: float) -> float:
+        """Return until when the ranks here are waited for that alone would be waited for until `own`."""
+        return own
+
+
 class Hearing:
     """One message of each rank is waited for; `messages` are those that came, `strange` what is known of other ranks.
 
@@ -95,10 +114,12 @@ class Hearing:
         number: int,
         deadline_s: float,
         doomed: Collection[int] = (),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Begin to wait for what the ranks on `seats` say about job `number` (0: that they are ready).
 
-        The death of a `doomed` rank is part of the job: the others have as much time as before.
+        The death of a `doomed` rank is part of the job: the others have as much time as before. So they may have
+        because of ranks that are `elsewhere`.
         """
         self.messages: dict[int, FromRank] = {}
         self.strange: dict[int, Observation] = {}
@@ -107,6 +128,7 @@ class Hearing:
         self._listening = dict(zip(channels, seats, strict=True))
         self._number = number
         self._doomed = doomed
+        self._elsewhere = elsewhere or Elsewhere()
         self._pids = pids
         self._flights = [seat.file("flight") for seat in seats]
         self._patience_s = math.inf  # of the failure that leaves the others the least time; infinite if none has failed
@@ -134,6 +156,11 @@ class Hearing:
                     break
         return self._is_over
 
+    def last_seen(self) -> tuple[list[LastSeen], float]:
+        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
+        seen = list(map(read_flight, self._flights))
+        return seen, self._waiting.given(seen) - machine_time.now()
+
     def _everybody_is_known(self) -> bool:
         heard = [*self.messages, *self.strange]
         return len(heard) + len(self._dead(heard)) >= len(self._seats)
@@ -141,8 +168,10 @@ class Hearing:
     def _hear(self, until: float) -> bool:
         """Wait until something happens, or the deadline or `until` passes; return whether it is time to give up."""
         left_s = max(0.0, min(self._deadline, until) - machine_time.now())
-        ready = wait([*self._listening, *self._zygote.sources], left_s)
+        sources = [*self._listening, *self._zygote.sources, *self._elsewhere.sources]
+        ready = wait(sources, min(left_s, self._elsewhere.turn_s))
         self._zygote.update()
+        self._elsewhere.listen()
         for channel in [channel for channel in self._listening if channel in ready]:
             rank = self._listening[channel].rank
             try:
@@ -157,7 +186,7 @@ class Hearing:
                 if message is not None:
                     del self._listening[channel]
                     self.messages[rank] = message
-        if (patience_s := self._patience()) < self._patience_s:
+        if (patience_s := min(self._patience(), self._elsewhere.patience_s)) < self._patience_s:
             self._patience_s = patience_s
             self._waiting = self._waiting.cut_to(patience_s)
             self._deadline = min(self._deadline, self._waiting.until())
@@ -165,7 +194,11 @@ class Hearing:
         machine_time.resume()
         if machine_time.now() < self._deadline:  # a rank that trickles bytes makes a channel ready for ever
             return False
-        later = max(self._waiting.until(), self._unexplained_until if self._one_hung_up() else -math.inf)
+        later = self._waiting.until()
+        if math.isinf(self._patience_s):
+            later = self._elsewhere.until(later)
+        if self._one_hung_up():
+            later = max(later, self._unexplained_until)
         if later <= self._deadline:
             return True
         self._deadline = later

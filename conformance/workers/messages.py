@@ -63,21 +63,21 @@ STACK_SIGNAL = signal.SIGRTMIN + 3
 class Seat(Struct, frozen=True):
     """Everything that a forked process must know to become a rank.
 
-    `backend` is the argument of `get_backend`. `directory` is private to the pool and holds the rendezvous file and the
-    ranks' files. Without `recorded`, the default group is the backend's own, without a recorder. Ranks of several hosts
-    rendezvous through a TCP store at `meeting` (host, port, prefix); `device_index` counts within a host. A rank that
-    is to be `apart` gets an interpreter of its own.
+    `backend` is the argument of `get_backend`. Without `recorded`, the default group is the backend's own, without a
+    recorder. Ranks of several hosts rendezvous through a TCP store at `meeting` (host, port, prefix); `device_index`
+    counts within a host. A rank that is to be `apart` gets an interpreter of its own. The pool fills in its number and
+    its `directory`, which is private to it and holds the rendezvous file and the ranks' files.
     """
 
-    pool: int
     rank: int
     world_size: int
     backend: str
-    directory: str
     recorded: bool = True
     meeting: tuple[str, int, str] | None = None
     device_index: int | None = None
     apart: bool = False
+    pool: int = 0
+    directory: str = ""
 
     def file(self, kind: str) -> str:
         """Return the path of this rank's file of that kind: `flight`, `stack` or `output`."""

@@ -6,46 +6,47 @@ import contextlib
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from conformance.backends.backend import Backend
+from msgspec.structs import replace as change
+
 from conformance.observation import KEPT_ONCE, Ending, Observation, remembered
+from conformance.recorder.flight_record import LastSeen
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.surroundings.processes import is_stopped
 from conformance.workers import machine_time
 from conformance.workers.autopsy import describe, tail
-from conformance.workers.hearing import Hearing
+from conformance.workers.hearing import Elsewhere, Hearing
+from conformance.workers.interpreter import START_TIMEOUT_S
 from conformance.workers.messages import NOTHING, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.zygote_process import ZygoteProcess
 
 #: Connecting the ranks takes tens of milliseconds, but the first use of a GPU may take many seconds.
-START_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 60.0
 
 
 class Pool:
-    """`world_size` ranks with a connected default group; scenarios reuse them until one leaves them in doubt."""
+    """Ranks with a connected default group; scenarios reuse them until one leaves them in doubt.
+
+    They are all ranks of their world, or those of this host, which may wait for others that are `elsewhere`.
+    """
 
     def __init__(
         self,
         zygote: ZygoteProcess,
-        backend: Backend,
-        world_size: int,
-        *,
-        recorded: bool,
-        start_timeout_s: float,
-        apart: bool = False,
+        seats: Iterable[Seat],
+        start_timeout_s: float = CONNECT_TIMEOUT_S,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Fork the ranks; `start` waits until they make no progress for so many seconds. Raises `ZygoteGoneError`."""
+        """Fork the ranks; `start` waits until they make no progress for `time_to_start`. Raises `ZygoteGoneError`."""
         self._zygote = zygote
-        self._start_timeout_s = start_timeout_s
+        self._elsewhere = elsewhere
         number, self._directory = zygote.new_pool()
-        self._seats = tuple(
-            Seat(number, rank, world_size, backend.source or backend.name, str(self._directory), recorded, apart=apart)
-            for rank in range(world_size)
-        )
-        self._pids, self._channels = zygote.fork(self._seats, start_timeout_s)
+        self._seats = tuple(change(seat, pool=number, directory=str(self._directory)) for seat in seats)
+        self._start_timeout_s = time_to_start(start_timeout_s, apart=self._seats[0].apart)
+        self._pids, self._channels = zygote.fork(self._seats, self._start_timeout_s)
         self._started = self._reusable = self._is_retired = False
         self._number = 0
         self._after: tuple[str, ...] = ()
@@ -57,9 +58,9 @@ class Pool:
         """
         if self._started:
             return {}
-        hearing = self._hear(self._start_timeout_s)
-        hearing.listen()
-        messages, observations = hearing.messages, hearing.others()
+        self._hearing = self._hear(self._start_timeout_s)
+        self._hearing.listen()
+        messages, observations = self._hearing.messages, self._hearing.others()
         for rank, message in messages.items():
             if isinstance(message, Ready) and message.error is not None:
                 fate = Ending("raised", detail=f"raised {message.error}")
@@ -85,6 +86,10 @@ class Pool:
     def is_over(self, silence_s: float) -> bool:
         """Wait until the ranks have answered or have made no progress for so long; return whether `finish` can tell."""
         return self._hearing.listen(silence_s)
+
+    def last_seen(self) -> tuple[list[LastSeen], float]:
+        """Return what the ranks were doing, and for how long they are waited for if they make no further progress."""
+        return self._hearing.last_seen()
 
     def retire(self) -> None:
         """Let no further scenario run here: something may have been left behind that nobody can see."""
@@ -140,7 +145,13 @@ class Pool:
             number=self._number,
             deadline_s=deadline_s,
             doomed=doomed,
+            elsewhere=self._elsewhere,
         )
+
+
+def time_to_start(connect_timeout_s: float = CONNECT_TIMEOUT_S, *, apart: bool) -> float:
+    """Return for how long ranks that start may make no progress; those that are `apart` import torch themselves."""
+    return connect_timeout_s + (START_TIMEOUT_S if apart else 0.0)
 
 
 def nothing_left_behind(observations: Mapping[int, Observation], recorded: bool) -> bool:
