@@ -95,6 +95,12 @@ def test_a_killed_rank_is_named_and_the_next_scenario_runs(attached: AttachedCon
     assert {one.fate.kind for one in attached.run(TRAIN, OURS).values()} == {"returned"}
 
 
+def test_a_rank_is_not_waited_for_when_one_on_another_host_has_raised(attached: AttachedController) -> None:
+    """It waits for that one in a collective, and hears nothing of it: the process of that one lives."""
+    raises = TRAIN.replace(program="workers/raise", arguments={"ranks": [1], "meet": True}, deadline_s=5.0)
+    assert [one.fate.kind for one in attached.run(raises, OURS).values()] == ["abandoned", "raised"]
+
+
 def test_a_stopped_rank_hangs_both_and_both_have_a_stack(attached: AttachedController) -> None:
     stop = Fault(rank=0, kind="stop", at="collective", occurrence=3)
     seen = attached.run(TRAIN.replace(faults=(stop,), deadline_s=2.0), OURS)
@@ -347,7 +353,8 @@ def test_who_joins_early_waits_for_those_who_import_for_long(monkeypatch: pytest
 def test_a_process_may_start_long_after_the_others(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(
-        f"import os, time\ntime.sleep({LOST_S + 15.0} * int(os.environ['RANK']))\nimport conformance.__main__\n"
+        f"import os, time\ntime.sleep({LOST_S + 15.0} * int(os.environ['RANK']))\n"
+        "from conformance.__main__ import start\nstart()\n"
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     question = ["gradients/GRAD-01/mlp-world2", "--no-native", "--report", str(tmp_path / "report"), "-q"]

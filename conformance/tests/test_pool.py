@@ -65,7 +65,7 @@ def next_scenario_runs(controller: Controller) -> bool:
 def flights(controller: Controller) -> list[LastSeen]:
     """Return what the ranks of the one pool at work have written about themselves, by rank."""
     (pool,) = controller._busy
-    return [read_flight(seat.file("flight")) for seat in pool._seats]
+    return [read_flight(seat.file("flight")) for seat in pool._seats.values()]
 
 
 class Stranger:

@@ -44,9 +44,10 @@ class Pool:
         self._zygote = zygote
         self._elsewhere = elsewhere
         number, self._directory = zygote.new_pool()
-        self._seats = tuple(change(seat, pool=number, directory=str(self._directory)) for seat in seats)
-        self._start_timeout_s = time_to_start(start_timeout_s, apart=self._seats[0].apart)
-        self._pids, self._channels = zygote.fork(self._seats, self._start_timeout_s)
+        seats = tuple(change(seat, pool=number, directory=str(self._directory)) for seat in seats)
+        self._seats = {seat.rank: seat for seat in seats}
+        self._start_timeout_s = time_to_start(start_timeout_s, apart=any(seat.apart for seat in seats))
+        self._pids, self._channels = zygote.fork(seats, self._start_timeout_s)
         self._started = self._reusable = self._is_retired = False
         self._number = 0
         self._after: tuple[str, ...] = ()
@@ -130,7 +131,7 @@ class Pool:
 
     def close(self) -> None:
         """Kill the ranks."""
-        for seat in self._seats:
+        for seat in self._seats.values():
             self._zygote.signal(seat, signal.SIGKILL)
         for channel in self._channels:
             channel.close()
@@ -139,7 +140,7 @@ class Pool:
     def _hear(self, deadline_s: float, doomed: frozenset[int] = frozenset()) -> Hearing:
         return Hearing(
             self._zygote,
-            self._seats,
+            tuple(self._seats.values()),
             self._pids,
             self._channels,
             number=self._number,
