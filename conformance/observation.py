@@ -188,6 +188,13 @@ class Observation:
     after: tuple[str, ...] = ()
     carried: tuple[Carried, ...] = ()
 
+    @property
+    def frames(self) -> list[str]:
+        """The frames of the main thread in `stack`, the latest call first; faulthandler writes that thread last."""
+        lines = self.stack.splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith(("Thread", "Current thread"))]
+        return [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
+
 
 def by_member(histories: Mapping[int, Iterable[Collective]], group: str) -> dict[int, dict[int, Collective]]:
     """Return for every rank of `group` the collectives that it issued there, by index; point-to-point ones left out.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from conformance.errors import ConformanceError
 from conformance.scenario import Scenario
 from conformance.subjects.subject import Subject
 from conformance.workers.controller import Controller
-from conformance.workers.zygote_process import NO_MEMORY_FILL, ZygoteProcess
+from conformance.workers.zygote_process import NO_MEMORY_FILL
 
 #: The sets of options that the benchmark measures, besides torch's DDP with its defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -156,10 +155,7 @@ def run_program(
         recorded=False,
         min_collectives=0,
     )
-    with (
-        closing(ZygoteProcess(None, (), NO_MEMORY_FILL)) as zygote,  # to fill memory takes time
-        Controller(backend, zygote=zygote) as controller,
-    ):
+    with Controller(backend, environment=NO_MEMORY_FILL) as controller:  # to fill memory takes time
         observations = controller.run(scenario, subject)
     for observation in observations.values():
         if observation.fate.kind != "returned":

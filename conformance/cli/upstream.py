@@ -15,7 +15,7 @@ from conformance.cli.options import NamedPath
 from conformance.errors import ConformanceError
 
 if TYPE_CHECKING:
-    from conformance.upstream.launcher import WarmHost
+    from conformance.upstream.launcher import TestRanks
     from conformance.upstream.outcome import TestName, TestRun
 
 
@@ -65,7 +65,7 @@ def command(
     from conformance.subjects.subject import KNOWN
     from conformance.upstream.comparison import compare
     from conformance.upstream.exclusions import check_exclusions, load_exclusions
-    from conformance.upstream.launcher import find_tests, warm_hosts
+    from conformance.upstream.launcher import TestRanks, find_tests
     from conformance.upstream.report import prepare_report, print_comparison, write_comparison
     from conformance.workers.finder import find_subject
 
@@ -73,8 +73,8 @@ def command(
     if report is not None and not only_list:
         prepare_report(report)
     console = make_console()
-    with warm_hosts(KNOWN["torch"], jobs) as hosts:
-        tests = find_tests(hosts[0], world_size)
+    with TestRanks(KNOWN["torch"]) as ranks:
+        tests = find_tests(ranks, world_size)
         if world_size is None:
             check_exclusions(exclusions, tests)
         tests = {name: size for name, size in tests.items() if _is_wanted(name, keywords)}
@@ -85,9 +85,9 @@ def command(
                 excluded = f"  excluded: {exclusions[name]}" if name in exclusions else ""
                 click.echo(f"{name}  {size} ranks{excluded}")
             return
-        native = _run(console, "torch", hosts, tests, timeout_s)
-    with warm_hosts(subject, jobs) as hosts:
-        tested = _run(console, subject.name, hosts, tests, timeout_s)
+        native = _run(console, "torch", ranks, tests, timeout_s, jobs)
+    with TestRanks(subject) as ranks:
+        tested = _run(console, subject.name, ranks, tests, timeout_s, jobs)
 
     comparison = compare(subject.name, native, tested, exclusions)
     if report is not None:
@@ -101,7 +101,7 @@ def _is_wanted(name: TestName, keywords: tuple[str, ...]) -> bool:
 
 
 def _run(
-    console: Console, who: str, hosts: list[WarmHost], tests: dict[TestName, int], timeout_s: float
+    console: Console, who: str, ranks: TestRanks, tests: dict[TestName, int], timeout_s: float, jobs: int
 ) -> dict[TestName, TestRun]:
     from conformance.upstream.launcher import run_tests
 
@@ -115,8 +115,9 @@ def _run(
     with bar.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(who, total=len(tests), last="")
         return run_tests(
-            hosts,
+            ranks,
             tests,
             timeout_s=timeout_s,
+            jobs=jobs,
             on_end=lambda run: progress.update(task, advance=1, last=run.name.method),
         )

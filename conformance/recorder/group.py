@@ -86,6 +86,13 @@ def init_process_group(
     return present(dist.group.WORLD)
 
 
+def leave() -> None:
+    """Destroy all groups, and have torch make those to come as it always does."""
+    global _installed
+    dist.destroy_process_group()
+    _installed = None
+
+
 def _create(store: Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
     return present(_installed).create(store, rank, world_size, timeout)
 

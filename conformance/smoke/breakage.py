@@ -181,11 +181,9 @@ def _number(number: Any) -> str:
 
 
 def _frames(observation: Observation) -> tuple[str, ...]:
-    """Return the innermost frames of the main thread; faulthandler prints it last, with the latest call first."""
-    lines = observation.stack.splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith(("Thread", "Current thread"))]
-    frames = [line for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
-    return tuple(line for line in frames if not any(part in line for part in OUR_FRAMES))[:_NUM_FRAMES]
+    """Return the innermost frames of the main thread, the latest call first."""
+    frames = (line for line in observation.frames if not any(part in line for part in OUR_FRAMES))
+    return tuple(frames)[:_NUM_FRAMES]
 
 
 def _odd_one_out(late: list[Observation]) -> int | None:

@@ -27,7 +27,7 @@ from conformance.tests.processes import all_end
 from conformance.upstream.comparison import Comparison, Row, compare
 from conformance.upstream.cpu_placement import on_cpu
 from conformance.upstream.exclusions import check_exclusions, load_exclusions, parse_exclusions
-from conformance.upstream.launcher import WarmHost, find_tests, warm_hosts
+from conformance.upstream.launcher import TestRanks, find_tests
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun, combine
 from conformance.upstream.report import print_comparison
 
@@ -101,13 +101,13 @@ def test_a_ddp_that_never_averages_and_kills_a_rank_is_reported(tmp_path: Path) 
 
 @pytest.mark.nightly
 def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
-    with warm_hosts(Subject("broken", BROKEN), 1) as (host,):
-        hung = host.run(SETS_STATIC_GRAPH, 2, timeout_s=6.0)
+    with TestRanks(Subject("broken", BROKEN)) as ranks:
+        hung = ranks.start(SETS_STATIC_GRAPH, 2, 6.0).wait()
         assert hung.outcome is TestOutcome.HUNG
         assert "in _set_static_graph" in hung.explanation
-        assert host.run(TRAINS, 2, timeout_s=60.0).outcome is TestOutcome.FAILED  # the host serves on
-        assert host.run(WANTS_GPUS, 2, timeout_s=60.0).outcome is TestOutcome.PASSED
-        tests = find_tests(host)
+        assert ranks.start(TRAINS, 2, 60.0).wait().outcome is TestOutcome.FAILED  # the others run
+        assert ranks.start(WANTS_GPUS, 2, 60.0).wait().outcome is TestOutcome.PASSED
+        tests = find_tests(ranks)
     methods = {name.method for name in tests}
     assert {"test_ddp_uneven_inputs", "test_ddp_comm_hook_logging", "test_ddp_comparison"} <= methods
     assert not {"test_all_reduce_sum", "test_broadcast", "test_get_future"} & methods
@@ -116,9 +116,9 @@ def test_a_hang_ends_alone_and_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_rank_that_lost_its_streams_ends_no_other() -> None:
-    """An error while it ends must not take it into the host's code, which ends every rank."""
-    with warm_hosts(Subject("loses_streams", LOSES_STREAMS), 1) as (host,):
-        ends = {one.rank: one for one in host.run(TRAINS, 2, timeout_s=60.0).ends}
+    """An error while it ends must not take it into the zygote's code, which ends every rank."""
+    with TestRanks(Subject("loses_streams", LOSES_STREAMS)) as ranks:
+        ends = {one.rank: one for one in ranks.start(TRAINS, 2, 60.0).wait().ends}
     assert ends[1].outcome is TestOutcome.FAILED
     assert "no streams" in ends[1].cause
     assert "SIGKILL" not in ends[0].cause
@@ -138,7 +138,7 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path) -> None:
     try:
         assert announcement.read_text() == "hangs\n"  # torch's DDP has passed, and the broken one hangs
         left = [pid for pid in processes_with(f"{ANNOUNCE}={announcement}") if pid != controller.pid]
-        assert len(left) == 4  # the host, two ranks, and the process that found the DDP
+        assert len(left) == 4  # the zygote, two ranks, and the process that found the DDP
     finally:
         controller.kill()
         controller.wait()
@@ -157,8 +157,9 @@ def processes_with(setting: str) -> list[int]:
 
 
 def test_a_ddp_that_cannot_be_imported_where_the_tests_are_is_refused() -> None:
-    with pytest.raises(ConformanceError, match="no_such_module"):
-        WarmHost(Subject("absent", "no_such_module:DDP")).tests(2)
+    absent = Subject("absent", "no_such_module:DDP")
+    with TestRanks(absent) as ranks, pytest.raises(ConformanceError, match="no_such_module"):
+        ranks.tests(2)
 
 
 def test_a_test_that_does_not_exist_is_a_mistake() -> None:

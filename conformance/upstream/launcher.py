@@ -1,111 +1,100 @@
-"""The controller's side of `upstream`: starts hosts and runs all tests in them."""
+"""Finds torch's own DDP tests and runs them, each on ranks of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
 
 from conformance.errors import ConformanceError
-from conformance.subjects.subject import Subject
+from conformance.observation import Observation
+from conformance.scenario import Scenario
+from conformance.subjects.subject import NO_DDP, Subject
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun
-from conformance.upstream.requests import FromHost, ListTests, Ran, Refusal, RunTest, Tests
-from conformance.workers.channel import Channel, MessageError
-from conformance.workers.interpreter import START_TIMEOUT_S, start_interpreter
+from conformance.waiting.pending import Pending
+from conformance.workers.controller import Controller
+from conformance.workers.finder import find_backend
+from conformance.workers.zygote_process import NO_MEMORY_FILL
 
 #: A test gets the smallest of these world sizes at which it can run.
 WORLD_SIZES = (2, 3, 4, 6)
 
-#: How much longer than a test's deadline a host may take before the launcher takes the host for hung.
-_PATIENCE_S = 60.0
+#: How long to listen to one test before the others.
+_TURN_S = 0.05
+_NUM_FRAMES = 3
 
-_Answer = TypeVar("_Answer", Tests, Ran)
 
+class TestRanks:
+    """Ranks for torch's tests of one DDP; a context manager, at whose end none of them is left.
 
-class WarmHost:
-    """A process that has imported torch, its tests and one DDP, and forks ranks; see `conformance.upstream.host`.
-
-    Started when it is first needed, and again after it died.
+    torch's tests read the world size when they are imported, so there is a controller for each, from when it is needed.
     """
 
+    __test__ = False  # for pytest, which takes any class of this name for a test
+
     def __init__(self, subject: Subject) -> None:
+        """Start nothing yet."""
         self._subject = subject
-        self._running: tuple[subprocess.Popen[bytes], Channel] | None = None
+        self._controllers: dict[int, Controller] = {}
+        self._numbers = itertools.count()
 
     def tests(self, world_size: int) -> tuple[TestName, ...]:
         """Return the DDP tests that can run at `world_size`; raises `ConformanceError`."""
-        try:
-            return self._ask(ListTests(world_size), START_TIMEOUT_S, Tests).names
-        except _HostDiedError as death:
-            raise ConformanceError(f"cannot list torch's tests: their host died ({death})") from death
+        (seen,) = self._start(
+            world_size, Scenario("upstream/list", ("UPSTREAM",), "upstream/list", world_size=1)
+        ).wait()
+        if seen.fate.kind != "returned":
+            raise ConformanceError(f"cannot list torch's tests: their rank {seen.fate}")
+        return tuple(TestName(*name) for name in seen.facts["tests"])
 
-    def run(self, name: TestName, world_size: int, timeout_s: float) -> TestRun:
-        """Run one test and return its result, also if its host dies; the next call then starts a new host."""
-        try:
-            return self._ask(RunTest(name, world_size, timeout_s), START_TIMEOUT_S + timeout_s + _PATIENCE_S, Ran).run
-        except _HostDiedError as death:
-            self.close()
-            return TestRun(name, world_size, (RankEnd(0, TestOutcome.CRASHED, f"the host of the ranks died: {death}"),))
+    def start(self, name: TestName, world_size: int, timeout_s: float) -> Pending[TestRun]:
+        """Start one test; what it gives is its result, however its ranks end."""
+        began = time.monotonic()
+        scenario = Scenario(
+            f"upstream/{name}",
+            ("UPSTREAM",),
+            "upstream/test",
+            world_size=world_size,
+            arguments={
+                "suite": name.suite,
+                "method": name.method,
+                "ddp": self._subject.target,
+                "directory": f"test{next(self._numbers)}",
+            },
+            deadline_s=timeout_s,
+            recorded=False,
+        )
+        return self._start(world_size, scenario).then(
+            lambda seen: TestRun(name, world_size, _ends_of(seen), time.monotonic() - began)
+        )
 
-    def abandon(self) -> None:
-        """Make the process end its ranks and itself; call it from another thread than the one that waits in `run`."""
-        running = self._running  # the other thread may reset it
-        if running is not None:
-            running[0].terminate()
+    def __enter__(self) -> TestRanks:
+        """Return the ranks."""
+        return self
 
-    def close(self) -> None:
-        """End the process and its ranks; none is left when this returns."""
-        if self._running is None:
-            return
-        process, channel = self._running
-        channel.close()
-        try:
-            process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._running = None
+    def __exit__(self, *raised: object) -> None:
+        """End all ranks."""
+        for controller in self._controllers.values():
+            controller.close()
 
-    def _ask(self, request: ListTests | RunTest, timeout_s: float, expected: type[_Answer]) -> _Answer:
-        if self._running is None:
-            self._running = start_interpreter(
-                "conformance.upstream.host",
-                self._subject.target,
-                expects=FromHost,
-                environment={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+    def _start(self, world_size: int, scenario: Scenario) -> Pending[list[Observation]]:
+        if world_size not in self._controllers:
+            self._controllers[world_size] = Controller(
+                find_backend("gloo"),
+                preload=("conformance.upstream.rank", self._subject.target.partition(":")[0]),
+                environment={
+                    **NO_MEMORY_FILL,
+                    "BACKEND": "gloo",
+                    "WORLD_SIZE": str(world_size),
+                    "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+                },
             )
-        process, channel = self._running
-        try:
-            channel.send(request)
-            answer = channel.receive(timeout_s)
-        except TimeoutError as error:
-            raise _HostDiedError(f"no answer within {timeout_s:.0f} s") from error
-        except (EOFError, OSError, MessageError) as error:
-            process.kill()  # it may have closed only its connection
-            raise _HostDiedError(f"exit status {process.wait()}") from error
-        if isinstance(answer, Refusal):
-            raise ConformanceError(f"cannot run torch's tests with {self._subject.name}:\n{answer.reason}")
-        if not isinstance(answer, expected):
-            raise _HostDiedError(f"it answered with {type(answer).__name__}")
-        return answer
+        pending = self._controllers[world_size].start(scenario, NO_DDP, fresh=True)
+        return pending.then(lambda observations: list(observations.values()))
 
 
-class _HostDiedError(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def warm_hosts(subject: Subject, num_hosts: int) -> Iterator[list[WarmHost]]:
-    """Provide hosts for one DDP; at the end, close them and every process that they started."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(WarmHost(subject))) for _ in range(num_hosts)]
-
-
-def find_tests(host: WarmHost, world_size: int | None = None) -> dict[TestName, int]:
+def find_tests(ranks: TestRanks, world_size: int | None = None) -> dict[TestName, int]:
     """Return all DDP tests of this torch, and the world size for each.
 
     Without `world_size` each gets the smallest of `WORLD_SIZES` at which it can run; with it, those that cannot run at
@@ -117,49 +106,59 @@ def find_tests(host: WarmHost, world_size: int | None = None) -> dict[TestName, 
     """
     found: dict[TestName, int] = {}
     for size in WORLD_SIZES if world_size is None else (world_size,):
-        for name in host.tests(size):
+        for name in ranks.tests(size):
             found.setdefault(name, size)
     return dict(sorted(found.items()))
 
 
 def run_tests(
-    hosts: Sequence[WarmHost],
+    ranks: TestRanks,
     tests: Mapping[TestName, int],
     *,
     timeout_s: float,
+    jobs: int = 1,
     on_end: Callable[[TestRun], None] = lambda run: None,
 ) -> dict[TestName, TestRun]:
-    """Run `tests` on `hosts`, each for at most `timeout_s` seconds; calls `on_end` after every test.
+    """Run `tests`, `jobs` at a time, each for at most `timeout_s` seconds; calls `on_end` after every test.
 
     Raises:
-        ConformanceError: the DDP of the hosts cannot be imported there.
+        ConformanceError: the DDP cannot be imported there.
 
     """
-    left: queue.SimpleQueue[tuple[TestName, int]] = queue.SimpleQueue()
-    for item in sorted(tests.items(), key=lambda item: item[1]):  # a host imports the tests again for each world size
-        left.put(item)
+    left = iter(sorted(tests.items(), key=lambda item: item[1]))
+    running: dict[TestName, Pending[TestRun]] = {}
     runs: dict[TestName, TestRun] = {}
-    stopped = threading.Event()
-
-    def work(host: WarmHost) -> None:
-        try:
-            while not stopped.is_set():
-                name, world_size = left.get_nowait()
-                runs[name] = host.run(name, world_size, timeout_s)
-                on_end(runs[name])
-        except queue.Empty:
-            pass
-        except BaseException:
-            stopped.set()
-            raise
-
-    with ThreadPoolExecutor(len(hosts)) as executor:
-        try:
-            for future in [executor.submit(work, host) for host in hosts]:
-                future.result()
-        except BaseException:
-            stopped.set()
-            for host in hosts:
-                host.abandon()
-            raise
+    while len(runs) < len(tests):
+        for name, world_size in itertools.islice(left, jobs - len(running)):
+            running[name] = ranks.start(name, world_size, timeout_s)
+        for name, pending in list(running.items()):
+            run = pending.within(_TURN_S if len(running) > 1 else math.inf)
+            if run is not None:
+                del running[name]
+                runs[name] = run
+                on_end(run)
     return runs
+
+
+def _ends_of(observations: list[Observation]) -> tuple[RankEnd, ...]:
+    """Return how the ranks of a test ended: first those that died, the others in the order in which they ended."""
+    in_order = sorted(observations, key=lambda seen: (seen.fate.kind not in ("killed", "exited"), seen.duration_ns))
+    return tuple(map(_end_of, in_order))
+
+
+def _end_of(seen: Observation) -> RankEnd:
+    constructed = seen.facts.get("constructed", 0)
+    match seen.fate.kind:
+        case "returned" if not seen.unsupported:
+            return RankEnd(seen.rank, TestOutcome.PASSED, num_constructed=constructed)
+        case "returned":
+            return RankEnd(seen.rank, TestOutcome.SKIPPED, seen.unsupported, num_constructed=constructed)
+        case "raised" if seen.raised and "cause" in seen.facts:
+            return RankEnd(seen.rank, TestOutcome.FAILED, seen.facts["cause"], seen.raised.traceback, constructed)
+        case "hung":
+            where = "\n".join(line.strip() for line in seen.frames[:_NUM_FRAMES])
+            return RankEnd(seen.rank, TestOutcome.HUNG, where or f"{seen.fate}, and no stack to show", seen.stack)
+        case "abandoned":
+            return RankEnd(seen.rank, TestOutcome.STOPPED, "still running after another rank had failed", seen.stack)
+        case _:
+            return RankEnd(seen.rank, TestOutcome.CRASHED, str(seen.fate), seen.stderr)

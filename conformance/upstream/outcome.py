@@ -21,7 +21,7 @@ class TestOutcome(StrEnum):
     #: The process ended without reporting: by a signal, or by an exit that no test asks for.
     CRASHED = "crashed"
     HUNG = "hung"
-    #: The host ended the rank because another rank had failed. An outcome of ranks, never of tests.
+    #: The harness ended the rank because another rank had failed. An outcome of ranks, never of tests.
     STOPPED = "stopped"
 
     @property

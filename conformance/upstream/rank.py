@@ -1,26 +1,28 @@
-"""Runs one rank of one of torch's tests, in a process forked for it."""
+"""The programs that run one rank of one of torch's tests, and list the tests."""
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import os
 import tempfile
 import traceback
 import unittest
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.recorder import group as recorder_group
+from conformance.subjects.subject import load, named
 from conformance.upstream.cpu_placement import place_on_cpu
-from conformance.upstream.outcome import RankEnd, TestName, TestOutcome
-from conformance.upstream.suite import Suite, get_suite
-from conformance.upstream.swap import Constructions, Factory, swap_in
+from conformance.upstream.outcome import TestName
+from conformance.upstream.suite import SUITES, Suite, ddp_tests, get_suite
+from conformance.upstream.swap import Constructions, swap_in
+from conformance.workers.forked import MARKER
 
 #: The tests' own barrier polls files and gives up after ten seconds, which a busy machine may need.
 _BARRIER_TIMEOUT_S = 120.0
@@ -29,53 +31,65 @@ _TESTS_FOLDER = "torch/testing/_internal/distributed"
 _NUM_MESSAGE_LINES = 4
 
 
-def run_rank(name: TestName, rank: int, world_size: int, directory: Path, subject: Factory) -> RankEnd:
-    """Run the test `name` as `rank` of `world_size`, with `subject` for torch's DDP; all ranks must call it.
+#: The suites whose tests are here. torch's tests read the world size at import, which takes seconds: the process that
+#: forks ranks imports this module.
+_HERE = tuple(suite for suite in SUITES if suite.load())
 
-    The process is of no use for anything else afterwards. `directory` is private to this run of the test, and shared by
-    its ranks; the rendezvous is a file in it. Raises nothing that a test can raise.
+
+@program("upstream/list", without_ddp=True)
+def list_tests(ctx: RankContext) -> None:
+    """Observe which tests can run at the world size for which this process was started."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    suites = [suite for suite in _HERE if suite.world_size in (0, world_size)]
+    ctx.observe("tests", [[suite.name, method] for suite in suites for method in ddp_tests(suite)])
+
+
+@program("upstream/test", without_ddp=True)
+def run_test(ctx: RankContext) -> None:
+    """Run a test with a DDP in the place of torch's; the process is of no use for anything else afterwards.
+
+    Observes how many DDPs the test has constructed, and in a few lines why it failed, if it did.
     """
+    name = TestName(ctx.arguments["suite"], ctx.arguments["method"])
+    recorder_group.leave()  # the tests make their own
+    directory = _prepare_environment(ctx)
     constructions = Constructions()
     try:
         suite = get_suite(name.suite)
         case: Any = suite.test_case()(name.method)
-        case.rank, case.file_name = rank, str(directory / "rendezvous")
-        constructions = swap_in(subject)
-        place_on_cpu(rank)
+        case.rank, case.file_name = ctx.rank, str(directory / "rendezvous")
+        constructions = swap_in(load(named(ctx.arguments["ddp"])))
+        place_on_cpu(ctx.rank)
         _lengthen_barriers(suite)
         common_utils.set_rng_seed()
         if suite.has_group:
-            _join_default_group(suite, name, case.file_name, rank, world_size)
+            _join_default_group(suite, name, case.file_name, ctx.rank, ctx.world_size)
         getattr(case, name.method)()
     except unittest.SkipTest as skip:
-        return RankEnd(rank, TestOutcome.SKIPPED, str(skip), num_constructed=constructions.count)
+        ctx.unsupported(str(skip))
     except SystemExit as end:
-        return _end_of_exit(rank, end.code, constructions.count)
+        _end_as_exit(ctx, end.code)
     except BaseException as error:
-        return RankEnd(rank, TestOutcome.FAILED, _cause(error), traceback.format_exc(), constructions.count)
-    return RankEnd(rank, TestOutcome.PASSED, num_constructed=constructions.count)
+        ctx.observe("cause", _cause(error))
+        raise
+    finally:
+        ctx.observe("constructed", constructions.count)
 
 
-def prepare_environment(rank: int, world_size: int, directory: Path, timeout_s: float) -> Callable[[], None]:
-    """Set the environment variables that torch's tests read, and make the process end itself at its deadline.
-
-    The stacks of all threads are then in `stack<rank>`, which tells this end from other exits. Returns what calls the
-    deadline off.
-    """
-    (directory / "barrier").mkdir(exist_ok=True)
-    (directory / "test_dir").mkdir(exist_ok=True)
+def _prepare_environment(ctx: RankContext) -> Path:
+    """Set the environment variables that torch's tests read; returns a directory for this run of the test alone."""
+    directory = Path(os.environ[MARKER], ctx.arguments["directory"])
+    for folder in ("barrier", "test_dir"):
+        (directory / folder).mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "TEMP_DIR": str(directory),
         "TMPDIR": str(directory),
         "INIT_METHOD": f"file://{directory}/rendezvous",
-        "WORLD_SIZE": str(world_size),
-        "RANK": str(rank),
+        "RANK": str(ctx.rank),
         "MASTER_ADDR": "localhost",
     }
-    tempfile.tempdir = str(directory)  # the host has looked it up before
-    torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(timeout_s, exit=True, file=(directory / f"stack{rank}").open("w"))
-    return faulthandler.cancel_dump_traceback_later
+    tempfile.tempdir = str(directory)  # somebody has looked it up before
+    return directory
 
 
 def _lengthen_barriers(suite: Suite) -> None:
@@ -114,9 +128,10 @@ def _message(error: BaseException) -> list[str]:
     return lines[:_NUM_MESSAGE_LINES]
 
 
-def _end_of_exit(rank: int, code: object, num_constructed: int) -> RankEnd:
-    """Return SKIPPED for an exit code by which torch's tests skip in a rank, and FAILED for any other."""
+def _end_as_exit(ctx: RankContext, code: object) -> NoReturn:
+    """End as a test that left with this exit code: some are those by which torch's tests skip in a rank."""
     for skip in common_distributed.TEST_SKIPS.values():
         if code == skip.exit_code:
-            return RankEnd(rank, TestOutcome.SKIPPED, skip.message, num_constructed=num_constructed)
-    return RankEnd(rank, TestOutcome.FAILED, f"the test exited with status {code}", num_constructed=num_constructed)
+            ctx.unsupported(skip.message)
+    ctx.observe("cause", f"the test exited with status {code}")
+    raise RuntimeError(f"the test exited with status {code}")

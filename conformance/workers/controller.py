@@ -44,18 +44,20 @@ class Controller:
         start_timeout_s: float = CONNECT_TIMEOUT_S,
         zygote: ZygoteProcess | None = None,
         inspection: Inspection = NOTHING,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the zygote in the background, or use the given `zygote`, which `close` then leaves running.
 
         The controller creates its private directory in `work_dir` (default: the system's temporary directory). Either
-        zygote imports the modules in `preload` before it forks ranks, which show what `inspection` asks for. Ranks may
-        make no progress for `start_timeout_s` seconds while they connect. Raises `BackendError` for a backend that
-        cannot be used here.
+        zygote imports the modules in `preload` before it forks ranks, which show what `inspection` asks for; its own
+        one has `environment` beside the usual variables. Ranks may make no progress for `start_timeout_s` seconds while
+        they connect. Raises `BackendError` for a backend that cannot be used here.
         """
         backend.require()
         self._backend = backend
         self._work_dir = work_dir
         self._preload = preload
+        self._environment = environment
         self._start_timeout_s = start_timeout_s
         self._inspection = inspection
         self._idle: dict[_PoolKey, list[Pool]] = {}  # by key, the latest last
@@ -65,7 +67,7 @@ class Controller:
         self._lent = zygote
         if zygote is not None:
             zygote.preload(preload)
-        self._zygote = zygote or ZygoteProcess(work_dir, preload)
+        self._zygote = zygote or ZygoteProcess(work_dir, preload, environment)
 
     def run(self, scenario: Scenario, subject: Subject, *, fresh: bool = False) -> Mapping[int, Observation]:
         """Run the scenario and return one observation per rank, whatever its ranks do; if `fresh`, on new ranks.
@@ -204,7 +206,7 @@ class Controller:
             return self._fork_pool(world_size, recorded, apart)
         except ZygoteGoneError:  # its pools died with it
             self.close()
-            self._zygote = ZygoteProcess(self._work_dir, self._preload)
+            self._zygote = ZygoteProcess(self._work_dir, self._preload, self._environment)
             return self._fork_pool(world_size, recorded, apart)
 
     def _fork_pool(self, world_size: int, recorded: bool, apart: bool) -> Pool:
