@@ -13,6 +13,9 @@ Facts = Mapping[str, Any]
 #: What a fact may hold as it is. A subclass, such as a number of NumPy, is none of them.
 PLAIN = frozenset((bool, int, float, str, type(None)))
 
+#: The phase in which a rank imports the subject.
+IMPORT = "import"
+
 #: Exceptions that end a process or a generator, and are handed on; every other one is something that was raised. Some
 #: libraries derive errors from BaseException itself, as torch.distributed.checkpoint does its CheckpointException.
 ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)

@@ -27,8 +27,6 @@ _PHASE = struct.Struct("=q160s")  # step, phase
 _COUNTS = struct.Struct("=qqd")  # collectives issued, faults fired, when the rank last wrote
 _SLOT = struct.Struct("=H")  # length of the encoded collective
 _SLOT_BYTES = 512
-#: The phase in which a rank imports the subject.
-IMPORT = "import"
 #: How many collectives the record keeps; a new one overwrites the oldest.
 NUM_SLOTS = 256
 _as_tuple = attrgetter(*(field.name for field in fields(Collective)))

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from conformance.backends.backend import Backend
 from conformance.errors import BackendError, ScenarioError, SubjectError
 from conformance.models.catalogue import get_fixture
-from conformance.observation import Observation
+from conformance.observation import IMPORT, Observation
 from conformance.programs.registry import get_program, preloads_of
-from conformance.recorder.flight_record import IMPORT
 from conformance.run.attempt import Ranks
 from conformance.run.environment import capture_environment
 from conformance.run.known_failures import Excuses

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.recorder.flight_record import IMPORT, FlightRecord, LastSeen
+from conformance.observation import IMPORT
+from conformance.recorder.flight_record import FlightRecord, LastSeen
 from conformance.tests.busy_machine import at_this_load
 from conformance.tests.clock import Clock
 from conformance.waiting import kept_waiting

@@ -22,12 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conformance.cli import main
 from conformance.errors import ConformanceError, SpecificationError
+from conformance.observation import Ending, Observation, Raised
 from conformance.subjects.subject import Subject
 from conformance.tests.processes import all_end
 from conformance.upstream.comparison import Comparison, Row, compare
 from conformance.upstream.cpu_placement import on_cpu
 from conformance.upstream.exclusions import check_exclusions, load_exclusions, parse_exclusions
-from conformance.upstream.launcher import TestRanks, find_tests
+from conformance.upstream.launcher import TestRanks, ends_of, find_tests
 from conformance.upstream.outcome import RankEnd, TestName, TestOutcome, TestRun, combine
 from conformance.upstream.report import print_comparison
 
@@ -192,6 +193,31 @@ def test_a_report_that_cannot_be_written_is_a_mistake_before_anything_runs(tmp_p
 )
 def test_one_rank_is_enough_to_fail_a_test(ends: list[RankEnd], expected: TestOutcome) -> None:
     assert combine(tuple(ends)) is expected
+
+
+def test_a_rank_that_died_has_ended_first_and_the_others_as_long_as_they_took() -> None:
+    """A rank may raise because another one has died; when that one died, nobody knows so well."""
+    error = Raised("ValueError", ("ValueError",), "no", "the traceback")
+    facts = {"constructed": 2, "cause": "tests.py:7 fail()"}
+    stack = "Thread 0x1:\n  File idle\n\nCurrent thread 0x2:\n  File a\n  File b\n  File c\n  File d\n"
+    seen = [
+        Observation(0, Ending("returned"), {"constructed": 1}, duration_ns=3),
+        Observation(1, Ending("raised", detail="raised ValueError: no"), facts, error, duration_ns=2),
+        Observation(2, Ending("killed", 9, "killed by SIGKILL"), stderr="last words", duration_ns=9),
+        Observation(3, Ending("returned"), unsupported="no GPU", duration_ns=1),
+        Observation(4, Ending("hung"), stack=stack, duration_ns=9),
+        Observation(5, Ending("abandoned"), duration_ns=9),
+        Observation(6, Ending("raised", detail="raised MessageError: rubbish"), raised=error, duration_ns=4),
+    ]
+    assert ends_of(seen) == (
+        RankEnd(2, TestOutcome.CRASHED, "killed by SIGKILL", "last words"),
+        RankEnd(3, TestOutcome.SKIPPED, "no GPU"),
+        RankEnd(1, TestOutcome.FAILED, "tests.py:7 fail()", "the traceback", 2),
+        RankEnd(0, TestOutcome.PASSED, num_constructed=1),
+        RankEnd(6, TestOutcome.CRASHED, "raised MessageError: rubbish"),
+        RankEnd(4, TestOutcome.HUNG, "File a\nFile b\nFile c", stack),
+        RankEnd(5, TestOutcome.STOPPED, "still running after another rank had failed"),
+    )
 
 
 def test_a_run_that_shows_nothing_does_not_conform() -> None:

@@ -66,7 +66,7 @@ class TestRanks:
             recorded=False,
         )
         return self._start(world_size, scenario).then(
-            lambda seen: TestRun(name, world_size, _ends_of(seen), time.monotonic() - began)
+            lambda seen: TestRun(name, world_size, ends_of(seen), time.monotonic() - began)
         )
 
     def __enter__(self) -> TestRanks:
@@ -88,6 +88,8 @@ class TestRanks:
                     "BACKEND": "gloo",
                     "WORLD_SIZE": str(world_size),
                     "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+                    # Else a test may reach a rank that has connected, and has not yet noted its group.
+                    "TORCH_DIST_INIT_BARRIER": "1",
                 },
             )
         pending = self._controllers[world_size].start(scenario, NO_DDP, fresh=True)
@@ -140,7 +142,7 @@ def run_tests(
     return runs
 
 
-def _ends_of(observations: list[Observation]) -> tuple[RankEnd, ...]:
+def ends_of(observations: list[Observation]) -> tuple[RankEnd, ...]:
     """Return how the ranks of a test ended: first those that died, the others in the order in which they ended."""
     in_order = sorted(observations, key=lambda seen: (seen.fate.kind not in ("killed", "exited"), seen.duration_ns))
     return tuple(map(_end_of, in_order))

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from conformance.observation import Ending, Observation, Raised
-from conformance.recorder.flight_record import IMPORT, LastSeen, read_flight
+from conformance.observation import IMPORT, Ending, Observation, Raised
+from conformance.recorder.flight_record import LastSeen, read_flight
 from conformance.waiting.kept_waiting import KeptWaiting
 from conformance.workers import machine_time
 from conformance.workers.autopsy import death, describe, examine_living

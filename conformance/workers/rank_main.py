@@ -33,10 +33,10 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from conformance.backends.backend import get_backend
 from conformance.errors import ConformanceError, SubjectError
 from conformance.models.catalogue import get_fixture
-from conformance.observation import ENDINGS, Collective, Ending, Observation, Raised
+from conformance.observation import ENDINGS, IMPORT, Collective, Ending, Observation, Raised
 from conformance.programs.rank_context import RankContext, Unsupported
 from conformance.programs.registry import get_program
-from conformance.recorder.flight_record import IMPORT, FlightRecord
+from conformance.recorder.flight_record import FlightRecord
 from conformance.recorder.group import init_process_group
 from conformance.recorder.recorder import Recorder
 from conformance.scenario import Scenario
