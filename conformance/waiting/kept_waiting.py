@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 _MEMORY_PRESSURE = "/proc/pressure/memory"
 #: However busy the machine is, a process gives up after this many times the seconds that it wanted to wait.
 _MOST_TIMES = 10
-#: By how much longer than it wanted to a thread may sleep, and that is time that the others had.
-_LATE_S = 0.5
+#: A thread that is woken later than this could not listen, nor could others go on: the machine stood still. A busy one
+#: wakes who sleeps much sooner.
+LATE_S = 0.5
 
 
 class KeptWaiting:
@@ -81,7 +82,7 @@ def seconds_of(
     ):
         time.sleep(pause_s)
         before, looked_at = looked_at, time.monotonic()
-        passed_s += min(looked_at - before, pause_s + _LATE_S)
+        passed_s += min(looked_at - before, pause_s + LATE_S)
         yield
 
 

@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from conformance.waiting.kept_waiting import LATE_S
+
 Found = TypeVar("Found")
 
 #: How long at most a wait goes on before the clock is looked at again.
 TURN_S = 0.25
-#: A process that is woken later than this could not listen; a busy machine wakes one that sleeps much sooner.
-_LATE_S = 0.5
-
 #: So many stops are known one by one. Of a moment before them all only one thing matters, that it is long ago.
 _MOST_STOPS = 1000
 
@@ -83,7 +82,7 @@ def _note(due: float) -> None:
     global _earlier_s, _listened_at
     _listened_at = woke = time.monotonic()
     start = max(due, _stops[-1][1]) if _stops else due
-    if woke - start > _LATE_S:
+    if woke - start > LATE_S:
         _stops.append((start, woke))
     if len(_stops) > _MOST_STOPS:
         start, end = _stops.pop(0)
