@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache, partial
 from itertools import product
+from typing import cast
 
 import torch
 import torch.__future__
@@ -35,7 +36,6 @@ from torch._C._distributed_c10d import get_debug_level
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._config_module import ConfigModule
 
-from conformance.errors import instance
 from conformance.observation import PROCESSES
 from conformance.surroundings.observable import modes
 from conformance.surroundings.processes import children_of
@@ -272,7 +272,7 @@ def _children() -> dict[str, str]:
 
 def knowing(before: Surroundings, threads: Iterable[threading.Thread]) -> Surroundings:
     """Return `before` as if these `threads` had been there, so that nobody is blamed for them."""
-    known = instance(before["thread"], dict)
+    known = cast("dict[str, str]", before["thread"])
     return {**before, "thread": {**known, **{str(thread.ident): thread.name for thread in threads}}}
 
 
