@@ -6,12 +6,14 @@ never PASS or FAIL; if the checker does not apply to the run at all, it returns 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from conformance.errors import certain
 from conformance.observation import Facts, Observation
 from conformance.scenario import Scenario
+from conformance.truth.expected import Right
 from conformance.verdict import Finding, Verdict
 
 #: Fates of ranks whose process ended before it could report.
@@ -43,6 +45,33 @@ class Evidence:
     def ended(self, *kinds: str) -> list[Observation]:
         """Return the observations of ranks whose fate is one of `kinds`."""
         return [observation for observation in self.by_rank if observation.fate.kind in kinds]
+
+    def spoken_for(self, facts: Iterable[str]) -> tuple[str, ...]:
+        """Return the requirements that `facts` speak for; none if one of them speaks for all of the scenario."""
+        found: dict[str, None] = {}
+        for name in facts:
+            patterns = [pattern for pattern in self.speaks_for if fnmatchcase(name, pattern)]
+            if not patterns:
+                return ()
+            spoken_for = self.speaks_for[patterns[0]]
+            found[next((one for one in spoken_for if one in self.scenario.requirements), spoken_for[0])] = None
+        return tuple(found)
+
+    def about(self, observations: Iterable[Observation]) -> tuple[str, ...]:
+        """Return what the phases in which these ranks ended speak for, as `spoken_for` does of facts.
+
+        A rank that judges for itself is in a phase with the name of the fact, behind which a comma and more may stand.
+        Of several the first counts: ranks come to them in one order, and whoever is ahead waits for the others.
+        """
+        places: list[tuple[int, str]] = []
+        for one in observations:
+            expected = (self.expected or {}).get(one.rank, {})
+            names = [name for name, demand in expected.items() if isinstance(demand, Right)]
+            found = [each for each in enumerate(names) if f"{one.phase}, ".startswith(f"{each[1]}, ")]
+            if not found:
+                return ()
+            places.append(max(found, key=lambda each: len(each[1])))
+        return self.spoken_for([min(places)[1]]) if places else ()
 
     @property
     def all_returned(self) -> bool:

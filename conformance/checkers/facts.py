@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 from conformance.checkers.checker import REPORTED, Evidence, checker, failed, harness_error, passed, unknown
 from conformance.checkers.diagnosis import Diagnosis, diagnose
@@ -110,7 +109,8 @@ def facts(evidence: Evidence) -> Finding | None:
     if not wrong:
         return passed("facts", f"{num_expected} fact(s) as expected")
     wrong = telling_first(wrong)
-    found = failed("facts", summarise(wrong), explain_facts(wrong, expected), _broken(evidence, wrong))
+    broken = evidence.spoken_for(fact.name for fact in wrong)
+    found = failed("facts", summarise(wrong), explain_facts(wrong, expected), broken)
     return replace(found, mistake=mistake_of(wrong), likeness=likeness_of(wrong))
 
 
@@ -166,18 +166,6 @@ def _unmeasured(expected: Mapping[int, Facts], observed: Mapping[int, Facts]) ->
     name, why = next(iter(found.items()))
     more = f" and {len(found) - 1} more fact(s)" if len(found) > 1 else ""
     return f"{name}{more} could not be measured: {why}"
-
-
-def _broken(evidence: Evidence, wrong: list[WrongFact]) -> tuple[str, ...]:
-    """Return the requirements that the wrong facts speak for; none if one of them speaks for all of the scenario."""
-    found: dict[str, None] = {}
-    for name in dict.fromkeys(fact.name for fact in wrong):
-        patterns = [pattern for pattern in evidence.speaks_for if fnmatchcase(name, pattern)]
-        if not patterns:
-            return ()
-        spoken_for = evidence.speaks_for[patterns[0]]
-        found[next((one for one in spoken_for if one in evidence.scenario.requirements), spoken_for[0])] = None
-    return tuple(found)
 
 
 def summarise(wrong: list[WrongFact]) -> str:

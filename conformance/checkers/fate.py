@@ -32,7 +32,7 @@ def no_crash(evidence: Evidence) -> Finding:
     notes = [_stop_of(other) for other in evidence.by_rank if other not in dead]
     for one in dead:
         notes += _attachments(one)
-    return Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes))
+    return Finding("no_crash", Verdict.CRASH, "; ".join(sentences), let_then(lets, thens, notes), evidence.about(dead))
 
 
 @checker("no_hang")
@@ -72,7 +72,8 @@ def _no_hang(evidence: Evidence) -> Finding:
         lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(hung)]
         deadline = f"did not end within {evidence.scenario.deadline_s:g} s"
         thens = [f"{label} {deadline}; it {_predicate(one)}." for label, one in _labelled(hung)]
-        return Finding("no_hang", Verdict.HANG, summary, let_then(lets, thens, _all_attachments(hung)))
+        explanation = let_then(lets, thens, _all_attachments(hung))
+        return Finding("no_hang", Verdict.HANG, summary, explanation, evidence.about(hung))
     collective, waiting, absent = missing
     of_group = "" if collective.group in ("", "default") else f" of {collective.group}"
     # A rank behind a cut link may have issued it without the controller knowing.
@@ -104,13 +105,14 @@ def no_exception(evidence: Evidence) -> Finding:
         return unknown(
             "no_exception", f"{ranks(_ranks(dead))} died, which the others' errors may follow from ({names})"
         )
-    errors = {str(_error(one)) for one in raised}
+    # Of a scenario that is not recorded nothing but the phase says what was called.
+    errors = {one.rank: _error(one) if evidence.scenario.recorded else _error_in_phase(one) for one in raised}
     everybody = len(raised) == len(evidence.observations)
-    if len(errors) == 1:
-        who = "every rank" if everybody and len(raised) > 1 else ranks(_ranks(raised))
-        summary = f"{who} raised {next(iter(errors))}"
+    if len(set(errors.values())) == 1:
+        who = "every rank" if everybody and len(raised) > 1 else ranks(errors)
+        summary = f"{who} raised {errors[raised[0].rank]}"
     else:
-        summary = "; ".join(f"rank {one.rank} raised {_error(one)}" for one in raised)
+        summary = "; ".join(f"rank {rank} raised {error}" for rank, error in errors.items())
     lets = [f"{label} = rank {one.rank}, {_last_words(one)}" for label, one in _labelled(raised)]
     thens = [f"{label} raised {_error(one)} {_where(one)}." for label, one in _labelled(raised)]
     notes = [_stop_of(other) for other in evidence.by_rank if other not in raised]
@@ -118,7 +120,7 @@ def no_exception(evidence: Evidence) -> Finding:
     explanation = let_then(lets, thens, notes)
     if any(_is_ours(one.raised) for one in raised):
         return harness_error("no_exception", summary, explanation)
-    found = failed("no_exception", summary, explanation)
+    found = failed("no_exception", summary, explanation, evidence.about(raised))
     return replace(found, mistake="not-connected") if unconnected(evidence.observations) else found
 
 
@@ -297,6 +299,12 @@ def _predicate(observation: Observation) -> str:
 
 def _error(observation: Observation) -> str:
     return shorten(str(observation.raised)) if observation.raised is not None else "an unknown exception"
+
+
+def _error_in_phase(observation: Observation) -> str:
+    """Return e.g. `RuntimeError in phase new_group: no route`, the phase before a message that may be long."""
+    kind, colon, message = _error(observation).partition(": ")
+    return f"{kind} {_where(observation)}{colon}{message}"
 
 
 def _stop_of(observation: Observation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.checkers.explanation import shorten
 from conformance.errors import certain
@@ -24,8 +24,9 @@ def judged(
     """Register the decorated function as program `name`; it returns the trials of a rank, which run in their order.
 
     `names` returns what the trials are called, which is known before they run. An error in a trial is what is wrong,
-    if every rank raises one; otherwise it ends the program. All ranks run it. A scenario with the argument `trials`
-    tries only those.
+    if every rank raises one; otherwise it ends the program. Where a trial calls several things, it enters a phase for
+    each, with the trial's name, a comma and words such as `at root 1`. All ranks run it. A scenario with the argument
+    `trials` tries only those.
     """
 
     def chosen(scenario: Scenario) -> list[str]:
@@ -39,7 +40,7 @@ def judged(
             )
             for called in chosen(ctx.scenario):
                 with ctx.phase(called):
-                    ctx.observe(called, _tried(ctx, called, found[called]))
+                    ctx.observe(called, tried(ctx, called, range(ctx.world_size), found[called]))
 
         body.__doc__ = trials.__doc__
         registered = program(name, invariants=(), speaks_for=speaks_for, without_ddp=True)(body)
@@ -68,12 +69,17 @@ def first_wrong(*clauses: str) -> str:
     return next(filter(None, clauses), "")
 
 
-def _tried(ctx: RankContext, name: str, trial: Trial) -> str:
+def tried(ctx: RankContext, name: str, members: Sequence[int], trial: Trial) -> str:
+    """Return what `trial` finds wrong, an error too if all `members` raise one, who alone try it.
+
+    Others know nothing of the error of some, and would wait for them, so that it is raised.
+    """
     try:
         return trial()
     except Unsupported:
         raise
     except Exception as error:
-        if not all_say(f"raised in {name}", ctx.rank, range(ctx.world_size)):
+        if not all_say(f"raised in {name}", ctx.rank, members):
             raise
-        return f"raised {type(error).__name__}: {shorten(str(error))}"
+        where = ctx.current_phase.removeprefix(name).removeprefix(",")
+        return f"raised {type(error).__name__}{where}: {shorten(str(error))}"

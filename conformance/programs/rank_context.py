@@ -154,6 +154,11 @@ class RankContext:
         else:
             self.observe(name, None, must=must)
 
+    @property
+    def current_phase(self) -> str:
+        """What the rank was last said to be doing; an error leaves it as it is."""
+        return self._phase
+
     @contextlib.contextmanager
     def phase(self, name: str, step: int | None = None) -> Iterator[None]:
         """Announce what the rank is doing, for the history, for faults and for explanations of hangs."""

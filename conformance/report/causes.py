@@ -200,8 +200,11 @@ def _about(title: str, summary: str) -> str:
 
 
 def _alike(summary: str) -> str:
-    """Return what is the same in summaries of one cause: the kind of fact, or the error without numbers and names."""
-    words = _STEP.sub("", summary).split(" on rank")[0]
+    """Return what is the same in summaries of one cause: the kind of fact, or the error without numbers and names.
+
+    Nor does it hold where an error was raised: a backend that lacks something raises the same one everywhere.
+    """
+    words = _STEP.sub("", re.sub(r"( raised \w+) in phase .*?: ", r"\1: ", summary)).split(" on rank")[0]
     name, slash, _ = words.partition("/")
     if slash and " " not in name:
         return name

@@ -301,7 +301,9 @@ COLLECTIVES: tuple[Rung, ...] = (
         "a Work that is done says so",
         "After wait(), is_success() is True, exception() is None, and result() is the list of the tensors, or empty.",
         program="status_of_works",
-        arguments={"trials": ["is_success() after wait()", "exception() after wait()", "result() after wait()"]},
+        arguments={
+            "trials": [f"{asked} of all_reduce after wait()" for asked in ("is_success()", "exception()", "result()")]
+        },
     ),
     # Before ranks have groups of which others are no members: torch hangs in it afterwards (pytorch/pytorch#173608).
     Rung(
@@ -309,7 +311,7 @@ COLLECTIVES: tuple[Rung, ...] = (
         "groups can be made by their members alone",
         "In create, need nothing of ranks that are no members; or leave local_synchronization out of the capabilities.",
         program="local_synchronisation",
-        arguments={"trials": ["a group that only its members make"]},
+        arguments={"trials": ["all_reduce in a group that only its members make"]},
         capability="local_synchronization",
         fewest_ranks=3,
         waits=True,

@@ -21,7 +21,7 @@ from conformance.programs.registry import get_program
 from conformance.run.judge import judge
 from conformance.scenario import Fault
 from conformance.tests.evidence_by_hand import SCENARIO, collective, ended, evidence_of, gradients, raised, returned
-from conformance.truth.expected import Raises
+from conformance.truth.expected import Raises, Right
 from conformance.verdict import Finding, Verdict
 from conformance.workers.hearing import lost
 
@@ -169,6 +169,34 @@ def test_exceptions_name_rank_and_message() -> None:
     assert alike.summary == "every rank raised ValueError: no"
     unlike = _check("no_exception", raised(0, ValueError("no")), raised(1, TypeError("yes")))
     assert unlike.summary == "rank 0 raised ValueError: no; rank 1 raised TypeError: yes"
+
+
+def test_of_what_is_not_recorded_the_phase_says_what_was_called() -> None:
+    apart = _check("no_exception", returned(0), raised(1, ValueError("no")), recorded=False)
+    assert apart.summary == "rank 1 raised ValueError in phase backward: no"
+
+
+@pytest.mark.parametrize(
+    ("phases", "broken"),
+    [
+        (("gather", "gather, at root 1"), ("GRAD-07",)),
+        (("gather in a group, at root 1", "gather in a group"), ("GRAD-08",)),
+        (("gather in a group", "gather, at root 1"), ("GRAD-07",)),  # the ranks that wait are ahead
+        (("gather", "scatter"), ("GRAD-07",)), (("scatter", "scatter"), ()), (("gather", "gathering"), ()),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("kind", "checker"), [("hung", "no_hang"), ("killed", "no_crash"), ("raised", "no_exception")])
+def test_an_end_in_a_trial_speaks_for_the_requirement_of_the_trial(
+    phases: tuple[str, str], broken: tuple[str, ...], kind: str, checker: str
+) -> None:
+    trials = dict.fromkeys(("gather", "gather in a group", "scatter"), Right())
+    evidence = evidence_of(
+        *(ended(rank, kind, phase=phase) for rank, phase in enumerate(phases)),
+        expected=dict.fromkeys(range(2), trials), recorded=False,
+    )  # fmt: skip
+    speaks_for = {"gather": ("GRAD-07",), "*in a group": ("GRAD-08",)}
+    finding = _finding(checker, replace(evidence, speaks_for=speaks_for))
+    assert (finding.verdict.is_failure, finding.requirements) == (True, broken)
 
 
 def test_stacks_show_the_most_recent_calls_without_ours() -> None:

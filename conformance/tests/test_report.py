@@ -280,6 +280,17 @@ def test_one_mistake_is_one_cause_and_what_is_lacking_stands_apart() -> None:
     assert causes_of(report)[2].remedy == 'Subject(..., capabilities=CAPABILITIES - {"join"})'
 
 
+def test_one_error_in_several_phases_is_one_cause() -> None:
+    said = "rank 1 raised RuntimeError in phase {}: no route"
+    report = run_report(
+        *(_failed(f"gradients/GRAD-02/{name}", Finding("no_exception", FAIL, said.format(name)))
+          for name in ("gather, at root 1", "scatter")),
+    )  # fmt: skip
+    assert [(one.title, one.extent) for one in causes_of(report)] == [
+        (said.format("gather, at root 1"), "2 scenarios of GRAD-02")
+    ]
+
+
 @pytest.mark.parametrize(
     ("finding", "title"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -10,16 +10,22 @@ import torch.distributed as dist
 
 #: So long a rank waits for what the others say of the same thing.
 _PATIENCE = timedelta(seconds=2)
-_numbers = itertools.count()
+_said: Counter[str] = Counter()
+
+
+def _once(what: str) -> str:
+    """Return a key that nobody has had: in the same process the next time for the same, it is another one."""
+    _said[what] += 1
+    return f"{what}/{_said[what]}"
 
 
 def all_say(what: str, rank: int, members: Sequence[int]) -> bool:
     """Say `what`, and return whether all `members` have said so soon after.
 
-    A rank that does not call it says nothing; those that do must have called it equally often before.
+    A rank that does not call it says nothing. Members must have said the same equally often before.
     """
     store = dist.distributed_c10d._get_default_store()
-    key = f"said/{next(_numbers)}/{what}"
+    key = _once(f"said/{what}/{list(members)}")
     store.set(f"{key}/{rank}", "")
     try:
         store.wait([f"{key}/{member}" for member in members], _PATIENCE)
@@ -31,18 +37,18 @@ def all_say(what: str, rank: int, members: Sequence[int]) -> bool:
 def told(what: str, said: str, rank: int, members: Sequence[int]) -> list[str]:
     """Say something about `what`, and return what each of the `members` says about it. All of them must call it."""
     store = dist.distributed_c10d._get_default_store()
-    key = f"told/{next(_numbers)}/{what}"
+    key = _once(f"told/{what}/{list(members)}")
     store.set(f"{key}/{rank}", said)
     return [store.get(f"{key}/{member}").decode() for member in members]
 
 
 class Board:
-    """Notes that ranks leave each other under one heading. All ranks must make it equally often."""
+    """Notes that ranks leave each other under one heading, which all of them must have used equally often before."""
 
     def __init__(self, heading: str) -> None:
         """Begin an empty board; nobody waits."""
         self._store = dist.distributed_c10d._get_default_store()
-        self._heading = f"board/{next(_numbers)}/{heading}"
+        self._heading = _once(f"board/{heading}")
 
     def put(self, note: str) -> None:
         """Leave a note."""

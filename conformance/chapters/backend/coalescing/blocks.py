@@ -40,7 +40,7 @@ def blocks_with_mistakes(ctx: RankContext) -> Mapping[str, Trial]:
     def summed(call: Callable[[Tensor], Any]) -> str:
         tensor = ones()
         call(tensor)
-        return unlike("the sum is", tensor.tolist(), total)
+        return unlike("the sum of all_reduce is", tensor.tolist(), total)
 
     def kinds() -> str:
         try:

@@ -16,9 +16,9 @@ from conformance.programs.judged import Trial, always, first_wrong, judged, unli
 from conformance.programs.rank_context import RankContext
 
 _NAMES = (
-    "the first use of a result waits", "a result waited for twice", "views of a result wait",
-    "many results dropped", "gathered along dimension 1", "scattered along dimension 1",
-    "a group given by its name",
+    "the first use of an all_reduce waits", "an all_reduce waited for twice", "views of an all_reduce wait",
+    "many all_reduces dropped", "all_gather_tensor along dimension 1", "reduce_scatter_tensor along dimension 1",
+    "an all_reduce in a group given by its name",
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
         result = reduced(mine(5))
         for _ in range(2):
             result = functional.wait_tensor(result)
-        return unlike("the sum is", result.tolist(), [total] * 5)
+        return unlike("the sum of all_reduce is", result.tolist(), [total] * 5)
 
     def views() -> str:
         view = reduced(mine(4, 5_000))[1:3].reshape(-1) + 0
@@ -81,6 +81,6 @@ def functional_collectives(ctx: RankContext) -> Mapping[str, Trial]:
     def by_name() -> str:
         name: Any = dist.distributed_c10d._get_process_group_name(group)
         result = functional.all_reduce(mine(3), "sum", name) + 0
-        return unlike("the sum is", result.tolist(), [total] * 3)
+        return unlike("the sum of all_reduce is", result.tolist(), [total] * 3)
 
     return dict(zip(_NAMES, (first_use, twice, views, dropped, gathered, scattered, by_name), strict=True))

@@ -22,13 +22,13 @@ _MOST_LEFT = 10
 _PATIENCE_S = 2.0
 _NAMES = (
     "descriptors and threads of destroyed groups",
-    "descriptors and threads of operations",
-    "memory of operations",
+    "descriptors and threads of all_reduces",
+    "memory of all_reduces",
 )
 
 
 @judged(
-    "leaks", always(*_NAMES), speaks_for={_NAMES[0]: ("LIFE-05",), "*of operations": ("LIFE-06",)}
+    "leaks", always(*_NAMES), speaks_for={_NAMES[0]: ("LIFE-05",), "*of all_reduces": ("LIFE-06",)}
 )  # fmt: skip
 def leaks(ctx: RankContext) -> Mapping[str, Trial]:
     """Make and destroy groups, and call many operations; count what is left."""
@@ -78,7 +78,9 @@ def _resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-_ENDS = ("ranks that destroy a group at different times", "a group destroyed with Works pending", "shutdown twice")
+_ENDS = (
+    "destroy_process_group by ranks at different times", "destroy_process_group with Works pending", "shutdown twice",
+)  # fmt: skip
 
 
 @judged(
@@ -91,7 +93,7 @@ def ends_of_groups(ctx: RankContext) -> Mapping[str, Trial]:
     def sum_of(group: Any) -> str:
         tensor = torch.ones(3, device=ctx.device)
         dist.all_reduce(tensor, group=group)
-        return unlike("the sum is", tensor.tolist(), [float(ctx.world_size)] * 3)
+        return unlike("the sum of all_reduce is", tensor.tolist(), [float(ctx.world_size)] * 3)
 
     def apart() -> str:
         group = dist.new_group()

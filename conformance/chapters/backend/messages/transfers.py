@@ -71,7 +71,7 @@ def _irecv(ctx: RankContext, tensor: Tensor, source: int | None, tag: int = 0) -
     return dist.irecv(tensor, group=ctx.process_group, group_src=source, tag=tag)
 
 
-_PAIRS = tuple(f"all pairs at once, {numel} element{'s' * (numel > 1)}" for numel in _SIZES)
+_PAIRS = tuple(f"isend and irecv of all pairs at once, {numel} element{'s' * (numel > 1)}" for numel in _SIZES)
 
 
 @judged("all_pairs", always(*_PAIRS))
@@ -90,7 +90,7 @@ def all_pairs(ctx: RankContext) -> Mapping[str, Trial]:
     return {name: partial(exchange, numel) for name, numel in zip(_PAIRS, _SIZES, strict=True)}
 
 
-_ORDER = ("messages to one rank arrive in order", "a wait for the last message first", "sync send and recv in a chain")
+_ORDER = ("isends to one rank arrive in order", "a wait for the last irecv first", "send and recv in a chain")
 
 
 @judged("order_of_messages", always(*_ORDER), speaks_for={_ORDER[1]: ("P2P-10",)})
@@ -119,7 +119,7 @@ def order_of_messages(ctx: RankContext) -> Mapping[str, Trial]:
     }  # fmt: skip
 
 
-_TAGS = ("tags received in reverse order",)
+_TAGS = ("irecv of tags in reverse order",)
 
 
 @judged("tagged_messages", always(*_TAGS))
@@ -200,10 +200,10 @@ def messages_to_oneself(ctx: RankContext) -> Mapping[str, Trial]:
     return {_SELF[0]: asynchronous, _SELF[1]: synchronous}
 
 
-_WAITING = ("isend comes back before irecv is called", "both sides send first", "both sides receive first")
+_WAITING = ("isend comes back before irecv is called", "isend first on both sides", "irecv first on both sides")
 
 
-@judged("who_waits_for_whom", always(*_WAITING), speaks_for={_WAITING[0]: ("P2P-06",), "both*": ("P2P-07",)})
+@judged("who_waits_for_whom", always(*_WAITING), speaks_for={_WAITING[0]: ("P2P-06",), "*on both sides": ("P2P-07",)})
 def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
     """Send to a rank that has not asked yet; exchange with a neighbour in either order."""
     size = ctx.world_size
@@ -238,9 +238,12 @@ def who_waits_for_whom(ctx: RankContext) -> Mapping[str, Trial]:
 
 
 _BATCHES = (
-    "batch of sends, then receives", "batch of receives, then sends", "batches of sends only and of receives only",
-    "batches of a single operation", "batch among some ranks only",
-)  # fmt: skip
+    "batch_isend_irecv of sends, then receives",
+    "batch_isend_irecv of receives, then sends",
+    "batch_isend_irecv of sends only and of receives only",
+    "batch_isend_irecv of a single operation",
+    "batch_isend_irecv among some ranks only",
+)
 
 
 @judged("batches", always(*_BATCHES), speaks_for={_BATCHES[4]: ("P2P-09",)})
@@ -300,7 +303,7 @@ def batches(ctx: RankContext) -> Mapping[str, Trial]:
     )
 
 
-_MANY = ("64 messages of 256 KiB to each neighbour", "a message that is done has arrived")
+_MANY = ("64 isends of 256 KiB to each neighbour", "the message of an irecv that is done")
 
 
 @judged("many_messages", always(*_MANY), speaks_for={_MANY[1]: ("P2P-12",)})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
+from conformance.programs.judged import Trial, always, first_wrong, judged, tried, unlike
 from conformance.programs.rank_context import RankContext
 
 #: Nothing, a little, and up to a MiB; of other lengths on other ranks.
@@ -23,10 +24,11 @@ def _object(rank: int, length: int) -> Any:
 def _wrong(what: str, got: Any, expected: Any) -> str:
     if got == expected:
         return ""
-    whose = got.get("of", "nobody") if isinstance(got, dict) else got
+    whose = got.get("of") if isinstance(got, dict) else None
     if whose == expected["of"]:
         return f"{what} was damaged on its way from rank {whose}: it has a text of {len(expected['text']):,} characters"
-    return f"{what} is another object: of rank {whose}, expected that of rank {expected['of']}"
+    instead = f"another object: of rank {whose}" if whose is not None else f"{type(got).__name__}"
+    return f"{what} is {instead}, expected that of rank {expected['of']}"
 
 
 _EVERYBODY = (
@@ -43,36 +45,43 @@ def objects_of_all(ctx: RankContext) -> Mapping[str, Trial]:
     """Gather and broadcast objects of many lengths, on all ranks and as a group's first call."""
     everybody = list(range(ctx.world_size))
 
-    def gathered(group: Any, members: list[int]) -> str:
+    def gathered(trial: str, group: Any, members: list[int]) -> str:
         clauses = []
         for length in _LENGTHS if ctx.rank in members else ():
             found: list[Any] = [None] * len(members)
-            dist.all_gather_object(found, _object(ctx.rank, length), group=group)
+            with ctx.phase(f"{trial}, for texts of {length:,} characters"):
+                dist.all_gather_object(found, _object(ctx.rank, length), group=group)
             clauses += [
                 _wrong(f"slot {place}", found[place], _object(rank, length)) for place, rank in enumerate(members)
             ]
         return first_wrong(*clauses)
 
-    def sent(group: Any, members: list[int]) -> str:
+    def sent(trial: str, group: Any, members: list[int]) -> str:
         clauses = []
         for root in members if ctx.rank in members else ():
             for lengths in _LENGTHS_OF_LISTS:
                 found = [_object(ctx.rank, length) for length in lengths]
-                dist.broadcast_object_list(found, src=root, group=group)
+                with ctx.phase(f"{trial}, at root {root}"):
+                    dist.broadcast_object_list(found, src=root, group=group)
                 clauses += [
-                    _wrong(f"object {place}", one, _object(root, length))
+                    _wrong(f"object {place} from root {root}", one, _object(root, length))
                     for place, (one, length) in enumerate(zip(found, lengths, strict=True))
                 ]
         return first_wrong(*clauses)
 
-    def in_group(call: Any) -> str:
-        return str(call(dist.new_group(everybody[1:]), everybody[1:]))
+    def everywhere(trial: str, call: Callable[..., str]) -> str:
+        return call(trial, ctx.process_group, everybody)
+
+    def in_group(trial: str, call: Callable[..., str]) -> str:
+        with ctx.phase(f"{trial}, in new_group"):
+            group = dist.new_group(everybody[1:])
+        return tried(ctx, trial, everybody[1:], partial(call, trial, group, everybody[1:]))
 
     return {
-        _EVERYBODY[0]: lambda: gathered(ctx.process_group, everybody),
-        _EVERYBODY[1]: lambda: in_group(gathered),
-        _EVERYBODY[2]: lambda: sent(ctx.process_group, everybody),
-        _EVERYBODY[3]: lambda: in_group(sent),
+        trial: partial(where, trial, call)
+        for trial, where, call in zip(
+            _EVERYBODY, (everywhere, in_group) * 2, (gathered, gathered, sent, sent), strict=True
+        )
     }
 
 
@@ -88,8 +97,11 @@ def objects_of_roots(ctx: RankContext) -> Mapping[str, Trial]:
         clauses = []
         for root in range(size):
             found: list[Any] | None = [None] * size if ctx.rank == root else None
-            dist.gather_object(_object(ctx.rank, 100), found, dst=root, group=ctx.process_group)
-            clauses += [_wrong(f"slot {rank}", one, _object(rank, 100)) for rank, one in enumerate(found or ())]
+            with ctx.phase(f"{_ROOTED[0]}, at root {root}"):
+                dist.gather_object(_object(ctx.rank, 100), found, dst=root, group=ctx.process_group)
+            clauses += [
+                _wrong(f"slot {rank} of root {root}", one, _object(rank, 100)) for rank, one in enumerate(found or ())
+            ]
         return first_wrong(*clauses)
 
     def scattered() -> str:
@@ -97,8 +109,9 @@ def objects_of_roots(ctx: RankContext) -> Mapping[str, Trial]:
         for root in range(size):
             found: list[Any] = [None]
             given = [_object(10 * root + rank, 100) for rank in range(size)] if ctx.rank == root else None
-            dist.scatter_object_list(found, given, src=root, group=ctx.process_group)
-            clauses.append(_wrong(f"the object from rank {root}", found[0], _object(10 * root + ctx.rank, 100)))
+            with ctx.phase(f"{_ROOTED[1]}, at root {root}"):
+                dist.scatter_object_list(found, given, src=root, group=ctx.process_group)
+            clauses.append(_wrong(f"the object from root {root}", found[0], _object(10 * root + ctx.rank, 100)))
         return first_wrong(*clauses)
 
     return {_ROOTED[0]: gathered, _ROOTED[1]: scattered}
@@ -115,11 +128,13 @@ def objects_sent(ctx: RankContext) -> Mapping[str, Trial]:
         found: list[Any] = [None, None]
         clauses = []
         if ctx.rank > 0:
-            source = dist.recv_object_list(found, src=ctx.rank - 1, group=ctx.process_group)
+            with ctx.phase(f"{_SENT[0]}, in recv_object_list from rank {ctx.rank - 1}"):
+                source = dist.recv_object_list(found, src=ctx.rank - 1, group=ctx.process_group)
             clauses = [unlike("the sender is", source, ctx.rank - 1)]
             clauses += [_wrong(f"object {place}", one, _object(ctx.rank - 1, 50)) for place, one in enumerate(found)]
         if ctx.rank < ctx.world_size - 1:
-            dist.send_object_list([_object(ctx.rank, 50)] * 2, dst=ctx.rank + 1, group=ctx.process_group)
+            with ctx.phase(f"{_SENT[0]}, in send_object_list to rank {ctx.rank + 1}"):
+                dist.send_object_list([_object(ctx.rank, 50)] * 2, dst=ctx.rank + 1, group=ctx.process_group)
         return first_wrong(*clauses)
 
     return {_SENT[0]: chain}

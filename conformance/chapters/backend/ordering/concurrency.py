@@ -36,14 +36,14 @@ def _mine(ctx: RankContext, number: int) -> torch.Tensor:
 
 
 def _check(ctx: RankContext, tensor: torch.Tensor, number: int, members: list[int] | None = None) -> str:
-    """Return what is wrong with the sum of call `number`, and of which other call it is the sum."""
+    """Return what is wrong with the sum of all_reduce `number`, and of which other one it is the sum."""
     expected = _total(ctx, number, members)
     wrong = tensor[tensor != expected]
     if not wrong.numel():
         return ""
     other = next((n for n in range(200) if bool((tensor == _total(ctx, n, members)).all())), None)
-    return f"call {number} of {tensor.numel()} elements: expected {expected:g}, got {float(wrong[0]):g}" + (
-        f", which is the sum of call {other}" if other is not None else ""
+    return f"all_reduce {number} of {tensor.numel()} elements: expected {expected:g}, got {float(wrong[0]):g}" + (
+        f", which is the sum of all_reduce {other}" if other is not None else ""
     )
 
 
@@ -54,9 +54,12 @@ def _unlike_tensors(what: str, tensors: list[torch.Tensor], values: list[float])
 
 
 _MANY = (
-    "100 sums in flight", "several kinds in flight", "sums with random delays", "messages between sums",
-    "more messages on some ranks than on others",
-)  # fmt: skip
+    "100 all_reduces in flight",
+    "all_reduce, broadcast and all_gather in flight",
+    "all_reduce with random delays",
+    "isend and irecv between all_reduces",
+    "all_reduce after more messages on some ranks than on others",
+)
 
 
 @judged(
@@ -146,7 +149,11 @@ def many_in_flight(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_MANY, (sums, kinds, delayed, between, unlike_numbers), strict=True))
 
 
-_GROUPS = ("two groups in another order on each rank", "groups in a ring", "two threads with a group each")
+_GROUPS = (
+    "all_reduce in two groups, in another order on each rank",
+    "all_reduce in groups in a ring",
+    "all_reduce in two threads with a group each",
+)
 
 
 @judged(
@@ -251,7 +258,7 @@ def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
     return {_counted(ctx.scenario)[0]: counted}
 
 
-_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny sums")
+_BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny all_reduces")
 _PATIENCE = timedelta(seconds=0.3)
 #: More than a counter of 12 bits holds.
 _NUM_TINY = 5000

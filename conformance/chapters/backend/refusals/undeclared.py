@@ -28,7 +28,9 @@ def _sparse(ctx: RankContext, group: Any) -> str:
     places = torch.tensor([[0, ctx.rank + 1]])
     tensor = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), (ctx.world_size + 1,)).to(ctx.device)
     dist.all_reduce(tensor, group=group)
-    return unlike("the sum is", tensor.to_dense().tolist(), [float(ctx.world_size), *[2.0] * ctx.world_size])
+    return unlike(
+        "the sum of all_reduce is", tensor.to_dense().tolist(), [float(ctx.world_size), *[2.0] * ctx.world_size]
+    )
 
 
 def _tags(ctx: RankContext, group: Any) -> str:

@@ -15,9 +15,9 @@ from conformance.programs.rank_context import RankContext
 
 _FIRST, _SECOND = "Conformance_First", "conformance_second"
 _NAMES = (
-    "a group by each spelling of its name",
-    "groups by two names at once",
-    "a group whose name is registered anew",
+    "new_group by each spelling of a backend's name",
+    "new_group by two names at once",
+    "new_group by a name that is registered anew",
 )
 
 

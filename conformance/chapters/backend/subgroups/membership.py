@@ -65,10 +65,10 @@ def who_is_where(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_KNOWN, (of_groups, of_backends, translated, outside), strict=True))
 
 
-_ROOTS = ("roots by global rank", "roots by rank in the group")
+_ROOTS = ("broadcast from roots by global rank", "broadcast from roots by rank in the group")
 
 
-@judged("roots_of_subgroups", always(*_ROOTS), speaks_for={"roots*": ("GRP-02",)})
+@judged("roots_of_subgroups", always(*_ROOTS), speaks_for={"broadcast from roots*": ("GRP-02",)})
 def roots_of_subgroups(ctx: RankContext) -> Mapping[str, Trial]:
     """Broadcast in a group without rank 0 from each member, named by its global rank and by its rank in the group."""
     members = list(range(1, ctx.world_size))
@@ -87,9 +87,13 @@ def roots_of_subgroups(ctx: RankContext) -> Mapping[str, Trial]:
 
 
 _APART = (
-    "the same members twice", "one destroyed, the others go on", "members with different histories",
-    "a group made with long delays", "nested groups", "a group's first operation",
-)  # fmt: skip
+    "all_reduce in two groups of the same members",
+    "all_reduce after a group of the same members is destroyed",
+    "all_reduce of members with different histories",
+    "all_reduce in a group made with long delays",
+    "all_reduce and all_gather in nested groups",
+    "all_gather, broadcast, barrier or all_reduce as a group's first operation",
+)
 
 
 @judged(
@@ -108,7 +112,7 @@ def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
             return ""
         tensor = torch.full((5,), factor * (ctx.rank + 1), device=ctx.device)
         dist.all_reduce(tensor, group=group)
-        return unlike("the sum is", tensor.tolist(), [factor * sum(rank + 1 for rank in members)] * 5)
+        return unlike("the sum of all_reduce is", tensor.tolist(), [factor * sum(rank + 1 for rank in members)] * 5)
 
     everybody = list(range(size))
 
@@ -183,7 +187,7 @@ def groups_apart(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_APART, trials, strict=True))
 
 
-_LATE = ("a group to which the last rank comes late",)
+_LATE = ("all_reduce in a group to which the last rank comes late",)
 #: Longer than the tries of a connection last that is refused at first.
 _LATE_S = 5.0
 
@@ -198,12 +202,12 @@ def late_member(ctx: RankContext) -> Mapping[str, Trial]:
         group = dist.new_group(timeout=timedelta(seconds=60))
         tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
         dist.all_reduce(tensor, group=group)
-        return unlike("the sum is", tensor.tolist(), [float(sum(range(1, ctx.world_size + 1)))] * 3)
+        return unlike("the sum of all_reduce is", tensor.tolist(), [float(sum(range(1, ctx.world_size + 1)))] * 3)
 
     return {_LATE[0]: late}
 
 
-_LOCAL = ("a group that only its members make", "the same after different histories")
+_LOCAL = ("all_reduce in a group that only its members make", "all_reduce in such groups after different histories")
 
 
 @judged("local_synchronisation", always(*_LOCAL))
@@ -217,7 +221,7 @@ def local_synchronisation(ctx: RankContext) -> Mapping[str, Trial]:
         group = dist.new_group(members, use_local_synchronization=True)
         tensor = torch.full((3,), float(ctx.rank + 1), device=ctx.device)
         dist.all_reduce(tensor, group=group)
-        return unlike("the sum is", tensor.tolist(), [float(sum(rank + 1 for rank in members))] * 3)
+        return unlike("the sum of all_reduce is", tensor.tolist(), [float(sum(rank + 1 for rank in members))] * 3)
 
     def after() -> str:
         return first_wrong(sum_of([0, 1]), sum_of([last]), sum_of(list(range(ctx.world_size))))

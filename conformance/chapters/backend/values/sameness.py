@@ -19,8 +19,8 @@ from conformance.programs.registry import program
 from conformance.scenario import Scenario
 from conformance.truth.expected import Right
 
-_SAME = "the bits of an inexact sum"
-_AGAIN = "the bits of the same sum again"
+_SAME = "the bits of an inexact all_reduce"
+_AGAIN = "the bits of the same all_reduce again"
 
 
 @program("same_bits_everywhere", invariants=(), speaks_for={_SAME: ("VAL-02",), _AGAIN: ("VAL-18",)}, without_ddp=True)

@@ -16,7 +16,7 @@ from conformance.scenario import Scenario
 
 _NAMES = (
     "all_to_all_single with input splits only", "all_to_all_single with output splits only",
-    "the group's method with input splits only", "the group's method with output splits only",
+    "all_to_all_single of the group with input splits only", "all_to_all_single of the group with output splits only",
 )  # fmt: skip
 
 

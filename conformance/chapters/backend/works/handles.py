@@ -110,6 +110,11 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
         clauses = [wrong_values(truth, *pair, truth.cell.operation) for pair in zip(blocks, outputs, strict=True)]
         return first_wrong(*clauses)
 
+    def wait(trial: str, truth: Truth, issued: Any) -> None:
+        with ctx.phase(f"{trial}, in wait() of {truth.cell.operation}"):
+            for work in issued.works:
+                work.wait()
+
     def at_once() -> str:
         begun = begin()
         works = [work for _, issued, _ in begun for work in issued.works]
@@ -117,26 +122,24 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
             return "two calls gave the same Work"
         clauses = []
         for truth, issued, outputs in begun:
-            for work in issued.works:
-                work.wait()
+            wait(_OWN[0], truth, issued)
             clauses.append(wrong(truth, outputs))
         return first_wrong(*clauses)
 
     def backwards() -> str:
         begun = begin()
-        for _, issued, _ in reversed(begun):
-            for work in issued.works:
-                work.wait()
+        for truth, issued, _ in reversed(begun):
+            wait(_OWN[1], truth, issued)
         return first_wrong(*(wrong(truth, outputs) for truth, _, outputs in begun))
 
     def in_threads() -> str:
         begun = begin()
         answers: list[Any] = []
 
-        def wait() -> None:
+        def wait_for_all() -> None:
             answers.extend(work.wait() for _, issued, _ in begun for work in issued.works)
 
-        threads = [threading.Thread(target=wait) for _ in range(2)]
+        threads = [threading.Thread(target=wait_for_all) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -148,7 +151,10 @@ def works_of_their_own(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_OWN, (at_once, backwards, in_threads), strict=True))
 
 
-_STATUS = ("is_success() after wait()", "exception() after wait()", "result() after wait()", "wait(timeout) in time")
+_STATUS = (
+    "is_success() of all_reduce after wait()", "exception() of all_reduce after wait()",
+    "result() of all_reduce after wait()", "wait(timeout) of all_reduce in time",
+)  # fmt: skip
 
 
 @judged(
