@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from conformance.programs.judged import Trial, always, first_wrong, judged, unlike
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
-from conformance.scenario import Scenario
 
 #: So long that a backend may stage it. Calls 6 and 7 of ten are: neighbours of one operation, dtype and size.
 _SHORT, _LONG = 16, 20_000
@@ -215,50 +213,8 @@ def several_groups(ctx: RankContext) -> Mapping[str, Trial]:
     return dict(zip(_GROUPS, (own_order, ring, threads), strict=True))
 
 
-def _counted(scenario: Scenario) -> tuple[str]:
-    return (f"{_NUM_COUNTED:,} of {scenario.arguments['operation']}, of one element each",)
-
-
-#: More than a counter of 16 bits holds, with a sign or without. These operations are the cheapest of their kinds.
-_NUM_COUNTED, _NUM_AT_ONCE = 2**16 + 100, 50
-
-
-@judged("many_numbers", _counted)
-def many_numbers(ctx: RankContext) -> Mapping[str, Trial]:
-    """Broadcast from rank 0, or send to the next rank, one element again and again; each must be the right one.
-
-    By the group's methods: torch's functions take longer than what they call.
-    """
-    group, following, previous = ctx.process_group, (ctx.rank + 1) % ctx.world_size, (ctx.rank - 1) % ctx.world_size
-    of_messages = ctx.arguments["operation"] == "send_recv"
-    given, got = (torch.zeros(_NUM_AT_ONCE, 1, device=ctx.device) for _ in range(2))
-    places = torch.arange(float(_NUM_AT_ONCE), device=ctx.device)[:, None]
-
-    pairs = [([sent], [received]) for sent, received in zip(given.unbind(), got.unbind(), strict=True)]
-    options = c10d.BroadcastOptions()
-    options.rootRank = options.rootTensor = 0
-
-    def begun(sent: list[torch.Tensor], received: list[torch.Tensor]) -> list[Any]:
-        if of_messages:
-            return [group.send(sent, following, 0), group.recv(received, previous, 0)]
-        return [group.broadcast(received, options)]
-
-    def counted() -> str:
-        for first in range(0, _NUM_COUNTED, _NUM_AT_ONCE):
-            torch.add(places, first, out=given)
-            got.copy_(given if ctx.rank == 0 and not of_messages else torch.full_like(got, -1))
-            works = [work for pair in pairs for work in begun(*pair)]
-            for work in works:
-                work.wait()
-            if not torch.equal(given, got):
-                place = int((given != got).nonzero()[0, 0])
-                return f"number {first + place} holds {float(got[place]):g}, expected {float(given[place]):g}"
-        return ""
-
-    return {_counted(ctx.scenario)[0]: counted}
-
-
 _BARRIERS = ("barrier", "asynchronous barrier", "barrier of the group's method", "5000 tiny all_reduces")
+_NUM_AT_ONCE = 50
 _PATIENCE = timedelta(seconds=0.3)
 #: More than a counter of 12 bits holds.
 _NUM_TINY = 5000
