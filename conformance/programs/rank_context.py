@@ -6,6 +6,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -62,6 +63,7 @@ class RankContext:
         history: Callable[[], tuple[Collective, ...]] = tuple,
         in_flight: Callable[[int], int] = lambda among: 0,
         takes: Callable[[str], bool] = lambda option: True,
+        lone_rank: Callable[[Path], list[str]] | None = None,
     ) -> None:
         """Bind a scenario to a rank; only the harness calls it. `history` and `in_flight` are the recorder's."""
         self.scenario = scenario
@@ -77,6 +79,7 @@ class RankContext:
         self._history = history
         self._in_flight = in_flight
         self._takes = takes
+        self._lone_rank = lone_rank
         self._phase = "start"
         self._step = -1
         self._sync = True
@@ -106,6 +109,13 @@ class RankContext:
     def takes(self, option: str) -> bool:
         """Whether the subject has this option: one that it lacks cannot be what its errors advise."""
         return self._takes(option)
+
+    def lone_rank(self, folder: Path) -> list[str]:
+        """Return the command of a process that is this rank by itself: it sums, and exits with its group still there.
+
+        It meets those of the other ranks in `folder`, an empty one, and makes the file `exits<rank>` before it exits.
+        """
+        return present(self._lone_rank)(folder)
 
     def loss(self, model: nn.Module, step: int, micro: int = 0) -> Tensor:
         """Run forward on this rank's data for (`step`, `micro`) and return the scalar loss."""

@@ -46,6 +46,7 @@ from conformance.surroundings.interference import Interference
 from conformance.surroundings.relied_functions import ReliedFunctions, inherited, inherited_now
 from conformance.workers.channel import Channel, MessageError
 from conformance.workers.faults import FaultInjector
+from conformance.workers.lone_rank import command
 from conformance.workers.messages import STACK_SIGNAL, Answer, Inspection, Job, Ready, Seat
 from conformance.workers.numerics import pin_numerics
 from conformance.workers.tensors import portable
@@ -188,6 +189,9 @@ class Rank:
             history=self._recorder.history,
             in_flight=self._recorder.in_flight,
             takes=lambda option: takes(subject, option),
+            lone_rank=lambda folder: command(
+                self._seat.backend, self._seat.rank, self._seat.world_size, self._device, folder
+            ),
         )
 
     def _wrapper(self, subject: Subject) -> Callable[..., nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from typing import Any
@@ -75,3 +76,30 @@ class ends_the_others(Relay):
         if self._ended:
             tensors[0].zero_()
         return self.inner.allreduce(tensors, *options)
+
+
+@of_class
+class aborts_at_exit(Relay):
+    """BUG: a process that exits while a group was not shut down aborts, as where a thread of it is not joined."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        atexit.register(os.abort)
+
+    def shutdown(self) -> None:
+        atexit.unregister(os.abort)
+        super().shutdown()
+
+
+@of_class
+class keeps_the_process(Relay):
+    """BUG: a process does not exit before its groups are shut down: a thread of theirs waits for that."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ended = threading.Event()
+        threading.Thread(target=self.ended.wait).start()
+
+    def shutdown(self) -> None:
+        self.ended.set()
+        super().shutdown()
