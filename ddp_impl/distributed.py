@@ -364,14 +364,16 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if self._join_config.enable:
             warnings.warn("pickled inside a join context: the copy is outside of any", stacklevel=2)
         state: Any = super().__getstate__() if hasattr(nn.Module, "__getstate__") else dict(self.__dict__)
-        return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
+        kept = {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
+        return {**kept, "_copy_of": self._peers.copied_now}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to this process's default group with a new reducer and the same hooks; nothing is communicated."""
-        super().__setstate__(state)
+        copy_of = state.get("_copy_of", "?")
+        super().__setstate__({name: value for name, value in state.items() if name != "_copy_of"})
         Joinable.__init__(self)
         self.process_group = resolve_group(None, None)
-        self._peers = Peers(self.process_group, is_copy=True)
+        self._peers = Peers(self.process_group, copy_of=copy_of)
         precision = None if self.mixed_precision is None else MixedPrecision.of(self.mixed_precision)
         self._caster = None if precision is None else PrecisionCaster(self.module, precision, self.parameters_to_ignore)
         self.require_forward_param_sync = True

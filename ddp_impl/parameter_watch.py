@@ -53,8 +53,8 @@ class ParameterWatch:
 
         Raises `RuntimeError` naming parameters that were replaced or removed, or that DDP does not average.
 
-        With `may_lose`, a parameter that was removed is one that no forward uses. Warns, once, where plain tensors
-        stand in for parameters and keep the gradients.
+        With `may_lose`, a parameter that was removed, and has no other in its place, is one that no forward uses.
+        Warns, once, where plain tensors stand in for parameters and keep the gradients.
         """
         self._may_lose, self._is_hidden = may_lose, False
         if list(map(tensor_in_cpp, self._parameters)) != self._in_cpp:
@@ -73,7 +73,9 @@ class ParameterWatch:
         gone = [member.name for member in self._members if member.parameter not in set(present.values())]
         stand_ins.update(self._computed(gone))
         gone = [name for name in gone if name not in stand_ins]
-        if strangers or (gone and not self._may_lose):
+        if self._may_lose:
+            gone = [name for name in gone if self._is_replaced(name, present)]
+        if strangers or gone:
             raise RuntimeError(_changed(self._rank, gone, strangers))
         if stand_ins:
             self._warn_about(stand_ins)
@@ -107,6 +109,10 @@ class ParameterWatch:
             and name not in ignored_names(self._module)
             and not self._is_averaged_inside(name)
         )
+
+    def _is_replaced(self, name: str, present: Mapping[str, Tensor]) -> bool:
+        """Whether another parameter has come in this one's place: ranks that have frozen it would say nothing of it."""
+        return name in present and present[name] not in self._averaged
 
     def _computed(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the computed tensors that the module has in place of these parameters, as plain attributes.

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,19 +65,19 @@ class Peers:
     without a store is silent: ranks then report what they know themselves.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, is_copy: bool = False) -> None:
-        """Count the wrappers of `group`. A copy, which one rank may make alone, is not counted."""
+    def __init__(self, group: dist.ProcessGroup, *, copy_of: str = "") -> None:
+        """Count the wrappers of `group`; apart from them those copies that are `copy_of` what `copied_now` has said."""
         self.group = group
         self.step = 0  # the reducer counts them
         self.lost = ""  # why no collective may follow: one has failed here, and the others may be elsewhere
         self._told: Word | None = None
         self._unknown_in: str | None = None  # the phase that an exception ended which nobody here has seen
         #: How many wrappers the group had before this one, on every rank the same; 0 for a copy.
-        self.number = 0 if is_copy else _count(group)
-        self._prefix = f"ddp_impl/{'copy' if is_copy else self.number}"
+        self.number = 0 if copy_of else _count(group)
+        self._name = f"{copy_of}.{_count(group, copy_of)}" if copy_of else f"{self.number}"
         # Who wraps or changes its group after a failure begins anew, on every rank: earlier failures are past.
         self._is_past = False
-        for other in () if is_copy else _living:
+        for other in () if copy_of else _living:
             other._is_past = other._is_past or (other.group is group and bool(other.lost or other.broke_off))
         _living.add(self)
 
@@ -100,6 +101,11 @@ class Peers:
             if other.lost:
                 return messages.lost_by_another(other.lost)
         return ""
+
+    @property
+    def copied_now(self) -> str:
+        """Of what a copy is one that is made now: of this wrapper in its step. Ranks that copy together agree."""
+        return f"{self._name}@{self.step}"
 
     @property
     def broke_off(self) -> bool:
@@ -227,7 +233,7 @@ class Peers:
                 time.sleep(0.02)
 
     def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{rank}"
+        return f"ddp_impl/{self._name}/{rank}"
 
     def _store(self) -> Store | None:
         try:
@@ -296,16 +302,16 @@ class _InStep:
         self._peers.speak_of_slow_wait(self._phase, self._words(), self._step, seconds)
 
 
-def _count(group: dist.ProcessGroup) -> int:
-    """Return how many wrappers `group` had before this one; a rank that is not in it need not count."""
-    number = 0
-    if isinstance(group, dist.ProcessGroup):
-        number = _num_wrappers.get(group, 0)
-        _num_wrappers[group] = number + 1
-    return number
+def _count(group: dist.ProcessGroup, copy_of: str = "") -> int:
+    """Return how many wrappers, or copies of one, `group` had before this one; a rank not in it need not count."""
+    if not isinstance(group, dist.ProcessGroup):
+        return 0
+    counter = _num_wrappers.setdefault(group, Counter())
+    counter[copy_of] += 1
+    return counter[copy_of] - 1
 
 
-_num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_num_wrappers: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
 _slow_waits = SlowWaits()
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from conformance.mutants.patches import Call, replaces
 from ddp_impl import DistributedDataParallel as Ours
+from ddp_impl.peers import Peers
 
 
 @replaces(Ours, "__getstate__")
@@ -78,6 +79,12 @@ def CopiesJoinedInSilence(ddp: Ours, getstate: Call) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getstate()
+
+
+@replaces(Peers, "_key")
+def CopiesHearEachOther(peers: Peers, key: Call, rank: int) -> str:
+    """BUG: all copies leave their words at one place, so that one takes what another's ranks said for its own's."""
+    return f"ddp_impl/copy/{rank}" if "@" in peers.copied_now.rpartition("@")[0] else str(key(rank))
 
 
 class IsNoTorchDDP(nn.Module):

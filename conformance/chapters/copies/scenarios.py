@@ -7,6 +7,7 @@ from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.variants import (
+    EACH_ALONE,
     ENDS_SOON,
     LOCAL_BUFFERS,
     PLAIN,
@@ -60,6 +61,7 @@ def _wrappers() -> Iterator[Scenario]:
         yield from _copied("COPY-03", "mixed", 2, way, _MIXED, needs=("mixed_precision",))
         yield from _copied("COPY-02", "", 2, way, PLAIN.named("gradients"), (PLAIN, VIEW), moment="gradients")
     yield from _copied("COPY-02", "deepcopy-gradients", 3, SCALARS_ALONE, arguments(way="deepcopy"), moment="gradients")
+    yield from _pickling("COPY-02", "failing", "failing_copies", (2, 3), EACH_ALONE, (PLAIN, UNUSED), ENDS_SOON)
 
 
 def _twisted() -> Iterator[Scenario]:

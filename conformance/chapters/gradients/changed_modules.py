@@ -219,14 +219,18 @@ def _module(scenario: Scenario) -> Any:
 def unknown_parameters(ctx: RankContext) -> None:
     """Train `steps_before` steps, make the change that argument `change` names, and train two more. All ranks run it.
 
-    Observes `answers`: the texts of the warnings and of the exception.
+    The ranks in argument `frozen_on` freeze the parameter that nobody averages now. Observes `answers`: the texts of
+    the warnings and of the exception.
     """
     module = _module(ctx.scenario).to(ctx.device)
     model: Any = ctx.wrap(module)
     first = ctx.arguments["steps_before"]
     for index in range(first):
         _ordinary(model, rank_step(ctx, index))
-    UNKNOWN[ctx.arguments["change"]].make(module)
+    change = UNKNOWN[ctx.arguments["change"]]
+    change.make(module)
+    if ctx.rank in ctx.arguments.get("frozen_on", ()):
+        module.get_parameter(change.names).requires_grad_(False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ctx.catching("raised"):

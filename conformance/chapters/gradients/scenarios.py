@@ -189,6 +189,10 @@ def _changed() -> Iterator[Scenario]:
     ]
     unknown = each("change", UNKNOWN)
     yield from _grid("GRAD-33", "", "unknown_parameters", 2, unknown, ways, ENDS_SOON, min_collectives=0)
+    replaced = each("change", ("replaced_parameter", "replaced_layer"))
+    frozen = (arguments("frozen-on-one", frozen_on=[0]), arguments("frozen", frozen_on=[0, 1]))
+    after = UNUSED | arguments(steps_before=2)
+    yield from _grid("GRAD-18", "", "unknown_parameters", 2, replaced, frozen, after, ENDS_SOON, min_collectives=0)
     harmless = (*each("change", HARMLESS), arguments("converted-later", change="converted_and_back", after=1))
     yield from _grid("GRAD-34", "", "harmless_change", 2, harmless, _CHANGED_UNDER[:4], ENDS_SOON)
 
