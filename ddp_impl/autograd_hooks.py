@@ -75,6 +75,11 @@ class AutogradHooks:
             )
         return self._shared
 
+    def unshared(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return those of the parameters' nodes that a backward of another wrapper alone does not come to."""
+        shared = self.shared()
+        return [node for index, node in enumerate(nodes) if index not in shared] if shared else nodes
+
     def come_last(self) -> bool:
         """Let hooks that the user registered after these be called before them; return whether there were any.
 

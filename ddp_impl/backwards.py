@@ -7,6 +7,10 @@ Between the two, a wrapper sends a bucket when those that were built after it, w
 have sent all that they are sure to send. Where no wrapper expects ranks to differ (`find_unused_parameters`), none
 waits for another: then gradients come in one order on all ranks.
 
+A gradient of a parameter that a waiting wrapper shares with another, an output of which the backward has come to, is
+the other's: the wrapper waits on, unless the backward comes to an output of its own. What a rank's backward comes to
+besides is no business of the other ranks, which may run none.
+
 A wrapper hands out its averages only when all have sent their gradients: two of them may share a parameter, and what
 one averages is what the backward brought, not what another has already averaged.
 
@@ -51,8 +55,8 @@ class Participant(Protocol):
         """The number of the backward that ended the last iteration; None while the wrapper awaits another."""
 
     @property
-    def runs_local_backward(self) -> bool:
-        """Whether the backward that runs now came to an output of a forward under `no_sync`."""
+    def is_reached(self) -> bool:
+        """Whether the backward that runs now is known to have come to an output of this wrapper's."""
 
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is one that this wrapper awaits, although none of its outputs is reached.
@@ -100,9 +104,15 @@ def have_an_order() -> bool:
     return len(_living) > 1 and any(one.ranks_may_differ for one in _living)
 
 
-def is_local_for_another(participant: Participant) -> bool:
-    """Whether the backward that runs now is a local one for a wrapper other than `participant`."""
-    return any(one.runs_local_backward for one in _living if one is not participant)
+def is_anothers(participant: Participant) -> bool:
+    """Whether the backward that runs now is that of a wrapper other than `participant`, as far as it has come."""
+    return any(one.is_reached for one in _living if one is not participant)
+
+
+def takes_part(participant: Participant) -> bool:
+    """Whether `participant` has begun to take part in the backward that runs now."""
+    backward = _running.get(current_backward())
+    return backward is not None and participant in backward.participants
 
 
 def begin(participant: Participant) -> None:
@@ -145,7 +155,7 @@ def _rivals(participant: Participant) -> list[Participant]:
     return rivals if any(one.ranks_may_differ for one in (participant, *rivals)) else []
 
 
-def take_part(participant: Participant, is_over: Callable[[], None]) -> None:
+def join(participant: Participant, is_over: Callable[[], None]) -> None:
     """Have `participant` end with the backward that runs now; `is_over` is called last, whether it ended or raised."""
     number = current_backward()
     backward = _running.get(number)

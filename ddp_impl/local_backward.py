@@ -8,6 +8,7 @@ from ddp_impl import backwards
 from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import Phase, ReducerState
+from ddp_impl.torch_internals.autograd import current_backward
 
 
 class Awaiting(backwards.Participant, Protocol):
@@ -26,13 +27,15 @@ class Awaiting(backwards.Participant, Protocol):
 class LocalBackward:
     """Keeps the gradients of a backward that is not to be averaged apart from those that the reducer awaits.
 
-    `came`: the parameters whose gradients such a backward has brought; None while none runs. `num_triggers`: how often
-    the user has asked for a reduction by hand, after a forward under `no_sync`.
+    `came`: the parameters whose gradients such a backward has brought; None while none runs. `last`: the number of the
+    last one that came to an output. `num_triggers`: how often the user has asked for a reduction by hand, after a
+    forward under `no_sync`.
     """
 
     def __init__(self, reducer: Awaiting, ends: BackwardEnds) -> None:
         """Keep nothing yet; `ends` is told when such a backward is over."""
         self.came: list[int] | None = None
+        self.last = -2  # outside of a backward the number is -1
         self.num_triggers = 0
         self._reducer = reducer
         self._ends = ends
@@ -45,26 +48,31 @@ class LocalBackward:
         """
         if num_triggers != self.num_triggers:
             return
+        self.last = current_backward()
         state = self._reducer.state
         if state.phase is Phase.INCOMPLETE or (state.num_launched and state.phase is Phase.BROKEN):
             self._reducer.check_finished()  # gradients may live in buckets that are in flight
-        if self.came is None and state.phase in (Phase.ARMED, Phase.PROBED):
+        if state.phase in (Phase.ARMED, Phase.PROBED):
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.came is None:
             self._reducer.refuse_compiled_backward()
             self.came = []
             self._ends.call(self._is_over, lambda *_: self._is_over())
 
-    def is_anothers(self) -> bool:
-        """Whether the backward that runs now is a local one that another wrapper knows of, and this one cannot.
+    def is_anothers(self, shared: bool) -> bool:
+        """Whether a gradient, of a parameter that is `shared` with other wrappers or not, is another wrapper's.
 
-        It brings gradients of what the two share. On other ranks it comes to an output of this wrapper's own forward
-        under `no_sync`; here that forward has used no parameter.
+        This one awaits a backward, and the one that runs now has come to an output of another, but to none of this one.
+        Where it comes to one later, it averages everything (`give_up`).
         """
-        return self._reducer.usage.follows_local and backwards.is_local_for_another(self._reducer)
+        awaits = self._reducer.state.phase in (Phase.ARMED, Phase.PROBED)
+        return awaits and shared and backwards.is_anothers(self._reducer)
 
     def take(self, index: int) -> None:
         """Keep the gradient of a parameter local: it has come in such a backward, which begins now if none runs."""
-        if self.came is None:
-            self.begin(self.num_triggers)
+        self._begin()
         if self.came is not None:
             self.came.append(index)
 

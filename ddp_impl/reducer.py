@@ -138,7 +138,7 @@ class Reducer(ReducerSurface):
         iteration = self.reduction.iteration
         iteration.num_forwards += 1
         iteration.context_id = current_distributed_context_id()
-        if self.usage.follows_local and backwards.have_an_order():
+        if (self.usage.follows_local or self._hooks.shared()) and backwards.have_an_order():
             iteration.outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         self._hooks.captures = iteration.context_id is not None
         self.parts.early_moves.movable = iteration.context_id is None
@@ -269,9 +269,9 @@ class Reducer(ReducerSurface):
         return self._backward.number if self.state.phase is Phase.IDLE else None
 
     @property
-    def runs_local_backward(self) -> bool:
-        """Whether the backward that runs now came to an output of a forward under `no_sync`."""
-        return self._local.came is not None
+    def is_reached(self) -> bool:
+        """Whether the backward that runs now is known to have come to an output of this wrapper's."""
+        return self._local.last == current_backward() or backwards.takes_part(self)
 
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.
@@ -283,8 +283,8 @@ class Reducer(ReducerSurface):
         repeats = repeated is not None and self.last_backward == repeated
         if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
-        nodes = self.reduction.iteration.outputs if self.usage.follows_local else self.search.nodes
-        return any(brought_by_backward(nodes)) or self._anchor.is_coming()
+        nodes = () if self.usage.follows_local else self._hooks.unshared(self.search.nodes)
+        return any(brought_by_backward([*self.reduction.iteration.outputs, *nodes])) or self._anchor.is_coming()
 
     @one_thread_at_a_time
     def send_what_waits(self) -> None:
@@ -319,7 +319,7 @@ class Reducer(ReducerSurface):
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         due, phase = self.arrivals.due[index], self.state.phase
-        if self.runs_local_backward or (phase is Phase.ARMED and self._local.is_anothers()):
+        if self._local.came is not None or self._local.is_anothers(index in self._hooks.shared()):
             self._local.take(index)
             return
         if due == 0:
@@ -402,7 +402,7 @@ class Reducer(ReducerSurface):
 
     def _watch_backward(self) -> None:
         self._backward = Backward(current_backward(), is_compiled=in_compiled_backward())
-        backwards.take_part(self, self._ends.next())
+        backwards.join(self, self._ends.next())
         self.reduction.user_hooks.backward_begins(search=self._hooks.come_last())
         self.parts.early_moves.begin()
         if self.telemetry.current.backward_start is NEVER:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
+from torch import nn
 from torch.autograd import Variable
 
 
 class Ending(Protocol):
-    """What a wrapper does at the end of a backward. `is_local`: it came to an output of a forward within `no_sync`."""
+    """What a wrapper does at the end of a backward."""
 
-    is_local: bool
+    @property
+    def is_reached(self) -> bool:
+        """Whether the backward came to an output of this wrapper's, of whatever forward."""
 
-    def another_is_local(self) -> None:
-        """Take note that it came to one of another wrapper's."""
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return those of the module."""
+
+    def leave(self, parameters: Collection[nn.Parameter]) -> None:
+        """Take the gradients of these for another wrapper's, as long as the backward came to no output of this one."""
 
     @property
     def takes_part(self) -> bool:
@@ -68,9 +75,10 @@ class Backwards:
 
     def _is_over(self) -> None:
         self._is_noticed = False
-        if any(wrapper.is_local for wrapper in self._wrappers):
-            for wrapper in self._wrappers:
-                wrapper.another_is_local()
+        reached = {parameter for one in self._wrappers if one.is_reached for parameter in one.parameters()}
+        for wrapper in self._wrappers:
+            if not wrapper.is_reached:
+                wrapper.leave(reached)
         ending = [wrapper for wrapper in self._wrappers if wrapper.takes_part]
         meetings = [wrapper.bring_gradients() for wrapper in ending]
         for wrapper in self._wrappers:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,6 @@ class PlainDDP(nn.Module, Joinable):
         if not self._averaged:
             raise RuntimeError("no parameter of the module requires a gradient")
         self._awaits_backward = False  # a synchronised forward has run, and its means have not come
-        self._has_local_forward = False  # so has one under `no_sync`
         self.forget_backward()
         self._divisor = place.size()
         self._hook: Callable[[Any], Any] | None = None
@@ -154,7 +153,6 @@ class PlainDDP(nn.Module, Joinable):
         if synchronises:
             self._awaits_backward = True
             output = self._asking_for_gradients(output)
-        self._has_local_forward |= torch.is_grad_enabled() and not synchronises
         for tensor in tensors_in(output):
             if tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 is_ours = self._allows_unused or self._uses_ours(tensor)
@@ -206,7 +204,7 @@ class PlainDDP(nn.Module, Joinable):
         """Take note of a gradient of the parameter that is called `name`."""
         if parameter.requires_grad:  # else it was frozen after the forward, and nothing has come
             self._used.add(name)
-            self._has_gradients = True
+            self._brought.add(parameter)
             if self._awaits_backward:
                 self._backwards.reached()
 
@@ -216,7 +214,7 @@ class PlainDDP(nn.Module, Joinable):
             self._is_reached = True
             self._may_bring_nothing |= not is_ours
         else:
-            self.is_local = True
+            self._is_local = True
         self._backwards.reached()  # of a local backward, too: what a checkpoint runs within is no backward by itself
 
     def _nothing_came(self, _: Any) -> None:
@@ -226,16 +224,18 @@ class PlainDDP(nn.Module, Joinable):
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
         self._is_reached = False  # it came to an output of a synchronised forward
-        self.is_local = False  # it came to an output of a forward within `no_sync`
-        self._has_gradients = False  # it brought a gradient to a parameter
+        self._is_local = False  # it came to an output of a forward within `no_sync`
+        self._brought: set[Tensor] = set()  # the parameters to which it brought a gradient
         self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
 
-    def another_is_local(self) -> None:
-        """Take note that the backward is a local one of another wrapper, which may share a module with this one.
+    @property
+    def is_reached(self) -> bool:
+        """Whether the backward came to an output of this wrapper's, of a synchronised forward or a local one."""
+        return self._is_reached or self._is_local or self._may_bring_nothing
 
-        It is one of this wrapper's own local forward as well; on this rank that may have used no parameter.
-        """
-        self.is_local |= self._has_local_forward
+    def leave(self, parameters: Collection[nn.Parameter]) -> None:
+        """Take the gradients of these for another wrapper's, which has them too: the backward came to its outputs."""
+        self._brought.difference_update(parameters)
 
     @property
     def takes_part(self) -> bool:
@@ -243,16 +243,17 @@ class PlainDDP(nn.Module, Joinable):
 
         It is if it reached an output of a synchronised forward; and if it is the first after one that brought gradients
         and reached no output: outputs may hide in objects, and a loss may use parameters that it did not get by way of
-        an output. It is none if it brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
+        an output. What it shares with a wrapper whose outputs were reached is no such gradient. It is none if it
+        brought nothing where it should have: `torch.autograd.grad` accumulates nothing.
         """
         if self._may_bring_nothing:
             return True
-        return self._has_gradients and (self._is_reached or (self._awaits_backward and not self.is_local))
+        return bool(self._brought) and (self._is_reached or (self._awaits_backward and not self._is_local))
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""
         mine = {name: a_copy(one.grad) for name, one in self._all.items() if one.grad is not None}
-        return self._come_for_means(Brought(mine, frozenset(self._used), self._has_gradients))
+        return self._come_for_means(Brought(mine, frozenset(self._used), bool(self._brought)))
 
     def _come_for_means(self, brought: Brought) -> Any:
         return self.place.come(self._number, "gradients", brought, self._means)
@@ -279,7 +280,7 @@ class PlainDDP(nn.Module, Joinable):
         means: Means | None = self.place.outcome(meeting)
         if means is None:
             return
-        self._awaits_backward = self._has_local_forward = False
+        self._awaits_backward = False
         self._used.clear()
         reduced = (
             means if self._hook is None else {name: self._ask_hook(name, means.get(name)) for name in self._averaged}

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from conformance.mutants.patches import Call, as_part, replaces
 from ddp_impl import DistributedDataParallel as Ours
 from ddp_impl import backwards
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket import ManagedParameter
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
@@ -202,6 +204,12 @@ def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[Ma
 
 
 @replaces(LocalBackward, "is_anothers")
-def TakesAnothersLocalForItsOwn(local: LocalBackward, is_anothers: Call) -> bool:
-    """BUG: a local backward that comes to no output of a wrapper, but to what it shares with another, is its own."""
+def TakesAnothersForItsOwn(local: LocalBackward, is_anothers: Call, shared: bool) -> bool:
+    """BUG: a backward that comes to no output of a waiting wrapper, but to what it shares with another, is its own."""
     return False
+
+
+@replaces(AutogradHooks, "unshared")
+def BeginsForWhatItShares(hooks: AutogradHooks, unshared: Call, nodes: Sequence[Node]) -> Sequence[Node]:
+    """BUG: a waiting wrapper begins with another whose backward comes to what the two share, and to nothing else."""
+    return nodes

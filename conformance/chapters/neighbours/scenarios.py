@@ -75,6 +75,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _features()
     yield from _begun_apart()
     yield from _local_of_another()
+    yield from _waiting()
     yield from _crossed()
 
 
@@ -132,6 +133,19 @@ def _local_of_another() -> Iterator[Scenario]:
             training = Training((Block(),), actions=actions, idle=idle, beside=Beside(shares=True)).to_json()
             slug = f"local-of-another-{dashed(idle)}-{how}"
             yield from _grid("NEIGH-13", slug, "composed", (2, 3), _SEARCHING, arguments=training, needs=("no_sync",))
+
+
+def _waiting() -> Iterator[Scenario]:
+    """Backwards of one wrapper while another waits for its own: on all ranks, or a local one on one rank alone."""
+    waits = (arguments(waits="all"), arguments("dropped", waits="all", dropped=True))
+    alone = arguments("dropped-by-one", waits="first", dropped=True)
+    local = arguments("local", beside="local", runs="all")
+    by_one = arguments("local-of-one", beside="local", runs="first")
+    synchronised = arguments("synchronised", beside="synchronised", runs="all")
+    others = (PLAIN, arguments("find", others=dict(FIND.options)), arguments("static", others=dict(STATIC.options)))
+    kinds = (_PLAIN, _FIND, _STATIC)
+    for beside in (local, by_one, synchronised):
+        yield from _grid("NEIGH-15", "", "waiting_beside", (2, 3), kinds, beside, (*waits, alone), others)
 
 
 def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:
