@@ -110,9 +110,8 @@ def is_anothers(participant: Participant) -> bool:
 
 
 def takes_part(participant: Participant) -> bool:
-    """Whether `participant` has begun to take part in the backward that runs now."""
-    backward = _running.get(current_backward())
-    return backward is not None and participant in backward.participants
+    """Whether `participant` takes part in the backward that runs now, or in one within which that runs."""
+    return any(participant in backward.participants for backward in _running.values())
 
 
 def begin(participant: Participant) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from ddp_impl import backwards
 from ddp_impl.autograd_threads import BackwardEnds
 from ddp_impl.parameter_usage import ParameterUsage
 from ddp_impl.reducer_state import Phase, ReducerState
-from ddp_impl.torch_internals.autograd import current_backward
+from ddp_impl.torch_internals.autograd import WhenBackwardEnds, in_compiled_backward
 
 
 class Awaiting(backwards.Participant, Protocol):
@@ -27,18 +28,19 @@ class Awaiting(backwards.Participant, Protocol):
 class LocalBackward:
     """Keeps the gradients of a backward that is not to be averaged apart from those that the reducer awaits.
 
-    `came`: the parameters whose gradients such a backward has brought; None while none runs. `last`: the number of the
-    last one that came to an output. `num_triggers`: how often the user has asked for a reduction by hand, after a
-    forward under `no_sync`.
+    `came`: the parameters whose gradients such a backward has brought; None while none runs. `is_reached`: one that has
+    come to an output runs, or one within it; known where other wrappers share a parameter, and ask. `num_triggers`: how
+    often the user has asked for a reduction by hand, after a forward under `no_sync`.
     """
 
-    def __init__(self, reducer: Awaiting, ends: BackwardEnds) -> None:
-        """Keep nothing yet; `ends` is told when such a backward is over."""
+    def __init__(self, reducer: Awaiting, ends: BackwardEnds, shared: Callable[[], Collection[int]]) -> None:
+        """Keep nothing yet; `ends` is told when such a backward is over. `shared` tells what others have, too."""
         self.came: list[int] | None = None
-        self.last = -2  # outside of a backward the number is -1
+        self.is_reached = False
         self.num_triggers = 0
         self._reducer = reducer
         self._ends = ends
+        self._shared = shared
 
     def begin(self, num_triggers: int) -> None:
         """Take the report that a backward has come to an output of a forward under `no_sync`.
@@ -48,12 +50,14 @@ class LocalBackward:
         """
         if num_triggers != self.num_triggers:
             return
-        self.last = current_backward()
         state = self._reducer.state
         if state.phase is Phase.INCOMPLETE or (state.num_launched and state.phase is Phase.BROKEN):
             self._reducer.check_finished()  # gradients may live in buckets that are in flight
         if state.phase in (Phase.ARMED, Phase.PROBED):
             self._begin()
+        if self._shared() and not self.is_reached and not in_compiled_backward():
+            self.is_reached = True
+            WhenBackwardEnds(self._leave, lambda *_: self._leave())
 
     def _begin(self) -> None:
         if self.came is None:
@@ -80,6 +84,9 @@ class LocalBackward:
         """Return what has come: a synchronised backward runs through both, and averages everything."""
         came, self.came = self.came or [], None
         return came
+
+    def _leave(self) -> None:
+        self.is_reached = False
 
     def _is_over(self) -> None:
         self._reducer.usage.used_locally.update(self.came or ())

@@ -107,7 +107,7 @@ class Reducer(ReducerSurface):
         self.lock = lock_of_reducers(has_threads)
         self._backward = Backward()  # the last one that this wrapper took part in
         self._ends = BackwardEnds(drops_late=device.type != "cpu" or has_threads)
-        self._local = LocalBackward(self, self._ends)
+        self._local = LocalBackward(self, self._ends, self._hooks.shared)
         self._finish = FinishCheck(
             parts, self.reduction, self.absences, self._ends, refused=partial(self._handle, Event.REFUSED)
         )
@@ -271,7 +271,7 @@ class Reducer(ReducerSurface):
     @property
     def is_reached(self) -> bool:
         """Whether the backward that runs now is known to have come to an output of this wrapper's."""
-        return self._local.last == current_backward() or backwards.takes_part(self)
+        return self._local.is_reached or backwards.takes_part(self)
 
     def begins_with_others(self, repeated: int | None) -> bool:
         """Whether the backward that runs now is the one that this wrapper awaits, though it has not come to an output.

@@ -146,6 +146,12 @@ def _waiting() -> Iterator[Scenario]:
     kinds = (_PLAIN, _FIND, _STATIC)
     for beside in (local, by_one, synchronised):
         yield from _grid("NEIGH-15", "", "waiting_beside", (2, 3), kinds, beside, (*waits, alone), others)
+    within = arguments("checkpointed", checkpointed=["beside"], waits="all")
+    yield from _grid("NEIGH-15", "", "waiting_beside", (2, 3), (_FIND, _STATIC), local, within, others[1])
+    both = arguments("static", others=dict(STATIC.options)) | arguments(waits="all", runs="all", beside="", joint=True)
+    for name, which in (("one", ["beside"]), ("both", ["own", "beside"])):
+        at = arguments(f"{name}-checkpointed", checkpointed=which)
+        yield from _grid("NEIGH-04", "", "waiting_beside", (2, 3), _STATIC, both, at)
 
 
 def _skips_the_hooks(unused: str, place: str, layer: int) -> bool:

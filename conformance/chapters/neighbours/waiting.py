@@ -6,7 +6,9 @@ import contextlib
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from conformance.errors import instance
 from conformance.models.integers import RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
@@ -19,24 +21,46 @@ _NUM_STEPS = 3
 RANKS = {"all": lambda rank: True, "first": lambda rank: rank == 0}
 
 
+class _Checkpointed(nn.Module):
+    """Runs a layer again in backward, within a backward of its own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the layer returns."""
+        return instance(checkpoint(self.layer, inputs.detach().requires_grad_(), use_reentrant=True), Tensor)
+
+
 @program("waiting_beside", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
 def waiting_beside(ctx: RankContext) -> None:
     """Have a wrapper with the scenario's options wait, let another one run a backward, then the first, three times.
 
-    Arguments: `waits` and `runs`, the ranks that do (of `RANKS`); `beside`, whether the other's forward is "local" or
-    "synchronised"; `others`, its options; `dropped`, whether the first one's forward has no backward before the next
-    one's. Observes the gradients behind each backward. All ranks run it.
+    With argument `joint`, one backward goes through both instead. Arguments: `waits` and `runs`, the ranks that do (of
+    `RANKS`); `beside`, whether the other's forward is "local" or "synchronised"; `others`, its options; `dropped`,
+    whether the first one's forward has no backward before the next one's; `checkpointed`, the wrappers (of "own" and
+    "beside") that run what they share in a reentrant checkpoint. Observes the gradients behind each backward. All ranks
+    run it.
     """
     seed = ctx.scenario.seed
     layers: list[Any] = [with_integer_weights(nn.Linear(_WIDTH, _WIDTH), seed, key) for key in range(3)]
     shared, own, others = (layer.to(ctx.device) for layer in layers)
-    model: Any = ctx.wrap(nn.Sequential(shared, own))
-    beside: Any = ctx.wrap_with(nn.Sequential(shared, others), ctx.arguments.get("others", {}))
+    checkpointed = ctx.arguments.get("checkpointed", ())
+    first, second = (_Checkpointed(shared) if name in checkpointed else shared for name in ("own", "beside"))
+    model: Any = ctx.wrap(nn.Sequential(first, own))
+    beside: Any = ctx.wrap_with(nn.Sequential(second, others), ctx.arguments.get("others", {}))
     is_local = ctx.arguments["beside"] == "local"
     for step in range(_NUM_STEPS):
+        for layer in layers:
+            layer.zero_grad()
         turn = rank_step(ctx, step)
         waits = RANKS[ctx.arguments["waits"]](ctx.rank)
         output = _forward(model, turn, 0) if waits else shared.weight
+        if ctx.arguments.get("joint"):
+            turn.backward(turn.loss(output) + turn.loss(_forward(beside, turn, 1), micro=1))
+            _observe(ctx, f"step{step}/joint", layers)
+            continue
         if RANKS[ctx.arguments["runs"]](ctx.rank):
             with ctx.no_sync(beside) if is_local else contextlib.nullcontext():
                 turn.backward(turn.loss(_forward(beside, turn, 1), micro=1))
@@ -45,8 +69,6 @@ def waiting_beside(ctx: RankContext) -> None:
             output = _forward(model, turn, 2)
         turn.backward(turn.loss(output))
         _observe(ctx, f"step{step}/own", layers)
-        for layer in layers:
-            layer.zero_grad()
 
 
 def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
