@@ -65,14 +65,14 @@ class LocalBackward:
             self.came = []
             self._ends.call(self._is_over, lambda *_: self._is_over())
 
-    def is_anothers(self, shared: bool) -> bool:
-        """Whether a gradient, of a parameter that is `shared` with other wrappers or not, is another wrapper's.
+    def is_anothers(self, index: int) -> bool:
+        """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
 
         This one awaits a backward, and the one that runs now has come to an output of another, but to none of this one.
         Where it comes to one later, it averages everything (`give_up`).
         """
         awaits = self._reducer.state.phase in (Phase.ARMED, Phase.PROBED)
-        return awaits and shared and backwards.is_anothers(self._reducer)
+        return awaits and index in self._shared() and backwards.is_anothers(self._reducer)
 
     def take(self, index: int) -> None:
         """Keep the gradient of a parameter local: it has come in such a backward, which begins now if none runs."""

@@ -319,7 +319,7 @@ class Reducer(ReducerSurface):
     def _take_reported_gradient(self, index: int) -> None:
         """Take a gradient that its hook reported instead of counting it: a first, a repeated or an unawaited one."""
         due, phase = self.arrivals.due[index], self.state.phase
-        if self._local.came is not None or self._local.is_anothers(index in self._hooks.shared()):
+        if self._local.came is not None or self._local.is_anothers(index):
             self._local.take(index)
             return
         if due == 0:

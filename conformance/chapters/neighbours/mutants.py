@@ -204,7 +204,7 @@ def GivesUpHiddenGradients(ddp: Ours, attach_reducer: Call, members: Sequence[Ma
 
 
 @replaces(LocalBackward, "is_anothers")
-def TakesAnothersForItsOwn(local: LocalBackward, is_anothers: Call, shared: bool) -> bool:
+def TakesAnothersForItsOwn(local: LocalBackward, is_anothers: Call, index: int) -> bool:
     """BUG: a backward that comes to no output of a waiting wrapper, but to what it shares with another, is its own."""
     return False
 
