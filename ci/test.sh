@@ -16,10 +16,10 @@ mkdir -p .cache
 { mypy && mypy ci/trust; } > .cache/types.txt 2>&1 &
 types=$!
 
-# Of the scenarios profile quick, which kills what the others kill, judged by the truth alone: ci/conformance.sh runs
-# profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Four workers for two cores: many tests
-# wait for ranks that hang, die or start. Each begins with a fourth of the files, whose fixtures it makes once, and takes
-# from the others when it has done its own.
+# Of the scenarios profile quick, which kills nearly all that profile full kills, judged by the truth alone:
+# ci/conformance.sh runs profile full, with torch's own DDP beside ddp_impl, and the nightly all profiles. Four workers
+# for two cores: many tests wait for ranks that hang, die or start. Each begins with a fourth of the files, whose
+# fixtures it makes once, and takes from the others when it has done its own.
 status=0
 step pytest -n 4 --dist worksteal --ddp-no-native --ddp-profile quick "$@" || status=$?
 

@@ -59,11 +59,12 @@ class LocalBackward:
             self.is_reached = True
             WhenBackwardEnds(self._leave, lambda *_: self._leave())
 
-    def _begin(self) -> None:
+    def _begin(self) -> list[int]:
         if self.came is None:
             self._reducer.refuse_compiled_backward()
             self.came = []
             self._ends.call(self._is_over, lambda *_: self._is_over())
+        return self.came
 
     def is_anothers(self, index: int) -> bool:
         """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
@@ -76,9 +77,7 @@ class LocalBackward:
 
     def take(self, index: int) -> None:
         """Keep the gradient of a parameter local: it has come in such a backward, which begins now if none runs."""
-        self._begin()
-        if self.came is not None:
-            self.came.append(index)
+        self._begin().append(index)
 
     def give_up(self) -> list[int]:
         """Return what has come: a synchronised backward runs through both, and averages everything."""

@@ -70,7 +70,8 @@ class ParameterWatch:
             name: tensor for name, tensor in present.items() if not isinstance(tensor, nn.Parameter)
         }
         strangers = [name for name, parameter in present.items() if self._is_stranger(name, parameter)]
-        gone = [member.name for member in self._members if member.parameter not in set(present.values())]
+        held = set(present.values())
+        gone = [member.name for member in self._members if member.parameter not in held]
         stand_ins.update(self._computed(gone))
         gone = [name for name in gone if name not in stand_ins]
         if self._may_lose:

@@ -281,7 +281,7 @@ class Reducer(ReducerSurface):
         """
         awaits = self.state.phase in (Phase.ARMED, Phase.EARLY, Phase.PROBED)
         repeats = repeated is not None and self.last_backward == repeated
-        if not (awaits or repeats) or self.reduction.iteration.context_id is not None or in_compiled_backward():
+        if not (awaits or repeats) or self.reduction.iteration.context_id is not None:
             return False
         nodes = () if self.usage.follows_local else self._hooks.unshared(self.search.nodes)
         return any(brought_by_backward([*self.reduction.iteration.outputs, *nodes])) or self._anchor.is_coming()

@@ -56,6 +56,7 @@ def _sources(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_resu
 
 
 def _scenario(fields: dict[str, Any]) -> Scenario:
+    """Return the scenario without the checks of `Scenario.from_json`: this module wrote the fields itself."""
     steps = tuple(Step(**step) for step in fields["schedule"])
     faults = tuple(Fault(**fault) for fault in fields["faults"])
     return Scenario(**{**fields, "schedule": steps, "faults": faults})

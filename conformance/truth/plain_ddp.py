@@ -211,7 +211,7 @@ class PlainDDP(nn.Module, Joinable):
     def _output_reached(self, synchronises: bool, is_ours: bool, _: Any) -> None:
         self._listen()  # where other tensors stood in for a new parameter in forward, it is seen now
         if synchronises:
-            self._is_reached = True
+            self._is_synchronised = True
             self._may_bring_nothing |= not is_ours
         else:
             self._is_local = True
@@ -223,7 +223,7 @@ class PlainDDP(nn.Module, Joinable):
 
     def forget_backward(self) -> None:
         """Forget what was noticed of the last backward."""
-        self._is_reached = False  # it came to an output of a synchronised forward
+        self._is_synchronised = False  # it came to an output of a synchronised forward
         self._is_local = False  # it came to an output of a forward within `no_sync`
         self._brought: set[Tensor] = set()  # the parameters to which it brought a gradient
         self._may_bring_nothing = False  # it takes part even if it brought none: its outputs used no parameter
@@ -231,7 +231,7 @@ class PlainDDP(nn.Module, Joinable):
     @property
     def is_reached(self) -> bool:
         """Whether the backward came to an output of this wrapper's, of a synchronised forward or a local one."""
-        return self._is_reached or self._is_local or self._may_bring_nothing
+        return self._is_synchronised or self._is_local or self._may_bring_nothing
 
     def leave(self, parameters: Collection[nn.Parameter]) -> None:
         """Take the gradients of these for another wrapper's, which has them too: the backward came to its outputs."""
@@ -248,7 +248,7 @@ class PlainDDP(nn.Module, Joinable):
         """
         if self._may_bring_nothing:
             return True
-        return bool(self._brought) and (self._is_reached or (self._awaits_backward and not self._is_local))
+        return bool(self._brought) and (self._is_synchronised or (self._awaits_backward and not self._is_local))
 
     def bring_gradients(self) -> Any:
         """Bring what this rank has at the end of a backward; to be done before anything of it is handed out."""

@@ -65,20 +65,24 @@ def start_interpreter(
     handle = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_HANDLE)
     theirs.close()
     inherited = {name: value for name, value in os.environ.items() if _may_be_inherited(name)}
-    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(handle), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if output is None else output,
             stderr=output,
-            env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path, **environment},
+            env={**inherited, **_ENVIRONMENT, "PYTHONPATH": search_path(), **environment},
             pass_fds=(handle,),
             start_new_session=True,
         )
     finally:
         os.close(handle)
     return process, ours
+
+
+def search_path() -> str:
+    """Return the value of PYTHONPATH with which another interpreter finds modules where this process does."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def _may_be_inherited(name: str) -> bool:

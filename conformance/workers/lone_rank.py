@@ -6,7 +6,6 @@ backend does in them.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch._C._distributed_c10d import FileStore
 
 from conformance.backends.backend import get_backend
 from conformance.recorder.group import init_process_group
+from conformance.workers.interpreter import search_path
 
 
 def command(backend: str, rank: int, world_size: int, device: torch.device, folder: Path) -> list[str]:
@@ -23,9 +23,8 @@ def command(backend: str, rank: int, world_size: int, device: torch.device, fold
 
     It finds modules where this process does.
     """
-    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     arguments = [backend, str(rank), str(world_size), str(device), str(folder)]
-    return ["env", f"PYTHONPATH={search_path}", sys.executable, "-P", "-m", __name__, *arguments]
+    return ["env", f"PYTHONPATH={search_path()}", sys.executable, "-P", "-m", __name__, *arguments]
 
 
 def _main(backend: str, rank: int, world_size: int, device: str, folder: Path) -> None:

@@ -117,8 +117,11 @@ def brought_by_backward(nodes: Sequence[Node]) -> list[bool]:
 
     The engine has found its way before it began, so the answer costs a look into a set for each node. It knows nothing
     of a backward that a node of this one will begin, as a reentrant checkpoint does. `torch.autograd.grad` accumulates
-    nothing, nor does a backward of torch.distributed.autograd: both come to none.
+    nothing, nor does a backward of torch.distributed.autograd: both come to none. Compiled autograd has no engine to
+    ask.
     """
+    if in_compiled_backward():
+        return [False] * len(nodes)
     try:
         return list(map(torch._C._will_engine_execute_node, nodes))
     except RuntimeError:  # the engine is asked for a leaf whose gradient it captures

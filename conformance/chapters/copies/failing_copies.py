@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conformance.composed.modules import DeliberateError
 from conformance.observation import Facts
 from conformance.programs.operations.hearsay import Board
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.scenario import Scenario
-
-
-class _BreaksOff(Exception):  # noqa: N818 - the user's own, as any may be
-    """Raised in a backward."""
 
 
 class _Failing(nn.Module):
@@ -44,7 +41,7 @@ class _Failing(nn.Module):
 
 
 def _raise(_: Tensor) -> None:
-    raise _BreaksOff
+    raise DeliberateError("in backward")
 
 
 @program("failing_copies", invariants=("leaves_no_trace",))
@@ -75,7 +72,7 @@ def failing_copies(ctx: RankContext) -> None:
 
 
 def _break_off(model: Any, inputs: Tensor, fails: str) -> None:
-    with contextlib.suppress(_BreaksOff):
+    with contextlib.suppress(DeliberateError):
         model(inputs, fails=fails).sum().backward()
 
 

@@ -55,8 +55,8 @@ def waiting_beside(ctx: RankContext) -> None:
         for layer in layers:
             layer.zero_grad()
         turn = rank_step(ctx, step)
-        waits = RANKS[ctx.arguments["waits"]](ctx.rank)
-        output = _forward(model, turn, 0) if waits else shared.weight
+        if RANKS[ctx.arguments["waits"]](ctx.rank):
+            output = _forward(model, turn, 0)
         if ctx.arguments.get("joint"):
             turn.backward(turn.loss(output) + turn.loss(_forward(beside, turn, 1), micro=1))
             _observe(ctx, f"step{step}/joint", layers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conformance.chapters.scale.trainings import NUM_REPORTED, clause, first_difference, shortened
+from conformance.chapters.scale.trainings import clause, first_difference, note, shortened
 from conformance.chapters.scale.values import arbitrary
 from conformance.observation import Facts
 from conformance.programs.rank_context import RankContext
@@ -52,11 +53,10 @@ class State(nn.Module):
         """Note what is not as rank 0 wrote it at `moment`."""
         for name, value in self.values(kind, 0, moment):
             if found := first_difference(value, getattr(self, name)):
-                self.wrong.append(f"{name} in forward {self.num_forwards} {found}{self._instead(name, value, moment)}")
+                instead = partial(self._instead, name, value, moment)
+                note(self.wrong, f"{name} in forward {self.num_forwards} {found}", instead)
 
     def _instead(self, name: str, expected: Tensor, moment: object) -> str:
-        if len(self.wrong) >= NUM_REPORTED:
-            return ""
         kind = name.rstrip("0123456789")
         own = {0: expected, self.rank: dict(self.values(kind, self.rank, moment))[name]}
         return clause(kind, expected, getattr(self, name), self.rank, own)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,14 +68,15 @@ def training_at_scale(ctx: RankContext) -> None:
         for index, parameter in enumerate(module.weights):
             expected = _mean([of_ranks[rank][index] for rank in users[index]], ctx.world_size)
             if found := first_difference(expected, parameter.grad):
-                locals_ = {rank: of_ranks[rank][index] for rank in range(ctx.world_size)}
-                instead = (
-                    ""
-                    if len(wrong) >= NUM_REPORTED
-                    else clause("gradient", expected, parameter.grad, ctx.rank, locals_)
-                )
-                wrong.append(f"step {step}: the gradient of weights.{index} {found}{instead}")
+                own = {rank: of_ranks[rank][index] for rank in range(ctx.world_size)}
+                instead = partial(clause, "gradient", expected, parameter.grad, ctx.rank, own)
+                note(wrong, f"step {step}: the gradient of weights.{index} {found}", instead)
     ctx.observe("wrong", shortened(wrong))
+
+
+def note(wrong: list[str], sentence: str, instead: Callable[[], str]) -> None:
+    """Add a sentence about a tensor to `wrong`; where it will be reported, with what the tensor is instead."""
+    wrong.append(sentence + instead() if len(wrong) < NUM_REPORTED else sentence)
 
 
 def clause(name: str, expected: Tensor | None, got: Tensor | None, rank: int, own: Mapping[int, Tensor]) -> str:
