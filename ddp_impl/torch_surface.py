@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from ddp_impl.compile.compiled_calls import CompiledCalls
 from ddp_impl.groups import rank_in
 from ddp_impl.nested_tensors import move
 from ddp_impl.options import ReducerOptions
@@ -85,6 +86,7 @@ class TorchSurface:
     forward_sync_buffers: bool
     dim: int
     _options: ReducerOptions
+    _compiled_calls: CompiledCalls
 
     # -- arguments and outputs, for frameworks that move them themselves -----------------------------------------------
 
@@ -299,6 +301,7 @@ class TorchSurface:
             )
         self.process_group = new_process_group
         self.reducer.reset(new_process_group)
+        self._compiled_calls.forget_answer()
         self.require_forward_param_sync = True  # which ranks may know differently, whose last forwards differ
 
     @classmethod

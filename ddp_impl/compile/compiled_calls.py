@@ -261,6 +261,13 @@ class CompiledCalls:
             self._answered = (group, True)
         self.averages_in_graph = True
 
+    def forget_answer(self) -> None:
+        """Ask the ranks anew whether all have one graph; all ranks of the group must call it.
+
+        One that comes back to a group may remember what the others, meanwhile in another one, have forgotten.
+        """
+        self._answered = None
+
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)

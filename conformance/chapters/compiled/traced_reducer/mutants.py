@@ -132,6 +132,11 @@ def LetsInductorCopyTheGroup(calls: CompiledCalls, backend_for: Call, *args: Any
     return _made(_LetsItBeCopied, backend_for(*args))
 
 
+@replaces(CompiledCalls, "forget_answer")
+def RemembersTheAnswer(calls: CompiledCalls, forget_answer: Call) -> None:
+    """BUG: a rank that comes back to a group takes it that the others remember, too, whether all have one graph."""
+
+
 @replaces(BucketReduction, "last_gradient_ends_it")
 def RefusesCompiledBackwards(reduction: BucketReduction, last_gradient_ends_it: Call) -> bool:
     """BUG: the reducer refuses every backward that compiled autograd runs."""
