@@ -9,6 +9,7 @@ from conformance.composed.features import BESIDE_TRAITS, KINDS_BESIDE, OPTIONS
 from conformance.composed.training import (
     EXCHANGES,
     SIZES,
+    TURNS,
     WHEN_IN_COMPANY,
     Beside,
     Block,
@@ -57,4 +58,5 @@ def _beside(choose: Choose, must: tuple[str, ...]) -> Beside:
         options["find_unused_parameters"] = True
         options.pop("static_graph", None)
     traits = {trait: f"beside {trait}" in must or choose((False, False, True)) for trait in BESIDE_TRAITS}
-    return Beside(block, options, **traits)
+    turns = [turn for turn in TURNS if turn and f"beside turn {turn}" in must]
+    return Beside(block, options, turn=choose(turns or ("", *TURNS)), **traits)

@@ -19,6 +19,7 @@ from conformance.composed.training import (
     OUTPUTS,
     PRECISIONS,
     SIZES,
+    TURNS,
     WHEN,
     WHEN_IN_COMPANY,
     Exchange,
@@ -86,6 +87,8 @@ def _company(training: Training) -> Iterator[str]:
         yield from (f"beside block {beside.block.kind}", f"beside runs {beside.block.when}")
         yield from (f"beside option {name}={value}" for name, value in beside.options.items())
         yield from (f"beside {trait}" for trait in BESIDE_TRAITS if getattr(beside, trait))
+        if beside.turn:
+            yield f"beside turn {beside.turn}"
 
 
 def company() -> tuple[tuple[str, ...], ...]:
@@ -96,6 +99,7 @@ def company() -> tuple[tuple[str, ...], ...]:
         tuple(f"beside block {kind}" for kind in KINDS_BESIDE),
         tuple(f"beside runs {when}" for when in WHEN_IN_COMPANY),
         *((f"beside {trait}",) for trait in BESIDE_TRAITS),
+        tuple(f"beside turn {turn}" for turn in TURNS if turn),
         *(tuple(f"beside option {name}={value}" for value in values) for name, values in OPTIONS.items()),
         *((f"runs {when}",) for when in WHEN_IN_COMPANY if when not in WHEN),
     )
@@ -193,7 +197,7 @@ def _apart() -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     return (
         (frozenset(chain(*company())), REFUSABLE | starting("action join")),
         (static, frozenset(_BY_RANK | {"runs rank_0_later"})),
-        (static_beside, by_turns | changing),
+        (static_beside, by_turns | changing | {"beside turn apart_local"}),
         (within, starting("idle")),
         (within - {"exchange forward"}, frozenset({"around thread"})),
         (frozenset({"beside shares"}), starting("action copy")),

@@ -199,7 +199,9 @@ def needs_of(training: Training, options: Mapping[str, object]) -> tuple[str, ..
     needs |= {"comm_hook"} if training.precision in COMPRESSING else set()
     needs |= {"mixed_precision"} if training.precision in MIXED else set()
     needs |= {"optimizer_in_backward"} if training.optimizer else set()
-    needs |= _CAPABILITIES & training.beside.options.keys() if training.beside else set()
+    if training.beside is not None:
+        needs |= _CAPABILITIES & training.beside.options.keys()
+        needs |= {"no_sync"} if training.beside.turn == "apart_local" else set()
     kinds = {action.kind for action in training.actions}
     return tuple(sorted(needs | {need for kind, need in _ACTIONS_NEED.items() if kind in kinds}))
 

@@ -118,6 +118,8 @@ def _not_judged_in_company(training: Training, options: Mapping[str, Any]) -> st
         second = Training((beside.block,), actions=training.actions)
         if may := refusal(second, beside.options):
             return f"the wrapper beside: {may.reasons[0]}"
+        if beside.turn == "apart_local" and beside.options.get("static_graph"):
+            return "the wrapper beside: no_sync changes the iteration, with static_graph"
         if beside.shares and "copy" in kinds:
             return "a copy shares nothing with the wrapper beside"
         if beside.shares and not all(block.trainable for block in training.blocks if block.kind == "shared"):

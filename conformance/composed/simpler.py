@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from conformance.composed.refusal import not_judged
 from conformance.composed.training import KINDS, Action, Block, Training, depends_on_rank, trains
@@ -107,7 +108,8 @@ def _simpler_company(training: Training) -> Iterator[Training]:
             yield replace(training, exchange=replace(exchange, block=exchange.block - 1))
     if (beside := training.beside) is not None:
         yield replace(training, beside=None)
-        for plainer in (replace(beside, shares=False), replace(beside, own_group=False), replace(beside, stays=False)):
+        less: tuple[dict[str, Any], ...] = ({"shares": False}, {"own_group": False}, {"stays": False}, {"turn": ""})
+        for plainer in (replace(beside, **each) for each in less):
             if plainer != beside:
                 yield replace(training, beside=plainer)
         for plain in _simpler_block(beside.block):

@@ -207,13 +207,9 @@ class Trainee:
             with grad_mode() if grad_mode else contextlib.nullcontext():
                 return self._call_functional(inputs, where) if functional else self.model(inputs, where=where)
 
-        def forward_beside() -> Any:
-            with grad_mode() if grad_mode else contextlib.nullcontext():
-                return self.beside(inputs, where=Where(where.rank, where.forward))
-
         with self._phase("forward"):
             output = self._around.forward(forward)
-            rows_beside = None if self.beside is None else self._around.forward(forward_beside)
+        loss_beside = self._run_beside(inputs, where, grad_mode)
         self._seen[f"forward {where.forward}"] = {**of_input(inputs), **of_output(output)}
         rows = rows_of(output)
         self._made += [(where.forward, weakref.ref(inputs)), (where.forward, weakref.ref(rows))]
@@ -221,9 +217,31 @@ class Trainee:
             return
         loss = self._loss(rows, where)
         loss = loss if self._outside is None else loss + self._outside
-        loss = loss if rows_beside is None else loss + self._loss(rows_beside, "beside", where.forward)
+        loss = loss if loss_beside is None else loss + loss_beside
         if loss.requires_grad:
             self._pending.append(_Pending(loss, rows, synchronised))
+
+    def _run_beside(self, inputs: Tensor, where: Where, grad_mode: _GradMode | None) -> Tensor | None:
+        """Run the second wrapper; returns its loss, if the first one's backward is to go through both."""
+        beside = self._training.beside
+        if beside is None:
+            return None
+
+        def forward() -> Any:
+            with grad_mode() if grad_mode else contextlib.nullcontext():
+                return self.beside(inputs, where=Where(where.rank, where.forward))
+
+        with self.beside.no_sync() if beside.turn == "apart_local" else contextlib.nullcontext():
+            with self._phase("forward"):
+                rows = self._around.forward(forward)
+            if grad_mode is not None:
+                return None
+            loss = self._loss(rows, "beside", where.forward)
+            if not beside.turn:
+                return loss
+            with self._phase("backward"):
+                self._around.backward(loss.backward)
+        return None
 
     def _call_functional(self, inputs: Tensor, where: Where) -> Any:
         """Call the model with tensors made from its parameters in their place.

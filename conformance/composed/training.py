@@ -39,6 +39,9 @@ AROUND = ("", "autocast", "anomaly", "saved_tensors", "dispatch_mode", "thread")
 #: Where the user communicates: behind a block in forward, in its backward, in both, or in a hook of the rows; and
 #: around backward. `exchanges` runs them.
 EXCHANGES = ("forward", "backward", "both", "tensor_hook", "before_backward", "after_backward")
+#: When the backward of a wrapper beside runs: with the first one's, or by itself while the first one awaits its own,
+#: which the loop may have within `no_sync`.
+TURNS = ("", "apart", "apart_local")
 #: Of how many elements: one, those of a weight, and those of a first layer and a block, each of which may be a bucket.
 SIZES = (1, 4, 12)
 
@@ -142,7 +145,8 @@ class Beside:
     """A second DDP beside the first: around a first layer and `block`; its output is added to every loss.
 
     `options` are its own. With `shares` its first layer is the first wrapper's; with `own_group` it averages over
-    another group of the same ranks. With `stays` it synchronises where the first wrapper is within `no_sync`.
+    another group of the same ranks. With `stays` it synchronises where the first wrapper is within `no_sync`. `turn`
+    says when its backward runs, of `TURNS`.
     """
 
     block: Block = Block()
@@ -150,9 +154,11 @@ class Beside:
     shares: bool = False
     own_group: bool = False
     stays: bool = False
+    turn: str = ""
 
     def __post_init__(self) -> None:
         """Raise `ScenarioError` for one that trains nothing."""
+        _check("turn", self.turn, TURNS)
         if not self.block.trainable:
             raise ScenarioError("what is beside needs a block that is trained")
 
@@ -211,6 +217,8 @@ class Training:
         """Return the arguments of a scenario; `of` gives back an equal training."""
         encoded = encode(self)
         without = {name for name in _NAMED_IF_THERE if not encoded[name]}
+        if self.beside is not None and not self.beside.turn:
+            del encoded["beside"]["turn"]
         return {"training": {name: value for name, value in encoded.items() if name not in without}}
 
     @staticmethod
