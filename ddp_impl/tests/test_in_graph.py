@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from ddp_impl.tests.compiled_models import (
     layers,
 )
 from ddp_impl.tests.ranks import run_ranks
+from ddp_impl.torch_internals.compile import inductor_compiler
 
 LAYER_BYTES = BIAS_BYTES + WEIGHT_BYTES
 ONE_LAYER_MB = LAYER_BYTES / 2**20
@@ -530,3 +532,9 @@ def test_shards_are_averaged_and_the_traffic_between_them_stays(tmp_path: Path, 
         assert result["traffic"][0]
         assert sorted(result["traffic"][0]) == sorted(result["traffic"][1])
         assert result["fused"] == (1 if reduction is Reduction.IN_GRAPH else 0)
+
+
+def test_inductor_looks_up_what_it_compiled_by_what_partitions_it() -> None:
+    _, partitioned_by = inductor_compiler()
+    settings = partitioned_by(lambda *args: args, "two ranks", {})
+    assert pickle.loads(pickle.dumps(settings)) == {"custom_partitioner_fn": "two ranks"}

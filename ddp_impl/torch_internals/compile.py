@@ -173,6 +173,10 @@ def inductor_compiler() -> tuple[Callable[..., Any], Callable[..., dict[str, Any
             """Return itself: Inductor copies its settings, and what this refers to is one process group's."""
             return self
 
+        def __reduce__(self) -> tuple[type[str], tuple[str]]:
+            """Pickle its identity: Inductor pickles settings only to look up in its cache what it has compiled."""
+            return str, (self._identity,)
+
     def partitioned_by(function: Callable[..., Any], identity: str, settings: dict[str, Any]) -> dict[str, Any]:
         before = settings.get("custom_partitioner_fn", torch._inductor.config.custom_partitioner_fn)
         name = "" if before is None else f" {before.uuid()}"
