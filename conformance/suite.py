@@ -16,6 +16,7 @@ from functools import cache
 from conformance.errors import ScenarioError, SpecificationError
 from conformance.scenario import Scenario
 from conformance.spec.catalogue import Catalogue, chapter_packages, hint, load_catalogue
+from conformance.spec.cheapest import one_per_requirement
 from conformance.spec.kept_scenarios import kept_scenarios
 
 
@@ -60,7 +61,8 @@ class Selection:
     """Which scenarios to run: a scenario must match every field that is set, and of each field any value.
 
     `names` are the command line's positional arguments: a chapter, a requirement id, a scenario id or a glob of
-    scenario ids. `keyword` is a substring of the id, regardless of case.
+    scenario ids. `keyword` is a substring of the id, regardless of case. With `one_per_requirement` the cheapest of those
+    that match, one for each requirement.
     """
 
     names: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ class Selection:
     requirements: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = ()
     keyword: str = ""
+    one_per_requirement: bool = False
 
     def apply(self, scenarios: Iterable[Scenario], catalogue: Catalogue) -> tuple[Scenario, ...]:
         """Return the matching scenarios in their order.
@@ -93,7 +96,7 @@ class Selection:
             raise ScenarioError(
                 f"no scenario matches {self}; `ddp-conformance list --scenarios` prints all {len(scenarios)}"
             )
-        return chosen
+        return one_per_requirement(chosen) if self.one_per_requirement else chosen
 
     def matches(self, scenario: Scenario) -> bool:
         """Whether `scenario` matches every field that is set."""
@@ -112,6 +115,7 @@ class Selection:
         parts += [f"--requirement {requirement_id}" for requirement_id in self.requirements]
         parts += [f"--world-size {world_size}" for world_size in self.world_sizes]
         parts += [f"-k {self.keyword}"] if self.keyword else []
+        parts += ["--one-per-requirement"] if self.one_per_requirement else []
         return " ".join(parts) or "the empty selection"
 
 

@@ -29,14 +29,15 @@ def command(
     requirement: tuple[str, ...],
     world_size: tuple[int, ...],
     keyword: str,
+    one_per_requirement: bool,
     profile: str,
     upstream: bool,
     as_scenarios: bool,
 ) -> None:
     """Print the requirements: all of them, or those of the chapters and ids in NAMES.
 
-    With --scenarios, --profile, --world-size, -k, or a NAME that is a scenario, print instead the ids of the scenarios
-    that `run` would run.
+    With --scenarios, --profile quick, --world-size, -k, --one-per-requirement, or a NAME that is a scenario, print
+    instead the ids of the scenarios that `run` would run.
 
     \b
     ddp-conformance list
@@ -53,12 +54,12 @@ def command(
     catalogue = load_catalogue()
     wanted = {catalogue.chapter(name).name for name in chapter} | {catalogue.requirement(id_).id for id_ in requirement}
     known = {entry.name for entry in catalogue.chapters} | {entry.id for entry in catalogue}
-    if as_scenarios or profile == QUICK or world_size or keyword or not set(names) <= known:
+    if as_scenarios or profile == QUICK or world_size or keyword or one_per_requirement or not set(names) <= known:
         # Imported here because chapters import torch, and printing requirements should not wait for that.
         from conformance.suite import load_scenarios
 
         everything = in_profile(profile, load_scenarios(), catalogue) if profile else load_scenarios()
-        selection = selection_of(names, chapter, requirement, world_size, keyword)
+        selection = selection_of(names, chapter, requirement, world_size, keyword, one_per_requirement)
         chosen = selection.apply(everything, catalogue)
         for scenario in chosen:
             click.echo(scenario.id)

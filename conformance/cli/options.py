@@ -72,6 +72,9 @@ def subject_options(function: Decorated) -> Decorated:
 def selection_options(function: Decorated) -> Decorated:
     """Add NAMES and the options that select scenarios."""
     for decorate in (
+        click.option(
+            "--one-per-requirement", is_flag=True, help="Select the cheapest scenario of each requirement: a first look."
+        ),
         click.option("-k", "keyword", default="", metavar="TEXT", help="Select scenarios whose id contains TEXT."),
         click.option("--world-size", multiple=True, type=int, metavar="N", help="Select scenarios with N ranks."),
         click.option("--requirement", multiple=True, metavar="ID", help="Select scenarios that test this requirement."),
@@ -88,6 +91,7 @@ def selection_of(
     requirement: tuple[str, ...],
     world_size: tuple[int, ...],
     keyword: str,
+    one_per_requirement: bool,
 ) -> Selection:
     """Return the selection that the options of `selection_options` describe."""
-    return Selection(names, chapter, requirement, world_size, keyword)
+    return Selection(names, chapter, requirement, world_size, keyword, one_per_requirement)

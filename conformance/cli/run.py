@@ -117,6 +117,7 @@ def command(
     requirement: tuple[str, ...],
     world_size: tuple[int, ...],
     keyword: str,
+    one_per_requirement: bool,
     ddp: str,
     backend: str,
     no_native: bool,
@@ -154,6 +155,7 @@ def command(
     ddp-conformance run --profile quick                  for every push: few scenarios that kill nearly all mutants
     ddp-conformance run --spec 1.0 --profile core        what a frozen version of the specification asks
     ddp-conformance run --profile backend --backend acme what the backend owes by itself, without a DDP
+    ddp-conformance run --profile full --one-per-requirement  a first look at everything, in minutes
     ddp-conformance run --jobs 8                         eight scenarios and more side by side
     ddp-conformance run --bench                          step times beside torch's DDP, in the same report
     torchrun --nnodes 2 ... -m conformance run --attach  the ranks on several hosts: docs/many_hosts.md
@@ -161,7 +163,7 @@ def command(
     Exits with 0 when the DDP keeps every requirement that was exercised, 1 when it does not, 2 when a name or option
     is wrong, and 130 after Ctrl-C, with a report of what was known by then.
     """
-    selection = selection_of(names, chapter, requirement, world_size, keyword)
+    selection = selection_of(names, chapter, requirement, world_size, keyword, one_per_requirement)
     if last_failed:
         selection = failed_in(folder, selection)
     if certified:

@@ -145,6 +145,8 @@ SCENARIOS = (
         (Selection(chapters=("gradients",), world_sizes=(3,)), [1, 2]),
         (Selection(requirements=("GRAD-02",)), [2]),
         (Selection(names=("GRAD-01",), keyword="MLP"), [0, 2]),
+        (Selection(keyword="MLP", one_per_requirement=True), [0, 2]),
+        (Selection(names=("gradients/GRAD-01/*",), one_per_requirement=True), [0]),
         (Selection(names=("gradients/*/mlp",)), [0, 2]),
         (Selection(names=("gradients/GRAD-01/cnn", "GRAD-02")), [1, 2]),
     ],
