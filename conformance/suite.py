@@ -61,8 +61,8 @@ class Selection:
     """Which scenarios to run: a scenario must match every field that is set, and of each field any value.
 
     `names` are the command line's positional arguments: a chapter, a requirement id, a scenario id or a glob of
-    scenario ids. `keyword` is a substring of the id, regardless of case. With `one_per_requirement` the cheapest of those
-    that match, one for each requirement.
+    scenario ids. `keyword` is a substring of the id, regardless of case. `one_per_requirement`: of those that
+    match, the cheapest of each requirement.
     """
 
     names: tuple[str, ...] = ()

@@ -73,7 +73,9 @@ def selection_options(function: Decorated) -> Decorated:
     """Add NAMES and the options that select scenarios."""
     for decorate in (
         click.option(
-            "--one-per-requirement", is_flag=True, help="Select the cheapest scenario of each requirement: a first look."
+            "--one-per-requirement",
+            is_flag=True,
+            help="Select the cheapest scenario of each requirement: a first look.",
         ),
         click.option("-k", "keyword", default="", metavar="TEXT", help="Select scenarios whose id contains TEXT."),
         click.option("--world-size", multiple=True, type=int, metavar="N", help="Select scenarios with N ranks."),
