@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from conformance.run.exploration import Exploration
 
 _MOST_PAIRS_SHOWN = 8
+_MOST_NOT_JUDGED_SHOWN = 3
 
 
 @click.command("explore")
@@ -143,11 +144,13 @@ def summary(found: Exploration) -> list[str]:
     lines = [
         f"Judged {counted(found.num_judged, 'training')} ({found.per_minute:.0f} a minute): {right} right,"
         f" {found.num_refused} refused by every rank, {found.num_failed} failed. "
-        f"Not judged: {found.num_not_judged}; left out for a failure found before: {found.num_known}.",
+        f"Not judged: {len(found.not_judged)}; left out for a failure found before: {found.num_known}.",
         f"Pairs of features covered: {len(found.possible) - len(found.missing)} of {len(found.possible)};"
         f" {'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}. "
         + none.get(len(found.deviations), f"The {len(found.deviations)} failures above are the simplest ones found."),
     ]
+    for one in found.not_judged[:_MOST_NOT_JUDGED_SHOWN]:
+        lines.append(f"Not judged, for instance: {one.example}, {one.verdict.value}: {one.why}")
     if len(found.missing) > 0:
         shown = "; ".join(f"{first} with {second}" for first, second in found.missing[:_MOST_PAIRS_SHOWN])
         lines.append(f"Not covered, for instance: {shown}. More --examples cover more.")

@@ -58,10 +58,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An example that has run, and whether every rank refused it."""
+    """An example that has run, `why` it has its verdict, and whether every rank refused it."""
 
     example: Example
     verdict: Verdict
+    why: str
     was_refused: bool
 
 
@@ -77,16 +78,16 @@ class Deviation:
 
 @dataclass(slots=True)
 class Exploration:
-    """What came of it: how many examples were judged, refused on every rank, failed, not judged, left out as known."""
+    """What came of it: how many examples were judged, refused on every rank, failed, left out as known; which not judged."""
 
     seeds: tuple[int, ...]
     num_judged: int = 0
     num_refused: int = 0
     num_failed: int = 0
-    num_not_judged: int = 0
     num_known: int = 0
     duration_s: float = 0.0
     deviations: list[Deviation] = field(default_factory=list)
+    not_judged: list[Judged] = field(default_factory=list)
     covered: set[Pair] = field(default_factory=set)
     possible: frozenset[Pair] = frozenset()
     #: What ended it before its time: Ctrl-C, or the end of a lane.
@@ -109,7 +110,7 @@ class Exploration:
     def add(self, judged: Judged) -> None:
         """Count an example."""
         if judged.verdict in _NOT_JUDGED:
-            self.num_not_judged += 1
+            self.not_judged.append(judged)
             return
         self.num_judged += 1
         self.num_refused += judged.was_refused
@@ -196,7 +197,7 @@ def _lane(open_runner: OpenRunner, examples: Iterator[Example]) -> Generator[Jud
     with open_runner() as runner:
         for example in examples:
             outcome = runner.run(example.scenario)
-            yield Judged(example, outcome.subject.verdict, _was_refused(outcome))
+            yield Judged(example, outcome.subject.verdict, outcome.why, _was_refused(outcome))
             if _fails(outcome):
                 yield _shrunk(runner, example, outcome)
 
