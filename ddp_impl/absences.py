@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ddp_impl.errors import ReductionError
 from ddp_impl.groups import size_of
 from ddp_impl.iteration import Backward
 from ddp_impl.reducer_parts import ReducerParts
-from ddp_impl.reducer_state import BucketPhase
+from ddp_impl.reducer_state import BucketPhase, Phase
 from ddp_impl.torch_internals.autograd import current_distributed_context_id
 from ddp_impl.torch_internals.distributed import DebugLevel, get_debug_level
 
@@ -38,6 +39,7 @@ class Absences:
         self._reduction = reduction
         self._hooks = hooks
         self._anchor = anchor
+        self._has_warned = False
 
     @property
     def are_allowed(self) -> bool:
@@ -82,7 +84,15 @@ class Absences:
         return self._arrivals.exclude(absent)
 
     def when_backward_is_over(self) -> list[int]:
-        """Take as unused what has not come, or leave it to another backward; return the buckets that are full now."""
+        """Take as unused what has not come, or leave it to another backward; return the buckets that are full now.
+
+        A static graph may have several backwards in an iteration. One that has come to no output of forward, such as
+        that of a loss which the module keeps, leaves what has not come to the one that will.
+        """
+        iteration = self._reduction.iteration
+        if self._reduction.options.static_graph and iteration.is_announced and not iteration.is_reached:
+            self._arrivals.report_next()
+            return []
         if self.are_allowed:
             self._usage.unused.update(self._arrivals.conclude())
             return [index for index, phase in enumerate(self._state.buckets) if phase is BucketPhase.FILLING]
@@ -91,6 +101,18 @@ class Absences:
         full = self._arrivals.exclude(frozen)
         self._arrivals.report_next()
         return full
+
+    def ended_without(self, index: int) -> None:
+        """Leave a gradient local that came after the iteration; say so, once, if that counted it as unused."""
+        counted_as_unused = self._state.phase is Phase.IDLE and index in (self._usage.last_unused or ())
+        is_expected = self._usage.follows_local or index in self._hooks.shared()  # of `no_sync`, or of another wrapper
+        if counted_as_unused and not is_expected and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                messages.came_late(self._state.rank, self._members[index].name, self._state.num_iterations),
+                stacklevel=2,
+            )
+        self._usage.used_locally.add(index)
 
     def may_still_come(self, index: int) -> bool:
         """Whether a parameter that was taken for unused can still have its gradient in its bucket."""

@@ -43,12 +43,12 @@ from ddp_impl.wrapped_module import device_type, managed_parameters, refuse_expa
 #: Attributes that a pickled copy makes anew.
 _OF_THIS_PROCESS = (
     "process_group", "reducer", "device_mesh", "_join_config", "_caster", "_watch", "_compiled_calls",
-    "_local_gradients", "_peers", "_in_use",
+    "_local_gradients", "_peers", "_in_use", "_outputs_in_use",
 )  # fmt: skip
 
 
 class _InUse:
-    """Lives as long as a wrapper, or another object that has its attributes."""
+    """Lives as long as a wrapper, or another object that has its attributes; or as an output of its forward."""
 
 
 # A virtual subclass, as abstract base classes allow: libraries find a DDP by isinstance (torch.distributed.checkpoint,
@@ -395,10 +395,13 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         for parameter in frozen:
             parameter.requires_grad_(False)
         # The hooks on the parameters must not outlive the wrapper: a user who keeps the bare module trains it alone.
-        # They must outlive it in what shares its attributes: accelerate compiles regions of a copy of that kind.
-        self._in_use, reducer = _InUse(), self.reducer
-        weakref.finalize(self._in_use, reducer.remove_hooks)
-        self._peers.serve(self._in_use)
+        # They must outlive it in what shares its attributes, as accelerate compiles regions of a copy of that kind, and
+        # while an output is left whose backward may run.
+        reducer, self._in_use, self._outputs_in_use = self.reducer, _InUse(), (outputs := _InUse())
+        reducer.in_use = weakref.ref(outputs)
+        weakref.finalize(self._in_use, reducer.wrapper_is_gone)
+        weakref.finalize(outputs, reducer.remove_hooks)
+        self._peers.serve(outputs)
         self._local_gradients = LocalGradients(self.reducer.usage.used_locally)
         self._compiled_calls = CompiledCalls(
             AveragedParameters([member.parameter for member in members], self.reducer.planning.specs),

@@ -23,8 +23,9 @@ class Iteration:
     """From the forward, or the backward, that expects gradients until their averages are handed out and stepped with.
 
     `num_forwards`: how many its gradients come from. `context_id`: the torch.distributed.autograd context of forward.
-    `is_announced`: the backward will report when it comes to an output. `outputs`: the nodes of what the last forward
-    returned; known only where a forward under `no_sync` came before, whose backward must not be taken for this one.
+    `is_announced`: the backward will report when it comes to an output; `is_reached`: it has. `outputs`: the nodes of
+    what the last forward returned; known only where a forward under `no_sync` came before, whose backward must not be
+    taken for this one.
     `forecast`: the exchange of what is sure to come, while it is on its way; `has_forecast`: the ranks have made it, or
     are about to. `in_flight`: for each bucket that has left the tensor that it left with and the Work or future.
     `skipped`: the buckets that no rank will use. `refusal`: why this rank cannot average what came, told when ranks
@@ -34,6 +35,7 @@ class Iteration:
     num_forwards: int = 0
     context_id: int | None = None
     is_announced: bool = False
+    is_reached: bool = False
     outputs: Sequence[Node] = ()
     forecast: Forecast | None = None
     has_forecast: bool = False

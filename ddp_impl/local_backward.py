@@ -30,7 +30,7 @@ class LocalBackward:
 
     `came`: the parameters whose gradients such a backward has brought; None while none runs. `is_reached`: one that has
     come to an output runs, or one within it; known where other wrappers share a parameter, and ask. `num_triggers`: how
-    often the user has asked for a reduction by hand, after a forward under `no_sync`.
+    often the user has asked for a reduction by hand, after a forward under `no_sync`. `is_orphan`: the wrapper is gone.
     """
 
     def __init__(self, reducer: Awaiting, ends: BackwardEnds, shared: Callable[[], Collection[int]]) -> None:
@@ -38,6 +38,7 @@ class LocalBackward:
         self.came: list[int] | None = None
         self.is_reached = False
         self.num_triggers = 0
+        self.is_orphan = False
         self._reducer = reducer
         self._ends = ends
         self._shared = shared
@@ -70,10 +71,11 @@ class LocalBackward:
         """Whether the gradient of a parameter is another wrapper's, which has the parameter, too.
 
         This one awaits a backward, and the one that runs now has come to an output of another, but to none of this one.
-        Where it comes to one later, it averages everything (`give_up`).
+        Where it comes to one later, it averages everything (`give_up`). Once the wrapper is gone, a backward is the
+        user's own unless it has come to an output that is left.
         """
         awaits = self._reducer.state.phase in (Phase.ARMED, Phase.PROBED)
-        return awaits and index in self._shared() and backwards.is_anothers(self._reducer)
+        return awaits and (self.is_orphan or (index in self._shared() and backwards.is_anothers(self._reducer)))
 
     def take(self, index: int) -> None:
         """Keep the gradient of a parameter local: it has come in such a backward, which begins now if none runs."""

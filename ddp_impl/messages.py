@@ -139,6 +139,16 @@ def used_after_all(rank: int, name: str, *, static: bool) -> str:
     )
 
 
+def came_late(rank: int, name: str, iteration: int) -> str:
+    """Return the warning for a gradient of a parameter that an iteration, over by now, has counted as unused."""
+    return (
+        f"[rank {rank}] parameter '{name}' counted as unused in iteration {iteration}, and a backward has brought it "
+        "a gradient since. That is this rank's own until the next synchronised backward averages it, and is never "
+        "averaged if it is zeroed before. Sum the losses of an iteration and call backward once, or return from "
+        "forward what the other loss depends on."
+    )
+
+
 def ready_twice(rank: int, name: str, iteration: int, *, static: bool) -> str:
     """Return the message for a gradient that arrived after the reducer had counted all of its parameter."""
     advice = (

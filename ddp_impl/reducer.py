@@ -76,10 +76,7 @@ from ddp_impl.torch_internals.autograd import (
 
 
 class Reducer(ReducerSurface):
-    """Averages the gradients of `members` over `group`, iteration after iteration.
-
-    Every rank must build it with equal members and options.
-    """
+    """Averages the gradients of `members` over `group`; every rank must build it with equal members and options."""
 
     def __init__(
         self,
@@ -112,6 +109,7 @@ class Reducer(ReducerSurface):
             parts, self.reduction, self.absences, self._ends, refused=partial(self._handle, Event.REFUSED)
         )
         self.before_backward: Callable[[], None] = lambda: None  # what the wrapper has to check when forward is over
+        self.in_use: Callable[[], object] = lambda: None  # what outputs keep alive until their backward has run
         backwards.watch_for(self)
 
     # -- what the wrapper calls ---------------------------------------------------------------------------------------
@@ -144,8 +142,7 @@ class Reducer(ReducerSurface):
         self.parts.early_moves.movable = iteration.context_id is None
         if self._hooks.captures:
             self._hooks.listen_to_nodes(self.search.nodes)
-        if self._hooks.on_backward(tensors, self._begin_backward):
-            iteration.is_announced = True
+        iteration.is_announced |= self._hooks.on_backward(tensors, partial(self._output_reached, self.in_use()))
 
     def forward_was_local(self, outputs: Iterable[Tensor]) -> None:
         """After a forward under `no_sync`: keep its gradients local, even if a synchronised one awaits its backward."""
@@ -168,16 +165,15 @@ class Reducer(ReducerSurface):
         with self.peers.awaiting("forward", what):
             yield
 
+    def wrapper_is_gone(self) -> None:
+        """Average only the backward of outputs that are left."""
+        self._local.is_orphan, self.reduction.iteration.outputs = True, ()
+
     def remove_hooks(self) -> None:
         """Stop listening to the parameters; gradients stay local from now on."""
         self._hooks.remove()
         self._anchor.let_go()
         self.reduction.iteration.outputs = ()  # their hooks hold this reducer: a circle that no garbage collection sees
-
-    @property
-    def is_deaf(self) -> bool:
-        """Whether it has stopped listening to the parameters."""
-        return self._hooks.are_removed
 
     def reset(self, group: dist.ProcessGroup) -> None:
         """Forget an unfinished iteration and reduce over `group` from now on; all its ranks must call it.
@@ -258,8 +254,12 @@ class Reducer(ReducerSurface):
                 case Action.LET_GO:
                     self.arrivals.disarm()
 
-    def _begin_backward(self) -> None:
+    def _output_reached(self, _: object) -> None:
         """Take the report that a backward has come to an output of forward."""
+        self._begin_backward()
+        self.reduction.iteration.is_reached = True
+
+    def _begin_backward(self) -> None:
         if not self._was_handed_out_early:
             backwards.begin(self)
 
@@ -324,7 +324,7 @@ class Reducer(ReducerSurface):
             return
         if due == 0:
             if phase in (Phase.IDLE, Phase.BROKEN) and not self._was_handed_out_early:
-                self.usage.used_locally.add(index)
+                self.absences.ended_without(index)
                 return
             if not self.absences.may_still_come(index):
                 self.reduction.refuse(self.absences.one_too_many(index))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_impl import collectives
+from ddp_impl.autograd_hooks import AutogradHooks
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.parameter_usage import ParameterUsage
 
@@ -18,6 +19,7 @@ class _Reducer(Protocol):
 
     planning: BucketPlanning
     usage: ParameterUsage
+    _hooks: AutogradHooks
 
     def rebuild_buckets(self) -> None: ...
 
@@ -28,6 +30,11 @@ class _Reducer(Protocol):
 
 class ReducerSurface:
     """Base class of the reducer, which adds torch's names to it."""
+
+    @property
+    def is_deaf(self: _Reducer) -> bool:
+        """Whether it has stopped listening to the parameters."""
+        return self._hooks.are_removed
 
     def _rebuild_buckets(self: _Reducer) -> bool:
         before = self.planning.has_rebuilt_buckets

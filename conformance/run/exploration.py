@@ -78,7 +78,10 @@ class Deviation:
 
 @dataclass(slots=True)
 class Exploration:
-    """What came of it: how many examples were judged, refused on every rank, failed, left out as known; which not judged."""
+    """What came of it: how many examples were judged, refused on every rank, failed, left out as known.
+
+    `not_judged` are those of which nothing is known.
+    """
 
     seeds: tuple[int, ...]
     num_judged: int = 0

@@ -4,6 +4,7 @@
 
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from ddp_impl.bucket import Bucket, ManagedParameter
 from ddp_impl.bucket_plan import BucketPlan
 from ddp_impl.bucket_planning import BucketPlanning
 from ddp_impl.bucket_reduction import BucketReduction
+from ddp_impl.local_backward import LocalBackward
 from ddp_impl.parameter_watch import ParameterWatch
 from ddp_impl.reducer import Reducer
 from ddp_impl.reducer_state import Event, Phase
@@ -475,3 +477,17 @@ def ReadsMemoryAlone(reduction: BucketReduction, collected: Call, bucket: Bucket
         elif gradient is not None and gradient.is_conj():
             parameter.grad = gradient.conj()
     return collected(bucket)
+
+
+@replaces(Ours, "_attach_reducer")
+def ForgetsItsOutputs(ddp: Ours, attach_reducer: Call, members: Sequence[ManagedParameter]) -> None:
+    """BUG: once nobody holds the wrapper, what its outputs bring stays local."""
+    attach_reducer(members)
+    weakref.finalize(ddp._in_use, ddp.reducer.remove_hooks)
+
+
+@replaces(LocalBackward, "is_anothers")
+def AveragesForItsOutputs(local: LocalBackward, is_anothers: Call, index: int) -> Any:
+    """BUG: while an output of a wrapper is left that nobody holds, other backwards of the module are averaged, too."""
+    local.is_orphan = False
+    return is_anothers(index)

@@ -7,6 +7,7 @@ from typing import Any
 
 from conformance.chapters.gradients import lazy_bits, stand_ins
 from conformance.chapters.gradients.changed_modules import HARMLESS, UNKNOWN
+from conformance.chapters.gradients.dropped_wrappers import WAYS as DROPPED
 from conformance.chapters.gradients.frozen_parameters import MOMENTS
 from conformance.chapters.gradients.layout import MODULES
 from conformance.chapters.gradients.local_hooks import KINDS as KINDS_OF_HOOKS
@@ -69,6 +70,7 @@ def scenarios() -> Iterator[Scenario]:
     yield from _overflows()
     yield from _local_hooks()
     yield from _neighbours()
+    yield from _dropped()
     yield from _apart()
 
 
@@ -281,3 +283,9 @@ def _neighbours() -> Iterator[Scenario]:
     seeds = (fields(seed=0).at(2), fields(seed=1).at(3))
     for way in (PLAIN, VIEW, alone, alone | VIEW, UNUSED):
         yield from _grid("GRAD-24", "neighbours", "neighbours", (), kinds, way, seeds)
+
+
+def _dropped() -> Iterator[Scenario]:
+    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE, UNUSED.at(2, 3), STATIC)
+    kept = (PLAIN, arguments("output-kept", keeps=True))
+    yield from _grid("GRAD-42", "", "backward_without_wrapper", 2, each("way", DROPPED), kept, ways)

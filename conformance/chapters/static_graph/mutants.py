@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.mutants.bases import summed
 from conformance.mutants.patches import Call, replaces
+from ddp_impl.absences import Absences
 from ddp_impl.bucket import Bucket
 from ddp_impl.bucket_reduction import BucketReduction
 from ddp_impl.reducer import Reducer
@@ -121,3 +122,11 @@ def SkipsUnlessLocal(reducer: Reducer, arm: Call) -> None:
     arm()
     if reducer.usage.promise is not None and not reducer.usage.follows_local:
         reducer.reduction._skip_unused(reducer.usage.promise.used)
+
+
+@replaces(Absences, "when_backward_is_over")
+def EndsWithAnyBackward(absences: Absences, when_backward_is_over: Call) -> list[int]:
+    """BUG: a backward that has come to no output of forward ends the iteration by itself."""
+    absences._reduction.iteration.is_reached = True
+    full: list[int] = when_backward_is_over()
+    return full

@@ -7,6 +7,7 @@ from typing import Any
 
 from conformance.chapters.grid import Axis, Grid, Worlds
 from conformance.chapters.static_graph.promised_graphs import USES
+from conformance.chapters.unused.outside_forward import BACKWARD_FIRST
 from conformance.chapters.variants import (
     EACH_ALONE,
     ENDS_SOON,
@@ -160,6 +161,9 @@ def _uses() -> Iterator[Scenario]:
     elsewhere = {"ordinary", "first_local", "heads_by_rank", "one_head_of_two_forwards"}
     certain(set(USES) == covered | elsewhere, "every use is tried")
     recoveries = each("recovery", ("none", "update_process_group"))
+    outside = arguments("", trains=True)
+    ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE)
+    yield from _grid("STATIC-27", "", "outside_forward", 2, each("use", BACKWARD_FIRST), outside, ways)
     yield from _grid("STATIC-24", "recovery", "exception_in_backward", 2, recoveries, (PLAIN, VIEW))
 
 

@@ -176,3 +176,9 @@ def _reachable(outputs: Iterable[Tensor], nodes: Sequence[Node]) -> list[bool]:
 def RefusesLosses(watch: ParameterWatch, check: Call, /, *, may_lose: bool = False) -> None:
     """BUG: a module that has lost a parameter is refused where parameters may be unused, too."""
     check()
+
+
+@replaces(Absences, "ended_without")
+def SaysNothingOfLateGradients(absences: Absences, ended_without: Call, index: int) -> None:
+    """BUG: a gradient that comes after its parameter counted as unused stays local, without a word."""
+    absences._usage.used_locally.add(index)

@@ -6,17 +6,19 @@ search for unused parameters did not find the parameter. A first step tells noth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from conformance.models.integers import UNIT, RankStep, with_integer_weights
 from conformance.programs.rank_context import RankContext
 from conformance.programs.registry import program
 from conformance.programs.truth import truth_of
-from conformance.programs.written_steps import observe_run, run_steps
-from conformance.truth.expected import Raises
+from conformance.programs.written_steps import observe_run, rank_step, run_steps
+from conformance.truth.expected import AnyOf, Raises
 
 NUM_STEPS = 4
 WIDTH = 4
@@ -63,6 +65,19 @@ def _penalty_backward_first(model: Any, turn: RankStep) -> None:
     turn.backward(loss)
 
 
+def _penalties_backward_first(model: Any, turn: RankStep) -> None:
+    loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH)))
+    for layer in (model.module.spare, model.module.head):
+        turn.backward(_decay(layer.weight))
+    turn.backward(loss)
+
+
+def _body_backward_first(model: Any, turn: RankStep) -> None:
+    loss = turn.loss(turn.forward(model, turn.inputs(3, WIDTH)))
+    turn.backward(turn.loss(model.module.body(turn.inputs(2, WIDTH, micro=1)), micro=1))
+    turn.backward(loss)
+
+
 def _returned(model: Any, turn: RankStep) -> None:
     hidden, weight = turn.forward(model, turn.inputs(3, WIDTH), returns="head.weight")
     turn.backward(turn.loss(hidden) + _decay(weight))
@@ -101,11 +116,17 @@ def _two_losses(model: Any, turn: RankStep) -> None:
     turn.backward(turn.loss(hidden, micro=1))
 
 
+#: Where a backward that comes to no output of forward runs before the one that does.
+BACKWARD_FIRST: Mapping[str, Callable[[Any, RankStep], None]] = {
+    "penalty_backward_first": _penalty_backward_first,
+    "penalties_backward_first": _penalties_backward_first,
+    "body_backward_first": _body_backward_first,
+}
 USES: Mapping[str, Callable[[Any, RankStep], None]] = {
     "head": _head,
     "penalty": _penalty,
     "penalty_on_one": _penalty_on_one,
-    "penalty_backward_first": _penalty_backward_first,
+    **BACKWARD_FIRST,
     "returned": _returned,
     "returned_alone": _returned_alone,
     "head_alone": _head_alone,
@@ -118,14 +139,45 @@ USES: Mapping[str, Callable[[Any, RankStep], None]] = {
 
 @program("outside_forward", invariants=("leaves_no_trace",))
 def outside_forward(ctx: RankContext) -> None:
-    """Train steps in the way that argument `use` names; a DDP may refuse. All ranks run it.
+    """Train steps in the way that argument `use` names; a DDP may refuse, unless argument `trains` is true.
 
-    Observes `outcome`: `step<k>/grad/<name>` of all steps, or the exception that was raised.
+    All ranks run it. Observes `outcome`: `step<k>/grad/<name>` of all steps, or the exception that was raised; each
+    gradient by itself where none may be.
     """
     module = with_integer_weights(BodyAndHeads(), ctx.scenario.seed).to(ctx.device)
     step = USES[ctx.arguments["use"]]
-    refusal = Raises(("RuntimeError",))
+    refusal = None if ctx.arguments.get("trains") else Raises(("RuntimeError",))
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, NUM_STEPS), refusal=refusal)
 
 
 outside_forward.expects(truth_of)
+
+
+@program("late_gradient", invariants=("leaves_no_trace",))
+def late_gradient(ctx: RankContext) -> None:
+    """Run the backward of a penalty after the one of the output, which counted its parameter as unused, in each step.
+
+    Observes `step<k>/spare.weight`: whether its gradient is "averaged", or else "named" by an error or warning of this
+    step or an earlier one, or "silent". All ranks run it.
+    """
+    module = with_integer_weights(BodyAndHeads(), ctx.scenario.seed).to(ctx.device)
+    model = ctx.wrap(module)
+    weight, said = module.get_parameter("spare.weight"), False
+    mean = 2.0 * UNIT * weight.detach() * (1 + ctx.world_size) / 2
+    for index in range(NUM_STEPS):
+        module.zero_grad(set_to_none=True)
+        turn = rank_step(ctx, index)
+        with ctx.catching("raised"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            turn.backward(turn.loss(turn.forward(model, turn.inputs(3, WIDTH))))
+            turn.backward((1 + ctx.rank) * _decay(weight))
+        raised = ctx.facts.pop("raised")
+        said = said or any("spare.weight" in str(each) for each in (raised, *(one.message for one in caught)))
+        is_averaged = weight.grad is not None and torch.equal(weight.grad, mean)
+        found = "averaged" if is_averaged else "named" if said else "silent"
+        ctx.observe(f"step{index}/spare.weight", found, must=AnyOf("averaged", "named"))
+        if raised is not None:
+            break
+
+
+late_gradient.expects(truth_of)

@@ -128,6 +128,8 @@ def _models() -> Iterator[Scenario]:
 def _outside_forward() -> Iterator[Scenario]:
     ways = (PLAIN.at(2, 3), VIEW, EACH_ALONE.at(2, 3), VIEW | EACH_ALONE, STATIC)
     yield from _grid("UNUSED-15", "", "outside_forward", 2, each("use", USES), ways, ENDS_SOON)
+    late = (PLAIN.at(2, 3), VIEW, EACH_ALONE, STATIC)
+    yield from _grid("UNUSED-19", "", "late_gradient", 2, late, ENDS_SOON)
 
 
 def _idle_ranks() -> Iterator[Scenario]:

@@ -1,0 +1,74 @@
+"""Program `backward_without_wrapper`: nobody holds the wrapper any longer when the backward of its output runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.models.integers import RankStep, with_integer_weights
+from conformance.programs.rank_context import RankContext
+from conformance.programs.registry import program
+from conformance.programs.truth import truth_of
+from conformance.programs.written_steps import rank_step
+from conformance.truth.steps import gradients
+
+_WIDTH = 4
+_NUM_STEPS = 3
+
+
+def _drop(model: Any, wrap: Callable[[], Any]) -> Any:
+    return None
+
+
+def _wrap_again(model: Any, wrap: Callable[[], Any]) -> Any:
+    return wrap()
+
+
+#: What becomes of the wrapper, its one reference, between forward and backward.
+WAYS: Mapping[str, Callable[[Any, Callable[[], Any]], Any]] = {"dropped": _drop, "wrapped-again": _wrap_again}
+
+
+@program("backward_without_wrapper", invariants=("same_collectives", "nothing_in_flight", "leaves_no_trace"))
+def backward_without_wrapper(ctx: RankContext) -> None:
+    """Run the backward of an output whose wrapper is gone, three times; then that of the module without a wrapper.
+
+    Arguments: `way`, of `WAYS`; `keeps`, whether an output without a backward is kept meanwhile. Observes
+    `step<k>/grad/<name>`, and `alone/grad/<name>` of the module's own backward on each rank. All ranks run it.
+    """
+    module = with_integer_weights(nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 2)), ctx.scenario.seed)
+    module.to(ctx.device)
+    kept: list[Tensor] = []
+    model: Any = None
+    for index in range(_NUM_STEPS):
+        module.zero_grad(set_to_none=True)
+        turn = rank_step(ctx, index)
+        model = ctx.wrap(module) if model is None else model
+        output = _forward(model, turn, 0)
+        model = WAYS[ctx.arguments["way"]](model, lambda: ctx.wrap(module))
+        turn.backward(turn.loss(output))
+        _observe(ctx, f"step{index}", module)
+        if ctx.arguments.get("keeps"):
+            kept.append(_forward(ctx.wrap(module), turn, 1))
+    model = None
+    module.zero_grad(set_to_none=True)
+    turn = rank_step(ctx, _NUM_STEPS)
+    own = torch.autograd.grad(turn.loss(_forward(module, turn, 0)), list(module.parameters()))
+    turn.backward(turn.loss(_forward(module, turn, 0)))
+    for name, gradient in zip(gradients("alone", module), own, strict=True):
+        ctx.observe(name, gradients("alone", module)[name], must=gradient)
+
+
+def _forward(model: Any, turn: RankStep, micro: int) -> Tensor:
+    output: Tensor = turn.forward(model, turn.inputs(3, _WIDTH, micro=micro))
+    return output
+
+
+def _observe(ctx: RankContext, prefix: str, module: nn.Module) -> None:
+    for name, gradient in gradients(prefix, module).items():
+        ctx.observe(name, gradient)
+
+
+backward_without_wrapper.expects(truth_of)
