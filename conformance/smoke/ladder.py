@@ -17,7 +17,7 @@ from conformance.scenario import Scenario
 from conformance.smoke.breakage import Breakage, find_breakage
 from conformance.smoke.rungs import COLLECTIVES, STEP, STEP_OF_KNOWN, Rung
 from conformance.subjects.subject import CAPABILITIES as SUBJECT_CAPABILITIES
-from conformance.subjects.subject import KNOWN, Subject
+from conformance.subjects.subject import KNOWN, Subject, swallows
 from conformance.suite import load_scenarios
 from conformance.verdict import ScenarioResult, Verdict
 from conformance.waiting.pending import Pending
@@ -34,6 +34,9 @@ _UNDECLARED_DEADLINE_S = 5.0
 
 #: Capabilities that a DDP can lack without an error: how its first scenario is recognised then, and what to say.
 _SILENTLY = {"ignored_parameters": ("broadcast-unasked", "it synchronises what the module names to be ignored")}
+
+#: An option that a constructor takes by `**kwargs` is perhaps one that nobody reads: so many scenarios tell.
+_MOST_TRIED = 3
 
 _CREATE_ADVICE = (
     "create(store, rank, world_size, timeout) must return a connected c10d Backend or ProcessGroup of that rank and"
@@ -175,13 +178,12 @@ class _Climber:
         A DDP may fail where it declares nothing; if it works, its author should declare the capability.
         """
         claiming = replace(subject, capabilities=subject.capabilities | {capability})
-        if (scenario := self._first_that_needs(capability, claiming)) is None:
-            return
-        result = self._judged(scenario, claiming)
-        yield Footing(
-            capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
-            duration_ms=result.duration_ms,
-        )  # fmt: skip
+        for scenario in self._that_need(capability, claiming, 1):
+            result = self._judged(scenario, claiming)
+            yield Footing(
+                capability, f"{subject.name} is capable of {capability}", *_undeclared(capability, result.verdict),
+                duration_ms=result.duration_ms,
+            )  # fmt: skip
 
     def try_claimed(self, capability: str, subject: Subject) -> Iterator[Footing]:
         """Yield that `subject`, whose author declares nothing, lacks `capability`, if its first scenario shows that.
@@ -189,21 +191,28 @@ class _Climber:
         Where it fails in another way it has the capability, with a mistake, which is for `run` to tell.
         """
         alone = replace(subject, capabilities=frozenset({capability}))  # else another one that it lacks would show
-        if (scenario := self._first_that_needs(capability, alone)) is None:
-            return
-        result = self._judged(scenario, subject)
-        if why := _lacks(capability, scenario, result):
-            asks = f"{subject.name} is capable of {capability}"
-            yield Footing(capability, asks, Status.LACKING, why, duration_ms=result.duration_ms)
+        found = [(scenario, self._judged(scenario, subject)) for scenario in self._that_need(capability, alone, 1)]
+        why = next((_lacks(capability, *one) for one in found), "")
+        if not why and swallows(subject, capability):
+            more = self._that_need(capability, alone, _MOST_TRIED)[1:]
+            found += [(scenario, self._judged(scenario, subject)) for scenario in more]
+            if found and all(result.verdict.is_failure for _, result in found):
+                why = f"it takes {capability} as it takes any argument, and fails all scenarios tried with it"
+        if why:
+            asks, duration_ms = f"{subject.name} is capable of {capability}", found[0][1].duration_ms
+            yield Footing(capability, asks, Status.LACKING, why, duration_ms=duration_ms)
 
-    def _first_that_needs(self, capability: str, subject: Subject) -> Scenario | None:
-        """Return the first scenario of two ranks that needs `capability`, and else only what is declared."""
+    def _that_need(self, capability: str, subject: Subject, most: int) -> list[Scenario]:
+        """Return, of `most` requirements, the first scenario of two ranks that needs this and else what is declared."""
         declared = subject.capabilities | self._backend.capabilities
+        found: dict[str, Scenario] = {}
         for scenario in load_scenarios():
             needs = needs_of(scenario)
             if capability in needs and scenario.world_size == 2 and needs <= declared:
-                return scenario
-        return None
+                found.setdefault(scenario.leading_requirement, scenario)
+            if len(found) == most:
+                break
+        return list(found.values())
 
     def _judged(self, scenario: Scenario, subject: Subject) -> ScenarioResult:
         patient = scenario.replace(deadline_s=min(scenario.deadline_s, self._deadline_s, _UNDECLARED_DEADLINE_S))

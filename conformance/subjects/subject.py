@@ -234,6 +234,15 @@ def takes(subject: Subject, option: str) -> bool:
     return option not in undeclared and not refused_options(load(subject), (option,))
 
 
+def swallows(subject: Subject, option: str) -> bool:
+    """Whether the subject takes `option`, one that torch or `ddp_impl` knows, as it takes any other: by `**kwargs`.
+
+    Raises as `load` does.
+    """
+    named = _parameters(load(subject)) or {}
+    return option in DEFAULTS and option not in named and any(one.kind is one.VAR_KEYWORD for one in named.values())
+
+
 def _is_default(name: str, value: Any) -> bool:
     """Whether an option asks for what torch's DDP does without it."""
     return name in DEFAULTS and value is DEFAULTS[name]

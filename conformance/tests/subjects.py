@@ -117,3 +117,10 @@ class Plain(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         return self.module(*args, **kwargs)
+
+
+class Swallows(Plain):
+    """The same, which takes any option and reads none."""
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
+        super().__init__(module, process_group)

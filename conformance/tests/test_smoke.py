@@ -189,6 +189,14 @@ def test_what_a_class_lacks_is_found_by_trying(zygote: ZygoteProcess) -> None:
 
 
 @pytest.mark.nightly
+def test_an_option_that_nobody_reads_is_found_by_trying(zygote: ZygoteProcess) -> None:
+    found = {one.rung: one for one in climb("gloo", f"{SUBJECTS}:Swallows", world_size=2, zygote=zygote)}
+    lacking = {name: one.detail for name, one in found.items() if one.status is Status.LACKING}
+    assert lacking["mixed_precision"].startswith("it takes mixed_precision as it takes any argument, and fails all")
+    assert "find_unused_parameters" not in lacking, "it is right without reading it"
+
+
+@pytest.mark.nightly
 def test_a_class_that_lacks_nothing_ends_without_a_declaration(zygote: ZygoteProcess) -> None:
     found = climb("gloo", "conformance.tests.peculiar_ddps:OwnErrors", world_size=2, zygote=zygote)
     assert Status.LACKING not in {one.status for one in found if one.rung in ("comm_hook", "join", "no_sync")}
