@@ -121,7 +121,6 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         Joinable.__init__(self)
         refuse_unheard_overrides(type(self), DistributedDataParallel)
         check_arguments(module, device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce)
-        check_nested(module, gradient_as_bucket_view)
         caps = BucketCaps.from_mb(bucket_cap_mb, bucket_cap_mb_list)
         precision = None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         if precision is not None:
@@ -135,6 +134,7 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         self.parameters_to_ignore = set(ignored_names(module))
         with self._peers.telling("construction"):
             members = managed_parameters(module, self.parameters_to_ignore)
+            check_nested(module, members, gradient_as_bucket_view)
             self.device_type = device_type(module, self.parameters_to_ignore)
             self.device = members[0].parameter.device
             self.is_multi_device_module = len({member.parameter.device for member in members}) > 1
@@ -169,7 +169,11 @@ class DistributedDataParallel(TorchSurface, nn.Module, JoinedWrapper):
         if init_sync:
             refuse_expanded(module, self.parameters_to_ignore)
             mine = describe(
-                members, self.parameters_to_ignore, self._options, forward_sync_buffers=self.forward_sync_buffers
+                members,
+                self._names_of_copied(init_sync_buffers),
+                self.parameters_to_ignore,
+                self._options,
+                forward_sync_buffers=self.forward_sync_buffers,
             )
             with self._peers.awaiting("construction", "the other ranks' modules"):
                 verify_replicas(mine, self.process_group, self.device)
