@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 
 def asking(tensor: Tensor, came: Callable[[Tensor], None]) -> Tensor:
@@ -33,6 +34,15 @@ def leads_to(tensor: Tensor, leaves: Iterable[Tensor]) -> bool:
                 return True
             waiting += [following for following, _ in node.next_functions]
     return False
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether `tensor` belongs to a function transform (`torch.func`), whose backwards accumulate nothing."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+#: A block that is no part of the function transform (`torch.func`) around it.
+outside_transforms = temporarily_clear_interpreter_stack
 
 
 def a_copy(tensor: Tensor) -> Tensor:
