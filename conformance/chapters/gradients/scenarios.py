@@ -228,14 +228,17 @@ def _transforms() -> Iterator[Scenario]:
     first, second, third = (arguments(slug, at=at) for at, slug in enumerate(("first", "second", "third")))
     buffer = arguments("buffer", buffer=True)
     by_one = arguments("by-one", ranks=[0])
-    trains = arguments("trains", trains=True)
+    beside, alone = arguments("beside", trains="beside"), arguments("trains-alone", trains="alone")
     kinds = each("transform", TRANSFORMS)
     yield from _grid("GRAD-43", "", "transforms", 2, kinds, second, ways)
     chosen = each("transform", ("grad", "vmap"))
     yield from _grid("GRAD-43", "", "transforms", 2, chosen, (first, third), ways)
     yield from _grid("GRAD-43", "", "transforms", 2, chosen, (first, second), (buffer, by_one, by_one | buffer))
     trained = each("transform", ("grad", "jvp", "vmap", "jacrev"))
-    yield from _grid("GRAD-43", "", "transforms", 2, trained, (first, second), trains, ways)
+    yield from _grid("GRAD-43", "", "transforms", 2, trained, (first, second), beside, ways)
+    # The derivative by the inputs leaves the last bias out.
+    searching = (UNUSED, UNUSED | VIEW, UNUSED | EACH_ALONE.named("alone"))
+    yield from _grid("GRAD-43", "", "transforms", (2, 3), trained, (first, second), alone, searching, (PLAIN, by_one))
 
 
 def _overflows() -> Iterator[Scenario]:

@@ -53,10 +53,11 @@ class Curved(nn.Module):
 def transforms(ctx: RankContext) -> None:
     """Train some steps, and call the wrapper within a transform in step `at`.
 
-    Arguments: `transform`, one of `TRANSFORMS`; `at`; `trains`, whether the loss of that step is made of what the
-    transform gives and of an ordinary forward, or there is none; `buffer`, whether the module has one, in which ranks
-    differ before each forward; `ranks`, those that transform (all, if it is not given), while the others only run a
-    forward. Observes what the transform gives, and the gradients of every step. All ranks run it.
+    Arguments: `transform`, one of `TRANSFORMS`; `at`; `trains`, what the loss of that step is made of: what the
+    transform gives, "alone" or "beside" an ordinary forward (if it is not given, the step has no backward); `buffer`,
+    whether the module has one, in which ranks differ before each forward; `ranks`, those that transform (all, if it is
+    not given), while the others run a forward. Observes what the transform gives, and the gradients of every step. All
+    ranks run it.
     """
     has_buffer = bool(ctx.arguments.get("buffer"))
     module = with_integer_weights(Curved((ctx.rank,), has_buffer=has_buffer), ctx.scenario.seed).to(ctx.device)
@@ -73,8 +74,9 @@ def transforms(ctx: RankContext) -> None:
         rows = turn.inputs(2, WIDTH)
         call: Any = partial(transform, model) if transforming else model
         given = turn.forward(call, rows)
-        if ctx.arguments.get("trains"):
-            turn.backward(turn.loss(turn.forward(model, rows)) + turn.loss(given, micro=1))
+        if trains := ctx.arguments.get("trains"):
+            loss = turn.loss(given, micro=1)
+            turn.backward(loss if trains == "alone" else loss + turn.loss(turn.forward(model, rows)))
         return {"given": given}
 
     observe_run(ctx, lambda: run_steps(ctx, module, ctx.wrap(module), step, _NUM_STEPS))
